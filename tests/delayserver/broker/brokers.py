@@ -11,9 +11,11 @@ from delayserver.broker.actions.dead_queue import Claim, Letters
 from delayserver.broker.actions.delivering import Delivered
 from delayserver.broker.actions.group_rows import GroupRow
 from delayserver.broker.actions.retries import RetryBatch
+from delayserver.broker.actions.state import BrokerState
 from delayserver.broker.limits import BrokerLimits
 from delayserver.broker.pulled import PulledBatch
 from delayserver.broker.queues.groups import GroupKey
+from delayserver.broker.queues.queue import Run
 from delayserver.broker.reads import having_read, read_at_once
 from delayserver.broker.service.broker import Broker
 from store.records.batches import StoredBatch
@@ -31,7 +33,8 @@ T = TypeVar("T")
 class DirectBroker(Broker):
     """A `Broker` that reads the disk in the step that asks, for tests of everything else."""
 
-    def _at_once(self, ask: Callable[[], T]) -> T:
+    def at_once(self, ask: Callable[[], T]) -> T:
+        """The result of a call; the reads that it needs run here."""
         return read_at_once(self.reads, having_read(ask))
 
     def deliver(self, batch: StoredBatch, uncertain: bool, now_us: int) -> Delivered:  # type: ignore[override]
@@ -41,7 +44,7 @@ class DirectBroker(Broker):
 
     def pull(self, *arguments: Any) -> PulledBatch | None:
         ask = super().pull
-        return self._at_once(lambda: ask(*arguments))
+        return self.at_once(lambda: ask(*arguments))
 
     def nack(self, *arguments: Any) -> RetryBatch:  # type: ignore[override]
         return read_at_once(self.reads, super().nack(*arguments))
@@ -51,15 +54,28 @@ class DirectBroker(Broker):
 
     def read_dead(self, *arguments: Any) -> Letters:
         ask = super().read_dead
-        return self._at_once(lambda: ask(*arguments))
+        return self.at_once(lambda: ask(*arguments))
 
     def claim_dead(self, *arguments: Any) -> Claim:
         ask = super().claim_dead
-        return self._at_once(lambda: ask(*arguments))
+        return self.at_once(lambda: ask(*arguments))
 
     def group_row(self, key: GroupKey) -> GroupRow | None:
         ask = super().group_row
-        return self._at_once(lambda: ask(key))
+        return self.at_once(lambda: ask(key))
+
+
+def state_of(broker: Broker) -> BrokerState:
+    """The queues, groups and files of a broker. A test looks here for the bounds of its memory, and for the places on disk
+    that it damages: no operation and no figure shows them."""
+    return broker._state
+
+
+def record_place(broker: DirectBroker, position: int) -> tuple[Run, str, int]:
+    """The run of the subject's queue that has a position, with the file of its record and the record's offset in it."""
+    run = broker.at_once(lambda: state_of(broker).messages.run_at((SUBJECT, 0), position))
+    base, segment = broker.store.log.locate(run.store_offset)
+    return run, segment.path, run.store_offset - base
 
 
 def messages(first: int, count: int, window_ms: int = 60_000, subject: int = SUBJECT) -> StoredBatch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
@@ -17,7 +18,7 @@ from delayserver.broker.service.broker import Broker
 from store.records.batches import StoredBatch
 from store.records.file_header import FILE_HEADER_BYTES
 from store.records.record import BadRecordError, decode_header, decode_record
-from tests.delayserver.broker.brokers import GROUP, NOW_US, SERVER, SUBJECT, DirectBroker, open_broker
+from tests.delayserver.broker.brokers import GROUP, NOW_US, SERVER, SUBJECT, DirectBroker, open_broker, state_of
 from tests.fakes.disk import FakeDisk
 
 ALL = GROUP + 1
@@ -68,7 +69,7 @@ def committed(broker: DirectBroker) -> int:
 
 
 def rows_in_log(broker: DirectBroker) -> list[tuple[int, int, int]]:
-    return [(row.change, row.start, row.stop) for row in broker._state.files.progress.rows() if row.group == GROUP]
+    return [(row.change, row.start, row.stop) for row in state_of(broker).files.progress.rows() if row.group == GROUP]
 
 
 def test_a_group_gets_what_its_filter_wants_and_others_get_all() -> None:
@@ -266,7 +267,7 @@ def test_ranges_of_acked_positions_stay_bounded_as_well() -> None:
     while found := pulled(broker, 4):
         total += len(found)
     assert total <= 10
-    assert len(broker._state.groups[SUBJECT, GROUP].main.acked) <= 6
+    assert len(state_of(broker).groups[SUBJECT, GROUP].main.acked) <= 6
 
 
 def test_an_arrival_that_matches_nothing_is_passed_over_without_a_pull() -> None:
@@ -304,7 +305,7 @@ def test_the_store_does_not_keep_messages_that_were_passed_over() -> None:
     while pulled(broker) or broker.is_unfinished(SUBJECT, GROUP):
         pass
     assert broker.retire(NOW_US + 3_600_000_000)
-    assert broker._state.queues[SUBJECT, 0].first > 0
+    assert broker.positions.bounds(SUBJECT)[0] > 0
     broker.abandon()
     disk.crash(Random(3))
     broker = filtered_broker(disk, limits=limits)
@@ -352,9 +353,19 @@ def all_pulled(broker: DirectBroker, count: int) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("wanted", [PAID, Filter([], compile_expression("price > 3")), Filter([9], None)])
+@pytest.mark.parametrize(
+    ("wanted", "matches"),
+    [
+        (PAID, lambda tag, _price: tag == 1),
+        (Filter([], compile_expression("price > 3")), lambda _tag, price: price == "5"),
+        (Filter([9], None), lambda _tag, _price: False),
+    ],
+    ids=["a tag", "an expression", "a tag of no message"],
+)
 @pytest.mark.parametrize("count", [1, 3, 1000])
-def test_a_cold_backlog_gives_a_group_what_its_filter_wants(wanted: Filter, count: int) -> None:
+def test_a_cold_backlog_gives_a_group_what_its_filter_wants(
+    wanted: Filter, matches: Callable[[int, str], bool], count: int
+) -> None:
     disk, random = FakeDisk(), Random(count)
     tags = [[random.choice([1, 2, 2, 2]) for _ in range(random.choice([1, 9, 40]))] for _ in range(60)]
     prices = [[random.choice(["1", "5", ""]) for _ in each] for each in tags]
@@ -363,9 +374,7 @@ def test_a_cold_backlog_gives_a_group_what_its_filter_wants(wanted: Filter, coun
     rows = [
         (tag, price) for one, other in zip(tags, prices, strict=True) for tag, price in zip(one, other, strict=True)
     ]
-    by_tag = wanted.rows_within(1_000_000) > 1000
-    matches = [tag in wanted._tags if by_tag else price == "5" for tag, price in rows]
-    expected = [sequence for sequence, match in enumerate(matches, 1) if match]
+    expected = [sequence for sequence, row in enumerate(rows, 1) if matches(*row)]
     assert all_pulled(broker, count) == expected
     row = broker.group_row((SUBJECT, GROUP))
     assert row is not None and (row.filtered, row.leased) == (len(rows) - len(expected), len(expected))

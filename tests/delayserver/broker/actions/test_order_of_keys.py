@@ -15,11 +15,10 @@ import pytest
 from delayserver.broker.actions.retries import NACKED, Failure, RetryBatch
 from delayserver.broker.policy import WAIT, GroupPolicy
 from delayserver.broker.pulled import PulledBatch
-from delayserver.broker.reads import having_read, read_at_once
 from delayserver.broker.redelivery import RedeliveryPolicy
 from store.records.batches import StoredBatch
 from store.records.id_hash import hash_ids
-from tests.delayserver.broker.brokers import GROUP, LIMITS, NOW_US, SERVER, SUBJECT, DirectBroker, open_broker
+from tests.delayserver.broker.brokers import GROUP, LIMITS, NOW_US, SERVER, SUBJECT, DirectBroker, open_broker, state_of
 from tests.fakes.disk import FakeDisk
 
 ACK_TIMEOUT_US = 1_000_000
@@ -112,7 +111,7 @@ class Scene:
         self.broker = self._open()
 
     def check(self) -> None:
-        for group in self.broker._state.groups.values():
+        for group in state_of(self.broker).groups.values():
             group.check_invariants()
 
 
@@ -240,7 +239,7 @@ def test_a_group_reads_no_further_when_many_messages_wait_for_keys() -> None:
     scene.pull(1)
     for _ in range(10):
         scene.pulled(25)
-    blocked = scene.broker._state.groups[SUBJECT, GROUP].main.blocked()
+    blocked = state_of(scene.broker).groups[SUBJECT, GROUP].main.blocked()
     assert ORDER_LIMITS.blocked_messages_max <= blocked < ORDER_LIMITS.blocked_messages_max + 25
 
 
@@ -478,23 +477,23 @@ def test_a_last_attempt_without_room_for_its_letter_holds_its_key() -> None:
 
 def test_an_operator_may_take_messages_that_wait_for_their_key_and_give_them_back() -> None:
     scene = Scene(["a", "a", "b", "a"])
-    key, queue = (SUBJECT, GROUP), scene.broker._dead_queue
+    broker, key = scene.broker, (SUBJECT, GROUP)
     first = scene.pull(1)
     assert first is not None and scene.pulled() == [3]
-    claim = read_at_once(scene.broker.reads, having_read(lambda: queue.claim(key, None, -1, 10, 1 << 20)))
+    claim = broker.claim_dead(key, None, -1, 10, 1 << 20)
     assert claim.letters.batch.sequence.tolist() == [2, 4], "those that wait for 1"
     scene.check()
     scene.send(["c", "a"])
     scene.ack(first)
     assert scene.pulled() == [5, 6], "nothing of the key is out or waits"
-    queue.give_back(claim)
+    broker.give_back_dead(claim)
     assert scene.pulled() == []
     scene.check()
     scene.wait(ACK_TIMEOUT_US)
     scene.wait(400_000)
     again = scene.pull()
     assert again is not None and [each for each in again.batch.sequence.tolist() if each in (2, 4, 6)] == [2, 4]
-    assert queue.drop(key, None, 10) == 1, "6 comes alone, behind them"
+    assert broker.drop_dead(key, None, 10) == 1, "6 comes alone, behind them"
     scene.check()
 
 
@@ -524,7 +523,8 @@ class _Keys:
         self.failed: set[int] = set()
 
     def _learn(self) -> None:
-        for run in self.scene.broker._state.files.store.columns(0, self.scene.broker._state.files.store.end):
+        store = self.scene.broker.store
+        for run in store.columns(0, store.end):
             for sequence, order_hash in zip(
                 run.columns["sequence"].tolist(), run.columns["order_hash"].tolist(), strict=True
             ):

@@ -12,10 +12,20 @@ import pytest
 from delayserver.broker.actions import time_search
 from delayserver.broker.actions.positions import Looked
 from delayserver.broker.limits import BrokerLimits
-from delayserver.broker.reads import having_read, read_at_once
 from store.records.batches import StoredBatch
 from store.records.segment import FILE_HEADER_BYTES
-from tests.delayserver.broker.brokers import GROUP, LIMITS, NOW_US, SUBJECT, DirectBroker, drain, messages, open_broker
+from tests.delayserver.broker.brokers import (
+    GROUP,
+    LIMITS,
+    NOW_US,
+    SUBJECT,
+    DirectBroker,
+    drain,
+    messages,
+    open_broker,
+    record_place,
+    state_of,
+)
 from tests.fakes.disk import FakeDisk
 
 KEY = (SUBJECT, GROUP)
@@ -35,7 +45,7 @@ def at(first: int, count: int, time_us: int) -> StoredBatch:
 
 
 def look_at(broker: DirectBroker, *arguments: int) -> Looked:
-    return read_at_once(broker.reads, having_read(partial(broker.positions.look, *arguments)))
+    return broker.at_once(partial(broker.positions.look, *arguments))
 
 
 def found_by_time(broker: DirectBroker, time_us: int) -> int:
@@ -238,7 +248,7 @@ def test_a_time_is_found_in_memory_and_in_spilled_blocks() -> None:
     broker = open_broker(FakeDisk())
     for number in range(50):  # blocks hold two runs each
         broker.deliver(at(1 + 3 * number, 3, NOW_US + number * 1000), False, NOW_US)
-    assert len(broker._state.queues[SUBJECT, 0].blocks) > 5
+    assert len(state_of(broker).queues[SUBJECT, 0].blocks) > 5
     assert found_by_time(broker, 0) == 0
     for number in range(50):
         assert found_by_time(broker, NOW_US + number * 1000) == 3 * number
@@ -277,8 +287,7 @@ def test_a_damaged_record_lets_a_time_be_found_before_it() -> None:
     for number in range(8):
         broker.deliver(at(1 + number, 1, NOW_US + number), False, NOW_US)
     broker.sync()
-    offset = broker._state.queues[SUBJECT, 0].run_at(5, broker._state.files.blocks).store_offset
-    (path,) = disk.files("/data/broker/store/")
+    _, path, offset = record_place(broker, 5)
     disk.flip_bit(path, offset + 100)
     assert found_by_time(broker, NOW_US + 5) <= 5
     assert found_by_time(broker, NOW_US + 2) == 2
@@ -316,9 +325,8 @@ def test_a_read_goes_around_a_damaged_record_and_says_which_positions_are_retire
     assert broker.retire(NOW_US + 1000)
     first, end = broker.positions.bounds(SUBJECT)
     assert look_at(broker, SUBJECT, first - 1, 1, 1 << 20).status == "retired"
-    run = broker._state.messages.run_at((SUBJECT, 0), first)
-    base, segment = broker._state.files.store._log.locate(run.store_offset)
-    disk.flip_bit(segment.path, run.store_offset - base + 100)
+    run, path, offset = record_place(broker, first)
+    disk.flip_bit(path, offset + 100)
     look = look_at(broker, SUBJECT, first, 25, 1 << 20)
     assert look.found is not None
     assert look.found.batch.position.tolist() == list(range(first + run.row_count, first + run.row_count + 25))
@@ -400,9 +408,7 @@ def test_a_group_is_told_of_messages_that_it_lost_in_the_middle_of_a_block_of_in
     broker = open_broker(disk, limits)
     fall_behind(broker, acked)
     assert broker.retire(NOW_US + 1000)
-    kept = [
-        record.columns["position"][0] for record in broker._state.files.store.columns(0, broker._state.files.store.end)
-    ]
+    kept = [record.columns["position"][0] for record in broker.store.columns(0, broker.store.end)]
     for restart in (False, True):
         if restart:
             broker.sync()
@@ -435,9 +441,8 @@ def test_a_pull_before_the_cut_of_a_block_passes_over_nothing_without_saying_so(
         broker = open_broker(disk, limits)
     assert broker.block_cuts()
     broker.positions.take_passed(KEY)
-    store = broker._state.files.store
-    kept = int(next(store.columns(store.first, store.end)).columns["position"][0])
-    looked = broker._at_once(lambda: broker.positions.look(SUBJECT, kept - 1, 10, 1 << 20)) if restart else None
+    kept = int(next(broker.store.columns(broker.store.first, broker.store.end)).columns["position"][0])
+    looked = look_at(broker, SUBJECT, kept - 1, 10, 1 << 20) if restart else None
     assert looked is None or (looked.status, looked.first, looked.next) == ("retired", kept, kept)
     pulled = broker.pull(SUBJECT, GROUP, 5, 1 << 20, NOW_US, NOW_US)
     assert pulled is not None and int(pulled.batch.sequence[0]) == kept + 1
@@ -464,7 +469,7 @@ def test_a_seek_ahead_of_a_store_that_lost_its_end_stops_at_the_end() -> None:
     broker = open_broker(disk, replace(LIMITS, segment_bytes=1 << 20))
     broker.deliver(messages(1, 3), False, NOW_US)
     broker.sync()
-    kept = broker._state.files.store.end
+    kept = broker.store.end
     broker.deliver(messages(4, 3), False, NOW_US)
     pull(broker, 1)
     broker.positions.seek(KEY, 6)

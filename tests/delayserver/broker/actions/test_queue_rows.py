@@ -8,7 +8,15 @@ from random import Random
 import pytest
 
 from delayserver.broker.queues.queue_table import STEP_QUEUES
-from tests.delayserver.broker.brokers import LIMITS, NOW_US, SUBJECT, drain, messages, open_broker
+from tests.delayserver.broker.brokers import (
+    LIMITS,
+    NOW_US,
+    drain,
+    messages,
+    open_broker,
+    record_place,
+    state_of,
+)
 from tests.fakes.disk import FakeDisk
 
 
@@ -66,11 +74,10 @@ def test_a_damaged_record_in_the_middle_costs_its_own_messages_alone(checkpoint:
     disk = FakeDisk()
     sequences = stored(disk, checkpoint_at=99 if checkpoint else 0)
     broker = open_broker(disk)
-    run = broker._at_once(lambda: broker._state.messages.run_at((SUBJECT, 0), 150))
-    base, segment = broker._state.files.store._log.locate(run.store_offset)
+    run, path, offset = record_place(broker, 150)
     lost = set(range(1 + run.position, 1 + run.position + run.row_count))
     broker.abandon()
-    disk.flip_bit(segment.path, run.store_offset - base + 100)
+    disk.flip_bit(path, offset + 100)
     disk.kill()
     broker = open_broker(disk)
     assert drain(broker) == [sequence for sequence in sequences if sequence not in lost]
@@ -108,7 +115,7 @@ def test_a_checkpoint_in_steps_beside_arrivals_is_recovered_from(seed: int) -> N
         for _ in broker.finish_checkpoint(plan):
             deliver([chance.choice(subjects), 1])
         broker.check_invariants()
-        assert broker._state.queues.awake_count < len(subjects) or round_number == 0
+        assert state_of(broker).queues.awake_count < len(subjects) or round_number == 0
     broker.sync()
     disk.crash(chance)
     broker = open_broker(disk, limits)
@@ -125,9 +132,9 @@ def test_a_start_with_many_subjects_wakes_none_of_them() -> None:
     broker.close()
     disk.kill()
     broker = open_broker(disk, replace(LIMITS, segment_bytes=1 << 22))
-    assert (len(broker._state.queues), broker._state.queues.awake_count) == (499, 0)
+    assert (broker.status()["queues"], state_of(broker).queues.awake_count) == (499, 0)
     assert drain(broker, subject=7) == [7]
-    assert broker._state.queues.awake_count == 1
+    assert state_of(broker).queues.awake_count == 1
 
 
 def test_queues_at_rest_hold_back_messages_that_are_not_consumed() -> None:
@@ -144,8 +151,8 @@ def test_queues_at_rest_hold_back_messages_that_are_not_consumed() -> None:
     assert drain(broker) == list(range(11, 301))
     broker.sync()
     broker.checkpoint()
-    assert broker._state.queues.awake_count == 0
+    assert state_of(broker).queues.awake_count == 0
     assert broker.retire(NOW_US + 1000) == [], "no group consumed subject 2"
     assert broker.retire(NOW_US + 6_000_000) != []
-    assert broker._state.queues.awake_count == 0
+    assert state_of(broker).queues.awake_count == 0
     assert broker.positions.bounds(2) == (10, 10)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 
 import pytest
 
-from delayserver.broker.actions.retries import Retries
 from delayserver.broker.queues.deadlines import Deadlines
 from delayserver.broker.queues.groups import GroupKey
 from store.records.batches import StoredBatch
 from tests.delayserver.broker.brokers import DirectBroker
 from tests.fakes.disk import FakeDisk
+
+TrueDeadline = Callable[[GroupKey], int | None]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -39,13 +41,12 @@ def test_the_next_deadline_of_a_thousand_groups_looks_at_one(monkeypatch: pytest
     for group in range(1000):
         assert broker.pull(1, 1 + group, 1, 1 << 20, 0, 0, 1_000 + group) is not None
     looked: list[GroupKey] = []
-    true = Retries._deadline_us
+    first = Deadlines.first
 
-    def counted(self: Retries, key: GroupKey) -> int | None:
-        looked.append(key)
-        return true(self, key)
+    def counting(self: Deadlines, true_deadline_us: TrueDeadline) -> tuple[int, GroupKey] | None:
+        return first(self, lambda key: looked.append(key) or true_deadline_us(key))
 
-    monkeypatch.setattr(Retries, "_deadline_us", counted)
+    monkeypatch.setattr(Deadlines, "first", counting)
     assert broker.next_lease_deadline_us() == 1_000_000
     assert len(looked) == 1
     expired = broker.expired_leases(1_002_000, 1_002_000, 4096)

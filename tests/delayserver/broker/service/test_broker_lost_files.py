@@ -6,8 +6,19 @@ import numpy as np
 import pytest
 
 from delayserver.broker.limits import DAY_MS, BrokerLimits
+from delayserver.broker.queues.queue import SpilledBlock
 from store.records.segment import FILE_HEADER_BYTES
-from tests.delayserver.broker.brokers import GROUP, HOUR_US, NOW_US, SUBJECT, DirectBroker, drain, messages, open_broker
+from tests.delayserver.broker.brokers import (
+    GROUP,
+    HOUR_US,
+    NOW_US,
+    SUBJECT,
+    DirectBroker,
+    drain,
+    messages,
+    open_broker,
+    state_of,
+)
 from tests.fakes.disk import FakeDisk
 
 DAY_US = DAY_MS * 1000
@@ -17,12 +28,17 @@ SMALL_BLOCKS = BrokerLimits(
 
 
 def damage_block(disk: FakeDisk, broker: DirectBroker, number: int) -> None:
-    """Flip a bit in a block of index rows on disk."""
-    state = broker._state
-    offset = state.queues[SUBJECT, 0].blocks[number].block_offset
-    base, segment = state.files.blocks._log.locate(offset)
+    """Flip a bit in a block of index rows on disk. The next block takes its place in memory, where there is room for one."""
+    blocks = state_of(broker).files.blocks
+    offset, next_offset = [block.block_offset for block in spilled(broker)[number : number + 2]]
+    base, segment = blocks.log.locate(offset)
     disk.flip_bit(segment.path, offset - base + 100)
-    state.files.blocks._cache.clear()
+    blocks.keep({next_offset: blocks.load(next_offset)})
+
+
+def spilled(broker: DirectBroker) -> list[SpilledBlock]:
+    """The blocks of index rows that the subject's queue has on disk, oldest first."""
+    return state_of(broker).queues[SUBJECT, 0].blocks
 
 
 def cut(disk: FakeDisk, path: str, length: int) -> None:
@@ -92,10 +108,10 @@ def test_a_block_is_never_taken_for_another_one() -> None:
     broker = open_broker(FakeDisk(), SMALL_BLOCKS)
     for batch in range(40):
         broker.deliver(messages(1 + 3 * batch, 3), False, NOW_US)
-    state = broker._state
-    before = state.files.blocks._log.first
-    state.files.blocks._log.retire(state.queues[SUBJECT, 0].blocks[-1].block_offset)
-    assert state.files.blocks._log.first > before
+    _, index = broker.logs
+    before = index.first
+    index.retire(spilled(broker)[-1].block_offset)
+    assert index.first > before
     assert drain(broker) == list(range(1, 121))
     assert broker.damages
 
@@ -120,7 +136,7 @@ def test_where_block_and_record_are_damaged_only_the_record_is_lost(which: str) 
     broker.close()
     disk.kill()
     broker = open_broker(disk, SMALL_BLOCKS)
-    block, following = broker._state.queues[SUBJECT, 0].blocks[1:3]
+    block, following = spilled(broker)[1:3]
     damage_block(disk, broker, 1)
     record = block.store_offset_first if which == "first" else block.store_offset_last
     disk.flip_bit(disk.files("/data/broker/store")[0], record + 70)

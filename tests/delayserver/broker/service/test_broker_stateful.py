@@ -22,7 +22,7 @@ from delayserver.broker.queues.groups import Cursor
 from delayserver.broker.queues.places import LEASED as LEASED_AGAIN
 from delayserver.broker.redelivery import RedeliveryPolicy
 from store.records.batches import StoredBatch
-from tests.delayserver.broker.brokers import DirectBroker
+from tests.delayserver.broker.brokers import DirectBroker, state_of
 from tests.fakes.disk import FakeDisk
 
 SERVER = 7
@@ -174,8 +174,8 @@ class BrokerMachine(RuleBasedStateMachine):
     def look_at_an_arrival(self, subject: int, group: int) -> None:
         """As for a group whose pull waits."""
         if self.broker.passes_over(subject, group):
-            cursor = self.broker._state.groups[subject, group].main
-            assert group == FILTERED and cursor.next == self.broker._state.queues[subject, 0].end
+            cursor = state_of(self.broker).groups[subject, group].main
+            assert group == FILTERED and cursor.next == self.broker.positions.bounds(subject)[1]
 
     def _pull(self, key: Key, count: int, max_bytes: int) -> int:
         pulled = self.broker.pull(*key, count, max_bytes, self.now_us, self.now_us)
@@ -304,10 +304,10 @@ class BrokerMachine(RuleBasedStateMachine):
                 self.not_before_us[key][sequence] = self.now_us + self._pause_ms(key, sequence, delay_ms) * 1000
 
     def _cursor(self, key: Key, delivery: int) -> tuple[Cursor, int]:
-        return self.broker._state.groups[key].cursor(bool(delivery >> 62)), delivery & ((1 << 44) - 1)
+        return state_of(self.broker).groups[key].cursor(bool(delivery >> 62)), delivery & ((1 << 44) - 1)
 
     def _is_done(self, key: Key, delivery: int) -> bool:
-        if key not in self.broker._state.groups:
+        if key not in state_of(self.broker).groups:
             return False
         cursor, position = self._cursor(key, delivery)
         return position < cursor.committed or cursor.acked.following(position) is not None
@@ -328,10 +328,10 @@ class BrokerMachine(RuleBasedStateMachine):
         self._synced()
 
     def _synced(self) -> None:
-        assert self.broker.synced_offset == self.broker._state.files.store.end
+        assert self.broker.synced_offset == self.broker.store.end
         assert not self.broker.needs_sync()
         self.synced_batches = len(self.batches)
-        self.expired_durable = {key: group.expired for key, group in self.broker._state.groups.items()}
+        self.expired_durable = {key: group.expired for key, group in state_of(self.broker).groups.items()}
         for states in self.state.values():
             states.update({sequence: DURABLE for sequence, state in states.items() if state == DONE})
 
@@ -356,7 +356,7 @@ class BrokerMachine(RuleBasedStateMachine):
         self._open()
         assert not self.broker.damages
         for key, count in self.expired_durable.items():
-            assert self.broker._state.groups[key].expired >= count, "a count of expired messages fell"
+            assert state_of(self.broker).groups[key].expired >= count, "a count of expired messages fell"
         if not clean:  # what was not synced is not known any more
             self.not_before_us = {key: {} for key in self.state}
             self.attempts = {key: {} for key in self.state}
@@ -385,7 +385,7 @@ class BrokerMachine(RuleBasedStateMachine):
     @invariant()
     def holds_its_invariants(self) -> None:
         self.broker.check_invariants()
-        state = self.broker._state
+        state = state_of(self.broker)
         assert state.files.store.cache_bytes <= LIMITS.cache_bytes_max
         assert all(queue.runs_in_memory <= LIMITS.queue_runs_max for queue in state.queues.values())
         for backlog, (key, group) in zip(

@@ -15,7 +15,6 @@ from trio.testing import MockClock
 
 from delayserver.broker.actions.delivering import DUPLICATE, STORED
 from delayserver.broker.limits import BrokerLimits
-from delayserver.broker.queues.deliveries import delivery_ids
 from delayserver.broker.service.broker import Broker
 from delayserver.broker.service.commit import BrokerCommit
 from delayserver.broker.service.local_broker import LocalBroker
@@ -25,6 +24,7 @@ from delayserver.protocol.errors import ShuttingDown, Superseded
 from delayserver.runtime.believable_clock import BelievableClock
 from delayserver.runtime.runtime import Runtime
 from store.errors import UnreadableError
+from store.records.batches import I64
 from tests.delayserver.broker.brokers import GROUP, SERVER, SUBJECT, messages
 from tests.delayserver.broker.service.test_pulls import TrioTime
 from tests.fakes.disk import FakeDisk
@@ -72,6 +72,11 @@ class SlowNode:
     ) -> list[int]:
         pulled = await self.pulls.pull(subject, group, count, 1 << 20, wait_ms)
         return [] if pulled is None else pulled.batch.sequence.tolist()
+
+    async def lease(self, count: int = 10) -> I64:
+        """Pull; the deliveries."""
+        pulled = await self.pulls.pull(SUBJECT, GROUP, count, 1 << 20, 0)
+        return np.empty(0, np.int64) if pulled is None else pulled.delivery
 
     async def timed(self, into: dict[Any, float], name: Any, *arguments: Any) -> None:
         """A pull that gets something; notes when."""
@@ -205,7 +210,7 @@ async def test_a_read_that_the_disk_refuses_is_tried_again_before_its_messages_a
 ) -> None:
     disk = backlog()
     node = start(disk)
-    path = node.broker._state.files.store.segments()[0][2]
+    path = node.broker.store.segments()[0][2]
     disk.unreadable[path] = [(64, 65)]
     for _ in range(2):
         with pytest.raises(UnreadableError):
@@ -220,7 +225,7 @@ async def test_one_failed_read_counts_once_however_many_groups_wait_for_it(
 ) -> None:
     disk = backlog()
     node = start(disk)
-    path = node.broker._state.files.store.segments()[0][2]
+    path = node.broker.store.segments()[0][2]
     disk.unreadable[path] = [(64, 65)]
     refused = 0
 
@@ -240,22 +245,19 @@ async def test_one_failed_read_counts_once_however_many_groups_wait_for_it(
 async def test_retention_waits_for_a_read_of_the_segment_that_it_would_remove(
     start: Start, autojump_clock: MockClock
 ) -> None:
-    node = start(backlog(300))
-    while found := await node.pull(count=1000, wait_ms=0):  # all is consumed by one group
-        ids = delivery_ids(found[0] - 1, len(found), node.broker._state.files.epoch, 0, False)
-        node.broker.ack(SUBJECT, GROUP, ids, 0)
+    node = start(backlog(300), NO_CACHE)
+    while len(leased := await node.lease(1000)):  # all is consumed by one group
+        node.broker.ack(SUBJECT, GROUP, leased, 0)
     node.broker.sync()
     node.broker.checkpoint()
-    node.broker._state.files.store._read_back.shrink(0)
-    late = node.broker._state.files.reads
     async with trio.open_nursery() as nursery:
         nursery.start_soon(partial(node.pull, group=GROUP + 1, count=5))
         await trio.sleep(READ_S / 2)
         assert node.reads_at_once == 1
-        assert late.lowest("store") is not None
+        assert node.broker.reads.lowest("store") is not None
         # Not the second group's, which has acked nothing: as if the store were beyond its bound.
-        assert node.broker._state.files.store.retire(1 << 40) == []
-    assert node.broker._state.files.store.retire(1 << 40)
+        assert node.broker.store.retire(1 << 40) == []
+    assert node.broker.store.retire(1 << 40)
 
 
 async def test_a_stop_waits_for_the_reads_under_way_and_begins_no_others(
@@ -279,11 +281,9 @@ async def test_a_stop_waits_for_the_reads_under_way_and_begins_no_others(
 
 async def test_a_nack_of_cold_messages_reads_them_and_others_go_on(start: Start, autojump_clock: MockClock) -> None:
     node = start(backlog(100), NO_CACHE)
-    first = await node.pull()
-    second = await node.pull()
-    ids = delivery_ids(0, len(first + second), node.broker._state.files.epoch, 0, False)
+    leased = np.concatenate([await node.lease(), await node.lease()])
     before = node.reads_begun
-    batch = await node.reads.finish(node.broker.nack(SUBJECT, GROUP, ids, 0, 0, 0))
+    batch = await node.reads.finish(node.broker.nack(SUBJECT, GROUP, leased, 0, 0, 0))
     assert batch.messages is not None
     assert len(batch) == 20
     assert node.reads_begun > before
@@ -293,12 +293,11 @@ async def test_a_nack_of_cold_messages_reads_them_and_others_go_on(start: Start,
 
 async def test_a_nack_that_is_given_up_leaves_its_deliveries_leased(start: Start, autojump_clock: MockClock) -> None:
     node = start(backlog(100), NO_CACHE)
-    found = await node.pull()
-    ids = delivery_ids(0, len(found), node.broker._state.files.epoch, 0, False)
+    leased = await node.lease()
     with trio.move_on_after(READ_S / 2) as scope:
-        await node.reads.finish(node.broker.nack(SUBJECT, GROUP, ids, 0, 0, 0))
+        await node.reads.finish(node.broker.nack(SUBJECT, GROUP, leased, 0, 0, 0))
     assert scope.cancelled_caught
-    assert node.broker.ack(SUBJECT, GROUP, ids, 0).acked == len(found)
+    assert node.broker.ack(SUBJECT, GROUP, leased, 0).acked == len(leased)
 
 
 async def test_ended_leases_of_a_cold_group_are_gathered_once(start: Start, autojump_clock: MockClock) -> None:
@@ -356,14 +355,14 @@ async def test_a_server_that_was_replaced_during_the_read_stores_nothing(
     start: Start, autojump_clock: MockClock
 ) -> None:
     node = start(backlog(100))
-    end = node.broker._state.files.store.end
+    end = node.broker.store.end
 
     def admit() -> None:
         raise Superseded("another process")
 
     with pytest.raises(Superseded):
         await node.local.deliver_uncertain(messages(101, 1), admit)
-    assert node.broker._state.files.store.end == end
+    assert node.broker.store.end == end
 
 
 async def test_a_row_of_a_group_reads_its_oldest_message_beside_the_event_loop(
