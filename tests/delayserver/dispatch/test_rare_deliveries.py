@@ -15,18 +15,18 @@ from typing import Any
 import pytest
 import trio
 
-from delayserver.broker.files.progress import ProgressRows
 from delayserver.config.settings import GroupSettings, NodeSettings, RouteSettings
 from delayserver.front.front import BROKER
 from delayserver.load.window_reader import WindowRows
 from delayserver.net.transport import SocketListener, SocketTransport, connect_socket
 from store.disk.filesystem import RealFileSystem, read_refusal
-from store.errors import CorruptionError, DiskFullError, SyncFailedError
+from store.errors import CorruptionError, SyncFailedError
 from store.logs.schedule_log import ScheduleKey
-from store.records.batches import I64, U32, StoredBatch
+from store.records.batches import I64, U32
 from tests.delayserver.broker.brokers import HOUR_US, NOW_US, SERVER, drain, messages, open_broker
 from tests.delayserver.dispatch.targets.test_remote_node import pair
 from tests.delayserver.dispatch.test_broker_group import A_THEN_B, QUICK, TWO_GROUPS, put_many
+from tests.delayserver.net.sockets import socket_of
 from tests.fakes.clock import SimulatedClock
 from tests.fakes.disk import FakeDisk, FakeFile
 from tests.fakes.host import Host, fake_group, faked_settings, small_settings, texts
@@ -68,15 +68,11 @@ async def test_rows_that_a_stand_in_holds_go_home_when_it_dies_and_their_group_w
 async def test_acks_that_find_no_room_do_not_hold_up_the_outcomes_of_deliveries(boot: Boot) -> None:
     """The store has its room from when its segment was made; the progress log grows with every ack."""
     host = boot(small_settings())
-    server = await host.start()
+    await host.start()
     client = await host.client()
     await client.put("first", host.now_ms)
     (first,) = await client.pull(wait_ms=1_000)
-
-    def no_room(rows: ProgressRows) -> None:
-        raise DiskFullError("no room for another page")
-
-    server.parts.broker._state.files.progress.append = no_room  # type: ignore[method-assign]
+    host.disk.refuse = lambda operation, path: errno.ENOSPC * (operation == "pwrite" and path.endswith("/progress.log"))
     acked = {"subject": "s", "group": "g", "count": 1, "deliveries": first["delivery"].to_bytes(8, "little")}
     assert await client.refused("ack", acked) == "disk_full"
     sent = [(await client.put(str(number), host.now_ms))["receipt"] for number in range(10)]
@@ -92,8 +88,9 @@ def test_the_kernel_watches_over_connections_whose_peer_may_be_gone_without_a_wo
         ours = await connect_socket(f"127.0.0.1:{listener.address[1]}")
         theirs = await listener.accept()
         assert isinstance(ours, SocketTransport) and isinstance(theirs, SocketTransport)
-        found = [end._socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) for end in (ours, theirs)]
-        found += [end._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) for end in (ours, theirs)]
+        sockets = [socket_of(end) for end in (ours, theirs)]
+        found = [each.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) for each in sockets]
+        found += [each.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) for each in sockets]
         for end in (ours, theirs, listener):
             end.close()
         return found
@@ -144,7 +141,7 @@ def test_what_came_while_the_clock_was_far_ahead_does_not_keep_the_store_for_yea
     drain(broker)
     assert broker.retire(NOW_US + HOUR_US) == []
     assert broker.retire(NOW_US + 3 * HOUR_US) != []
-    assert len(broker._state.files.store.segments()) == 1
+    assert len(broker.store.segments()) == 1
 
 
 async def test_messages_whose_bytes_could_not_be_read_once_are_delivered_without_a_restart(boot: Boot) -> None:
@@ -245,14 +242,16 @@ async def test_what_a_node_refuses_by_name_is_known_not_to_be_there(boot: Boot) 
 async def test_a_node_whose_store_takes_nothing_any_more_ends_so_that_a_restart_recovers_it(boot: Boot) -> None:
     server, node = await pair(boot)
     client = await server.client()
-
-    def failed(batch: StoredBatch) -> tuple[int, int]:
-        raise SyncFailedError("a failed write could not be undone; restart the server to recover")
-
-    node.server.parts.broker._state.files.store.append = failed  # type: ignore[method-assign]
+    node.disk.refuse = lambda operation, path: (
+        errno.EIO
+        * (  # neither written nor undone
+            operation in ("pwrite", "write_through", "truncate") and "/broker/store/" in path
+        )
+    )
     await client.put("m", server.now_ms)
     await server.sleep_ms(2_000)
     assert node.died_of is not None
+    node.disk.refuse = None
     node.disk.kill()
     await node.start()
     assert texts(await (await node.client()).pull(wait_ms=5_000)) == ["m"]

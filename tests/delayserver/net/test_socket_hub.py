@@ -13,6 +13,7 @@ import trio
 from delayserver.net.socket_hub import STEPS_MAX
 from delayserver.net.transport import RECEIVE_BYTES, HubTransport, SocketListener, Transport
 from delayserver.protocol.keepalive import IDLE_S, INTERVAL_S, PROBES
+from tests.delayserver.net.sockets import socket_of
 
 
 @asynccontextmanager
@@ -321,7 +322,7 @@ def test_accepted_sockets_ask_after_a_silent_peer() -> None:
         near = socket.create_connection(listener.address)
         far = await listener.accept()
         assert isinstance(far, HubTransport)
-        accepted = far._socket
+        accepted = socket_of(far)
         assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == IDLE_S
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL) == INTERVAL_S

@@ -15,6 +15,7 @@ from delayserver.protocol.errors import RequestTimedOut
 from delayserver.protocol.frames import encode_request
 from delayserver.protocol.keepalive import IDLE_S
 from tests.delayserver.client.fake_server import FakeServer
+from tests.delayserver.net.sockets import socket_of
 
 SIGNALS_S = 0.05
 
@@ -64,6 +65,7 @@ def test_a_timeout_longer_than_a_poll_can_wait_is_none(server: FakeServer) -> No
 
 def test_a_connection_asks_after_a_silent_server(mute: socket.socket) -> None:
     connection = SocketConnection(mute.getsockname(), 5.0)
-    assert connection._socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
-    assert connection._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == IDLE_S
+    connected = socket_of(connection)
+    assert connected.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+    assert connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == IDLE_S
     connection.close()

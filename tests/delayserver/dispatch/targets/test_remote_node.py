@@ -497,7 +497,8 @@ async def test_a_server_that_restarts_takes_its_own_place_at_once(boot: Boot) ->
     await (await server.client()).put("before", server.now_ms)
     await server.sleep_ms(500)
     await server.kill()
-    server._seed = 2
+    parts = {"disk": server.disk, "clock": server.clock, "network": server.network}
+    server = boot(server.settings, name="server", seed=2, **parts)  # a process of other chance
     await server.start()
     await (await server.client()).put("behind", server.now_ms)
     await server.sleep_ms(500)
