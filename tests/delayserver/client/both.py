@@ -11,10 +11,31 @@ from typing import Any, TypeAlias, cast
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from delayserver.client import AsyncClient, Client
+from delayserver.client.connections.stream_connection import StreamConnection
+from delayserver.client.values.timing import ServerClock
 
 KINDS = ("blocking", "trio", "asyncio")
 
 Connect: TypeAlias = Callable[..., AbstractContextManager[Client]]
+
+
+def clock_of(client: Client | AsyncClient) -> ServerClock:
+    """The server's time as a client has learned it. A delay does not show it: where the last answer took long, the client
+    first asks again."""
+    return client._core.clock
+
+
+def connection_of(client: AsyncClient) -> StreamConnection:
+    """The present connection of a client in its block, to send frames that no method of the client makes, and to see that a
+    failure has reached the client."""
+    connection = client._connection
+    assert isinstance(connection, StreamConnection)
+    return connection
+
+
+def unanswered(client: AsyncClient) -> int:
+    """Requests whose replies the connection waits for. One that is kept too long takes memory and shows nowhere else."""
+    return len(connection_of(client)._waiters)
 
 
 class BlockingFace:

@@ -104,6 +104,7 @@ class FakeServer:
         self._plan: defaultdict[str, deque[Misbehaviour]] = defaultdict(deque)
         self._sockets: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
+        self._serving: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
@@ -135,13 +136,21 @@ class FakeServer:
     def count(self, operation: str) -> int:
         return sum(request.operation == operation for request in self.requests)
 
+    def wait_for_open(self, connections: int, within_s: float = 30) -> None:
+        """Returns when so many connections are open here: the others were closed by their clients, or dropped."""
+        end_s = time.monotonic() + within_s
+        while sum(thread.is_alive() for thread in self._serving) != connections:
+            assert time.monotonic() < end_s, f"not {connections} open connections"
+            time.sleep(0.01)
+
     def now_us(self) -> int:
         return time.time_ns() // 1000 + self.clock_ahead_us
 
-    def _start(self, target: Any, *arguments: Any) -> None:
+    def _start(self, target: Any, *arguments: Any) -> threading.Thread:
         thread = threading.Thread(target=target, args=arguments, daemon=True)
         self._threads.append(thread)
         thread.start()
+        return thread
 
     def _accept(self) -> None:
         while True:
@@ -151,7 +160,7 @@ class FakeServer:
                 return
             self.connections += 1
             self._sockets.append(connection)
-            self._start(self._serve, connection)
+            self._serving.append(self._start(self._serve, connection))
 
     def _serve(self, connection: socket.socket) -> None:
         decoder = FrameDecoder(self.limits.frame_bytes_max)

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import Any
 
 import anyio
 import pytest
@@ -16,6 +17,7 @@ import pytest
 from delayserver.client import AsyncClient, Batcher, Client, Handle, SendResult
 from delayserver.client.asynchronous import batching as async_batching
 from delayserver.client.blocking import batching
+from delayserver.client.calls.batch_queue import BatchQueue
 from delayserver.protocol.errors import ConnectionLost, RequestTimedOut
 from tests.delayserver.client.fake_server import FakeServer, Garbage, Late
 
@@ -210,18 +212,21 @@ def test_a_flush_waits_no_longer_than_its_timeout(server: FakeServer) -> None:
         assert future.result(timeout=0).due_ms == 1
 
 
-def test_a_forked_process_leaves_the_block_of_its_parent_at_once(server: FakeServer) -> None:
-    forked = threading.Event()
+def test_a_forked_process_leaves_the_block_of_its_parent_at_once(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forked, holds = threading.Event(), threading.Event()
     with Client(server.address) as client, client.batcher("a", linger_ms=60_000) as batcher:
         future = batcher.send(b"", due_ms=1)
-        holds = threading.Event()
+        add = BatchQueue.add
 
-        def hold_the_lock() -> None:
-            with batcher._changed:
-                holds.set()
-                forked.wait()
+        def add_slowly(queue: BatchQueue[Any], entry: Any) -> bool:
+            holds.set()
+            forked.wait()  # with the batcher's lock
+            return add(queue, entry)
 
-        holder = threading.Thread(target=hold_the_lock)
+        monkeypatch.setattr(BatchQueue, "add", add_slowly)
+        holder = threading.Thread(target=batcher.send, args=(b"",), kwargs={"due_ms": 2})
         holder.start()
         holds.wait()
         child = os.fork()
@@ -240,5 +245,5 @@ def test_a_forked_process_leaves_the_block_of_its_parent_at_once(server: FakeSer
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
     # The parent's connection is whole.
     assert future.result(timeout=0).due_ms == 1
-    assert [stored.outcome for stored in server.messages] == ["pending"]
+    assert [(stored.due_ms, stored.outcome) for stored in server.messages] == [(1, "pending"), (2, "pending")]
     assert server.connections == 2

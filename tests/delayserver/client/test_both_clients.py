@@ -36,7 +36,7 @@ from delayserver.protocol.errors import (
 )
 from delayserver.protocol.frames import encode_error, encode_frame, encode_reply
 from delayserver.protocol.limits import Limits
-from tests.delayserver.client.both import Connect
+from tests.delayserver.client.both import Connect, clock_of
 from tests.delayserver.client.fake_server import SERVER_ID, TOO_FAR_MS, Drop, Fail, FakeServer, Garbage, Late, Stored
 
 
@@ -441,10 +441,11 @@ def test_the_batcher_puts_errors_where_they_belong(server: FakeServer, connect: 
 
 
 def test_the_batcher_bounds_what_is_not_answered(server: FakeServer, client: Client) -> None:
+    server.misbehave("send", Late(0.2))
     with client.batcher("a", batch_messages_max=5, linger_ms=1, pending_messages_max=10) as batcher:
         for number in range(100):
             batcher.send(b"x", due_ms=number)
-            assert batcher._queue.unanswered <= 10
+            assert number + 1 - len(server.messages) <= 10
     assert len(server.messages) == 100
 
 
@@ -505,7 +506,7 @@ def test_errors_of_a_block_pass_by_unwrapped(server: FakeServer, connect: Connec
 
 
 def error_of_clock_ms(client: Client, server: FakeServer) -> float:
-    return abs(client._core.clock.now_ms() - server.now_us() / 1000)
+    return abs(clock_of(client).now_ms() - server.now_us() / 1000)
 
 
 def test_a_ping_that_was_retried_does_not_put_the_clock_wrong(server: FakeServer, connect: Connect) -> None:

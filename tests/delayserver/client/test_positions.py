@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from delayserver.client import Client
-from delayserver.client.calls.core import Call
-from delayserver.protocol.errors import DelayServerError, GroupUnknown, InvalidArgument, PositionOutOfRange
+from delayserver.client.connections.socket_connection import SocketConnection
+from delayserver.protocol.errors import GroupUnknown, InvalidArgument, PositionOutOfRange
+from delayserver.protocol.frames import encode_request
+from delayserver.protocol.operations import HELLO
 from tests.delayserver.cli.conftest import Server, run, serving
 from tests.delayserver.client.both import Connect
 
@@ -215,6 +217,16 @@ def test_a_seek_and_a_removal_survive_a_kill(tmp_path: Path, connect: Connect) -
         assert pulled(client, "kept") == ""
 
 
+def refusal(server: Server, operation: str, arguments: dict[str, object]) -> str:
+    """The name of the error that the server answers to a request which no method of a client would send."""
+    host, _, port = server.address.rpartition(":")
+    connection = SocketConnection((host, int(port)), 5.0)
+    for request_id, name, values in ((1, HELLO, {"versions": [1], "client": "test"}), (2, operation, arguments)):
+        reply = connection.exchange(request_id, encode_request(request_id, name, values), 5.0)
+    connection.close()
+    return "" if reply.error is None else reply.error.name
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -227,8 +239,7 @@ def test_a_seek_and_a_removal_survive_a_kill(tmp_path: Path, connect: Connect) -
     ],
 )
 def test_a_wrong_read_is_refused_by_the_field(real_server: Server, arguments: dict[str, object]) -> None:
-    with Client(real_server.address) as client, pytest.raises(InvalidArgument):
-        client._run(Call("read", {"subject": "a", **arguments}, lambda result, _: result))
+    assert refusal(real_server, "read", {"subject": "a", **arguments}) == "invalid_argument"
 
 
 @pytest.mark.parametrize(
@@ -236,9 +247,8 @@ def test_a_wrong_read_is_refused_by_the_field(real_server: Server, arguments: di
     [{}, {"to": 5}, {"to": "latest", "position": 1}, {"time_ms": "x"}, {"time_ms": -1}, {"position": 1.5}],
 )
 def test_a_wrong_seek_is_refused_by_the_field(real_server: Server, arguments: dict[str, object]) -> None:
-    with Client(real_server.address) as client, pytest.raises(DelayServerError) as caught:
-        client._run(Call("seek", {"subject": "a", "group": "g", **arguments}, lambda result, _: result))
-    assert caught.value.name in ("invalid_argument", "malformed_frame")
+    name = refusal(real_server, "seek", {"subject": "a", "group": "g", **arguments})
+    assert name in ("invalid_argument", "malformed_frame")
 
 
 def test_the_command_line_lists_moves_peeks_and_removes(real_server: Server) -> None:

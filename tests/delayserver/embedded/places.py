@@ -14,6 +14,7 @@ from anyio.from_thread import start_blocking_portal
 
 from delayserver import embedded
 from delayserver.client import Client
+from store.disk.memory_filesystem import MemoryFileSystem
 from tests.delayserver.client.both import KINDS, BlockingFace, connected
 
 PLACES = ("process", "directory", "memory")
@@ -33,6 +34,14 @@ class Place:
     def has_client_methods_for_threads(self) -> bool:
         """Whether the client may be called from several threads at the same time."""
         return self.kind != "blocking"
+
+
+def memory_of(here: Client) -> MemoryFileSystem:
+    """The files of an embedded server in memory. `status` tells how much is free, and that a while ago, but not how much
+    memory the files take."""
+    fs = here._running.server.fs  # type: ignore[attr-defined]
+    assert isinstance(fs, MemoryFileSystem)
+    return fs
 
 
 def subject() -> str:

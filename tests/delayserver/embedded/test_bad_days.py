@@ -23,26 +23,23 @@ from delayserver.client import Outcome
 from delayserver.config.toml_file import ConfigError
 from delayserver.protocol.errors import ConnectionLost, DiskFull, RequestTimedOut
 from store.errors import LockedError, SyncFailedError
+from tests.delayserver.embedded.places import memory_of
 
 LOOPS: list[Callable[[Any], Any]] = [trio.run, lambda main: asyncio.run(main())]
 
 
 def with_crash(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Servers that are made from now on crash when the event is set."""
-    from delayserver.server.delay_server import DelayServer
+    from delayserver.upkeep.housekeeping import Housekeeping
 
-    wanted, start = threading.Event(), DelayServer._start
+    wanted = threading.Event()
 
-    async def start_and_watch(self: DelayServer, nursery: trio.Nursery) -> None:
-        async def watch() -> None:
-            while not wanted.is_set():
-                await trio.sleep(0.01)
-            raise ZeroDivisionError("a bug")
+    async def crash(_: Housekeeping) -> None:
+        while not wanted.is_set():
+            await trio.sleep(0.01)
+        raise ZeroDivisionError("a bug")
 
-        nursery.start_soon(watch)
-        await start(self, nursery)
-
-    monkeypatch.setattr(DelayServer, "_start", start_and_watch)
+    monkeypatch.setattr(Housekeeping, "run", crash)
     return wanted
 
 
@@ -66,7 +63,8 @@ def test_a_crash_leaves_no_file_open(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     with pytest.raises(embedded.EmbeddedFailed), embedded.open(directory) as here:
         here.publish("a", b"x")
         wanted.set()
-        here._thread._thread.join()
+        while here.ping():  # until it raises
+            pass
     links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
     assert [path for link in links if (path := str(link.readlink())).startswith(directory)] == []
 
@@ -232,7 +230,7 @@ def test_memory_has_a_bound_and_the_server_says_so() -> None:
             for _ in range(100):
                 here.send("a", bytes(512 * 1024), delay_ms=60_000)
         assert here.status()["accepted"] > 0
-        assert here._running.server.fs.used_bytes <= 16 << 20  # type: ignore[attr-defined]
+        assert memory_of(here).used_bytes <= 16 << 20
 
 
 def test_a_start_without_room_is_stopped_and_says_why() -> None:
@@ -272,8 +270,7 @@ def _and_then(first: Callable[[Any], None], then: Callable[[], None]) -> Callabl
 def test_an_idle_server_in_memory_takes_little_of_it() -> None:
     with embedded.open() as here:
         here.send("a", b"x", delay_ms=0)
-        fs = here._running.server.fs
-        assert fs.held_bytes < 1 << 20, "what is only allocated takes none"  # type: ignore[attr-defined]
+        assert memory_of(here).held_bytes < 1 << 20, "allocated space without bytes takes none"
 
 
 def test_the_program_keeps_its_signals_logging_and_output(capfd: pytest.CaptureFixture[str]) -> None:

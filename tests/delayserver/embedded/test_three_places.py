@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
@@ -149,7 +150,8 @@ def test_a_batcher_sends_in_the_background(client: Client) -> None:
 
 
 def test_a_pull_that_waits_is_answered_by_the_arrival(place: Place) -> None:
-    with place.open() as client:
+    with ExitStack() as stack:
+        client = stack.enter_context(place.open())
         name, began = subject(), threading.Event()
         client.pull(name, "g")
         arrived: list[float] = []
@@ -163,17 +165,16 @@ def test_a_pull_that_waits_is_answered_by_the_arrival(place: Place) -> None:
         if place.kind != "blocking":
             other = client
         elif place.place == "process":
-            other = Client(client._address)
+            other = stack.enter_context(place.open())
         else:
             other = client.client()  # type: ignore[attr-defined]
+            stack.callback(other.close)
         thread = threading.Thread(target=send_later)
         thread.start()
         began.set()
         (delivery,) = client.pull(name, "g", wait_s=20)
         assert time.monotonic() - arrived[0] < 5 and delivery.body == b"x"
         thread.join()
-        if other is not client:
-            other.close()
 
 
 def test_a_wait_without_a_message_ends_in_time(client: Client) -> None:

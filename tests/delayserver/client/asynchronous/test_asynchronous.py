@@ -14,6 +14,7 @@ from delayserver.protocol.errors import (
     RequestTimedOut,
 )
 from delayserver.protocol.frames import encode_frame
+from tests.delayserver.client.both import connection_of, unanswered
 from tests.delayserver.client.fake_server import SERVER_ID, Drop, FakeServer, Garbage, Late, Swap
 
 Run = Callable[[Callable[[], Awaitable[None]]], None]
@@ -87,8 +88,7 @@ def test_a_cancelled_call_leaves_the_connection_whole(server: FakeServer, run: R
             with anyio.move_on_after(0.05) as scope:
                 await client.send("a", bytes(100_000), due_ms=1)
             assert scope.cancelled_caught
-            assert client._connection is not None
-            assert client._connection._waiters == {}
+            assert unanswered(client) == 0
             assert (await client.send("a", b"", due_ms=2)).due_ms == 2
         assert server.connections == 1
 
@@ -138,9 +138,9 @@ def test_requests_in_flight_beside_a_malformed_one_are_retried(server: FakeServe
             tasks.start_soon(send)
             while not server.messages:
                 await anyio.sleep(0.01)
-            assert client._connection is not None
+            malformed = encode_frame([2**62, "send", {"messages": [{1: 2}]}])
             with pytest.raises(ConnectionLost, match="malformed_frame") as raised:
-                await client._connection.exchange(2**62, encode_frame([2**62, "send", {"messages": [{1: 2}]}]), 5.0)
+                await connection_of(client).exchange(2**62, malformed, 5.0)
             assert isinstance(raised.value.__cause__, MalformedFrame)
         assert [stored.outcome for stored in server.messages] == ["pending", "deduplicated"]
 
@@ -154,8 +154,7 @@ def test_calls_that_wait_for_one_attempt_to_connect_share_its_failure(server: Fa
                 await client.ping()
 
         async with AsyncClient(server.address, timeout_s=1.0, retries=0) as client:
-            connection = client._connection
-            assert connection is not None
+            connection = connection_of(client)
             server.misbehave("hello", Garbage(b""), Garbage(b""))
             server.drop_connections()
             while not connection.closed:

@@ -95,7 +95,7 @@ def test_a_signal_handler_ends_a_pull_by_closing_the_client(server: FakeServer) 
     with Client(server.address) as client:
         with handling(client.close, server), pytest.raises(ConnectionLost, match="the client was closed"):
             client.pull("a", "g", wait_s=20)
-        assert client._connection is None
+        server.wait_for_open(0)
         assert server.count("pull") == 1
         assert client.pull("a", "g") == []
     assert server.connections == 2

@@ -11,6 +11,7 @@ import pytest
 
 from delayserver.client import AsyncClient, Client
 from delayserver.client.values.timing import CLOCK_AGE_US_MAX, LONG_EXCHANGES_MAX, ServerClock, resolve_due_ms
+from tests.delayserver.client.both import clock_of
 from tests.delayserver.client.fake_server import FakeServer, Late
 
 
@@ -81,7 +82,7 @@ def test_an_old_exchange_gives_way_to_a_longer_one() -> None:
 
 def test_a_ping_that_took_long_is_repeated_before_a_delay_is_resolved(server: FakeServer) -> None:
     with Client(server.address) as client:
-        client._core.clock.forget()
+        clock_of(client).forget()
         server.misbehave("ping", Late(0.15))
         pings = server.count("ping")
         before_ms = server.now_us() // 1000
@@ -93,7 +94,7 @@ def test_a_ping_that_took_long_is_repeated_before_a_delay_is_resolved(server: Fa
 def test_a_ping_of_the_async_client_that_took_long_is_repeated(server: FakeServer, backend: str) -> None:
     async def main() -> None:
         async with AsyncClient(server.address) as client:
-            client._core.clock.forget()
+            clock_of(client).forget()
             server.misbehave("ping", Late(0.15))
             pings = server.count("ping")
             before_ms = server.now_us() // 1000
@@ -110,7 +111,7 @@ def test_a_hello_sets_the_clock_anew(server: FakeServer) -> None:
         server.clock_ahead_us = -3_600_000_000
         server.misbehave("hello", Late(0.3))
         client.hello()
-        assert client._core.clock.now_ms() < server.now_us() // 1000 + 600_000
+        assert clock_of(client).now_ms() < server.now_us() // 1000 + 600_000
 
 
 def test_a_clock_that_another_thread_forgets_while_it_is_read_is_learned_again() -> None:
@@ -131,4 +132,4 @@ def test_a_ping_that_waited_for_another_thread_does_not_put_the_clock_wrong(serv
         time.sleep(0.1)
         client.ping()
         puller.join()
-        assert abs(client._core.clock.now_ms() - server.now_us() / 1000) < 500
+        assert abs(clock_of(client).now_ms() - server.now_us() / 1000) < 500
