@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Iterator
+import errno
+from collections.abc import Callable, Collection, Iterator
 from itertools import pairwise
 from random import Random
 from typing import Any
@@ -12,14 +13,13 @@ import pytest
 import trio
 
 from delayserver.dispatch.delivery import by_file, shipments
-from delayserver.load import loader
-from delayserver.load.turns import LoadTurn
 from delayserver.replay import day_tier
 from delayserver.replay.day_tier import by_windows
 from delayserver.server.delay_server import DelayServer
 from delayserver.state.memory.rows import ROW
 from store.logs.schedule_log import ScheduleKey, Source
 from store.records.batches import MessageBatch
+from tests.delayserver.replay.test_day_tier import drain_slowly
 from tests.fakes.host import Client, Host, faked_settings
 from wheel.due_rows import DueRows
 
@@ -46,20 +46,18 @@ async def down_for(host: Host, duration_ms: int) -> DelayServer:
     return await host.start()
 
 
-async def test_rows_of_many_overdue_minutes_are_read_together_and_leave_in_few_hand_overs(
-    boot: Boot, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_rows_of_many_overdue_minutes_are_read_together_and_leave_in_few_hand_overs(boot: Boot) -> None:
     host = boot(faked_settings())
     await host.start()
     await put_over_minutes(await host.client(), host.now_ms + 5 * MINUTE_MS, 80)
     runs: list[int] = []
-    load_many = loader.Loader._load_many
 
-    async def counting(self: loader.Loader, windows: list[int], turn: LoadTurn) -> None:
-        runs.append(len(windows))
-        await load_many(self, windows, turn)
+    async def counting(name: str, work: Any) -> Any:
+        if name == "_read_many":
+            runs.append(len(work.args[0]))
+        return work()
 
-    monkeypatch.setattr(loader.Loader, "_load_many", counting, raising=False)
+    host.workers.around = counting
     await down_for(host, 2 * 3_600_000)
     before = len(host.fake().attempts)
     await host.until(lambda: len(host.fake().stored) == 80, within_ms=10_000)
@@ -110,20 +108,16 @@ async def test_a_backlog_and_a_minute_larger_than_memory_take_turns(
             *[{"subject": "s", "body": "fresh", "due_ms": due_ms} for due_ms in fresh[first : first + 500]]
         )
     host.fake().delay_ms = 20
+    fresh_from_ms = fresh[0] // MINUTE_MS * MINUTE_MS
     turns: list[bool] = []
-    for name in ("_load", "_load_many"):
-        load: Callable[..., Awaitable[None]] = getattr(loader.Loader, name)
 
-        async def counting(
-            self: loader.Loader,
-            windows: int | list[int],
-            turn: LoadTurn,
-            load: Callable[..., Awaitable[None]] = load,
-        ) -> None:
-            turns.append(turn.until_ms is None)
-            await load(self, windows, turn)
+    async def counting(name: str, work: Any) -> Any:
+        if name in ("read", "_read_many"):
+            window_ms = work.args[0] if name == "read" else max(work.args[0])
+            turns.append(window_ms >= fresh_from_ms)
+        return work()
 
-        monkeypatch.setattr(loader.Loader, name, counting)
+    host.workers.around = counting
     await down_for(host, fresh[0] - 1_000 - host.now_ms)
     fake = host.fake()
     await host.until(lambda: fake.texts.count("fresh") == 2_000, within_ms=90_000)
@@ -278,18 +272,27 @@ def test_certain_rows_go_together_and_uncertain_ones_file_by_file(seed: int) -> 
         assert {(one.window_ms, int(one.source)) for one in single} == files
 
 
-async def test_a_day_without_outcomes_is_finished_without_waiting_for_the_recorder(
+async def test_a_day_without_outcomes_is_finished_while_outcomes_of_others_wait_for_room(
     boot: Boot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A round of replay would wait until thousands of dispatch files are written."""
+    monkeypatch.setattr(day_tier, "DRAIN_FILES", 1)
+    monkeypatch.setattr(day_tier, "PIECES_MAX", 1)
     host = boot(faked_settings())
-    server = await host.start()
+    await host.start()
     far_ms = (host.now_ms // DAY_MS + 4) * DAY_MS
     await put_over_minutes(await host.client(), far_ms + 3_600_000, 3)
     await host.settled()
-
-    async def waits() -> None:
-        raise AssertionError("a round of replay would wait until thousands of dispatch files are written")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(server.parts.decided, "all_written", waits)
-        await server.parts.tier._move_outcomes(far_ms)
+    await host.stop()
+    drain_slowly(host, 2_000)
+    host.clock.step(3 * DAY_MS)
+    server = await host.start()
+    days = server.parts.files.days
+    await host.until(lambda: days.is_draining(far_ms), within_ms=60_000)
+    host.disk.refuse = lambda operation, path: errno.ENOSPC * (operation == "pwrite" and "/dispatch_log/" in path)
+    await (await host.client()).put("m", host.now_ms)
+    await host.until(lambda: server.parts.decided.rows_waiting == 1)
+    assert days.is_draining(far_ms)
+    await host.until(lambda: days.is_drained(far_ms), within_ms=60_000)
+    assert server.parts.decided.rows_waiting == 1
+    host.disk.refuse = None

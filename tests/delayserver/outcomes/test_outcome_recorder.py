@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from random import Random
 
 import numpy as np
 import pytest
@@ -65,10 +64,7 @@ async def test_every_file_of_a_flush_that_met_a_full_disk_is_synced_before_it_co
         disk.capacity_bytes = None
         await host.sleep_ms(1_000)
         assert decided.rows_waiting == 0
-        log = host.server.parts.files.dispatch
-        await host._die()
-        disk.crash(Random(seed))
-        del log
+        await host.lose_power(seed)
         await host.start()
         found = host.server.parts.files.dispatch.outcomes(DispatchKey(first_ms, False))
         assert found.sequence.tolist() == [1, 2], seed

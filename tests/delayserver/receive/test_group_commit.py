@@ -35,7 +35,8 @@ async def test_the_event_loop_waits_for_small_syncs_while_the_disk_is_quick(
     client = await host.client()
     await client.put("first", host.now_ms + 60_000)  # its subject is new, and its file
     await host.settled()
-    append, monotonic_us = server.parts.commit._log.append_durably, host.clock.monotonic_us
+    log = server.parts.files.log
+    append, monotonic_us = log.append_durably, host.clock.monotonic_us
     sync_us = spent_us = 0
     in_threads: list[str] = []
 
@@ -48,7 +49,7 @@ async def test_the_event_loop_waits_for_small_syncs_while_the_disk_is_quick(
         in_threads.append(name)
         return work()
 
-    monkeypatch.setattr(server.parts.commit._log, "append_durably", append_slowly)
+    monkeypatch.setattr(log, "append_durably", append_slowly)
     monkeypatch.setattr(host.clock, "monotonic_us", lambda: monotonic_us() + spent_us)
     host.workers.around = note
     counts = []

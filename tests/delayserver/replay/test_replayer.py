@@ -7,10 +7,11 @@ from functools import partial
 
 import numpy as np
 import pytest
+import trio
 
 from delayserver.protocol.errors import DelayServerError
 from delayserver.replay.placing import Round
-from delayserver.state.positions.log_queue import LINGER_MS
+from delayserver.state.positions.log_queue import LINGER_MS, LogQueue
 from store.logs.schedule_log import Source
 from tests.fakes.disk import FakeDisk
 from tests.fakes.host import Host, faked_settings
@@ -107,7 +108,7 @@ async def test_a_disk_that_fills_up_in_the_middle_of_a_round_neither_loses_nor_r
     host.check_balance(pending=0)
 
 
-async def test_the_same_with_a_lost_checkpoint_counts_each_message_once(boot: Boot) -> None:
+async def test_the_same_with_a_lost_checkpoint_counts_each_message_once(boot: Boot, nursery: trio.Nursery) -> None:
     disk = FakeDisk()
     host = boot(faked_settings(storage=RARE_CHECKPOINTS), disk=disk)
     await host.start()
@@ -129,7 +130,7 @@ async def test_the_same_with_a_lost_checkpoint_counts_each_message_once(boot: Bo
         await host.sleep_ms(2_000)
         disk.capacity_bytes = None
 
-    host._nursery.start_soon(make_room)
+    nursery.start_soon(make_room)
     await host.start()
     await host.settled()
     assert host.check_balance(pending=accepted)["accepted"] == accepted
@@ -157,14 +158,14 @@ async def test_a_checkpoint_never_says_more_than_the_schedule_files_durably_hold
         await host.kill()
 
 
-async def test_replay_reads_the_log_back_when_it_fell_behind(boot: Boot) -> None:
+async def test_replay_reads_the_log_back_when_it_fell_behind(boot: Boot, monkeypatch: pytest.MonkeyPatch) -> None:
     """More is committed than the queue in memory may hold; the log itself is the queue then."""
+    monkeypatch.setattr("delayserver.server.parts.LogQueue", partial(LogQueue, bytes_max=120_000))
     host = boot(faked_settings(storage={"message_log_segment_bytes": 8 << 20}))
     await host.start()
     client = await host.client()
-    host.server.parts.log_queue._bytes_max = 0  # as if that much waited already
     receipts = [(await client.put("x" * 50_000, host.now_ms + 2_000))["receipt"] for _ in range(20)]
-    host.server.parts.log_queue._bytes_max = 32 << 20
+    assert host.server.parts.log_queue.overflowed
     await host.sleep_ms(3_000)
     assert set(await client.lookup(*receipts)) == {"delivered"}
     assert len(host.fake().stored) == 20

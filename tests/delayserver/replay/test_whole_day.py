@@ -256,15 +256,15 @@ async def test_a_message_that_comes_while_the_day_is_retired_keeps_its_files_and
     await put_over_day(await host.client(), day_ms, 10)
     await go_to(host, day_ms + DAY_MS + HOUR_MS)
     await out(host, 10)
-    retention = host.server.parts.retention
-    enter = retention._enter
     late = await (await host.client()).put("late", day_ms + DAY_MS - 1)
     await out(host, 11)
 
-    def without_late(last: dict[int, int]) -> None:
-        enter({start: sequence - (start == day_ms) for start, sequence in last.items()})
+    async def without_late(name: str, work: Any) -> Any:
+        if name != "_enter":
+            return work()
+        return work.func({start: sequence - (start == day_ms) for start, sequence in work.args[0].items()})
 
-    monkeypatch.setattr(retention, "_enter", without_late)
+    host.workers.around = without_late
     host.clock.step(4 * HOUR_MS)
     await host.sleep_ms(8_000)
     opened = host.server.parts.opened
@@ -274,6 +274,7 @@ async def test_a_message_that_comes_while_the_day_is_retired_keeps_its_files_and
     host.check_balance(pending=0)
     assert check(host) == (11, 0)
     await host.kill()
+    host.workers.around = None
     await host.start()
     host.check_balance(pending=0)
     assert check(host) == (11, 0)

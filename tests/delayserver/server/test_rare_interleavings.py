@@ -11,9 +11,8 @@ import pytest
 from delayserver.replay.placing import Round
 from delayserver.server.delay_server import DelayServer
 from store.errors import DiskFullError
-from store.logs.dispatch_log import DispatchKey
-from store.logs.schedule_log import ScheduleKey, Source
-from store.records.batches import MessageBatch
+from store.logs.schedule_log import Found, ScheduleKey, Source
+from store.records.batches import I64, MessageBatch
 from store.records.record import HEADER_BYTES, BadRecordError, decode_header
 from store.records.segment import FILE_HEADER_BYTES, Appended
 from tests.delayserver.replay.test_day_tier import DAY_MS, HOUR_MS, coarse_settings, drain_slowly, put_far, sources
@@ -40,19 +39,18 @@ async def stopped_with_far_message(host: Host) -> int:
 
 
 def never_finish(host: Host) -> Callable[[DelayServer], None]:
-    """Days are drained slowly, and none is given up."""
+    """Days are drained slowly, and none is given up when its minutes have all of it."""
 
     def prepare(server: DelayServer) -> None:
         step = server.parts.tier.step
 
         async def slow() -> None:
             await host.sleep_ms(2_000)
-            await step()
+            rows = sources(host)
+            if not rows[Source.DAY] or rows[Source.FROM_DAY] < rows[Source.DAY]:
+                await step()
 
-        async def never(start_ms: int) -> None:
-            await host.sleep_ms(1_000)
-
-        server.parts.tier.step, server.parts.tier._finish = slow, never  # type: ignore[method-assign]
+        server.parts.tier.step = slow  # type: ignore[method-assign]
 
     return prepare
 
@@ -112,18 +110,18 @@ async def test_two_cancels_across_the_sealing_of_a_day_are_not_both_answered_can
     due_ms = start_ms + 20 * HOUR_MS
     receipt = (await client.put("m", due_ms))["receipt"]
     await client.put("n", due_ms)
+    assert await client.cancel((await client.put("gone", due_ms))["receipt"]) == ["cancelled"]  # the day has outcomes
     await host.settled()
     await host.stop()
     server = await host.start()  # what memory knows of open messages is gone
     first, second = await host.client(), await host.client()
-    load = server.parts.decided._load_index
 
-    async def slow(key: DispatchKey) -> None:
-        if key.coarse:
+    async def slow(name: str, work: Any) -> Any:
+        if name == "_read_index" and work.args[0].coarse:
             await host.sleep_ms(40_000)  # a large file, a slow disk
-        await load(key)
+        return work()
 
-    server.parts.decided._load_index = slow  # type: ignore[method-assign]
+    host.workers.around = slow
     number = await first.ask("cancel", {"receipts": [receipt]})
     await host.sleep_ms(100)
     host.clock.step(start_ms - HOUR_MS // 2 - host.now_ms)
@@ -133,7 +131,7 @@ async def test_two_cancels_across_the_sealing_of_a_day_are_not_both_answered_can
     await host.settled()
     assert (await first.reply(number))["results"][0]["outcome"] == "already_cancelled"
     await host.settled()
-    assert host.check_balance(pending=1)["cancelled"] == 1
+    assert host.check_balance(pending=1)["cancelled"] == 2
 
 
 async def test_a_search_in_a_thread_beside_the_end_of_a_day_finds_its_messages(boot: Boot) -> None:
@@ -147,23 +145,23 @@ async def test_a_search_in_a_thread_beside_the_end_of_a_day_finds_its_messages(b
     server = await host.start()
     client = await host.client()
     server.parts.tier.step = partial(host.sleep_ms, 1_000)  # type: ignore[method-assign]  # the day is drained here
-    files, until = server.parts.locator._files, server.parts.tier.fine_until_ms() + 5 * DAY_MS
+    schedule, until = server.parts.files.schedule, server.parts.tier.fine_until_ms() + 5 * DAY_MS
+    find = schedule.find
     ended: list[int] = []
 
-    def held_up(start_ms: int) -> list[ScheduleKey]:
+    def held_up(key: ScheduleKey, sequences: I64) -> Found:
         """The worker thread stands still here, while the event loop and the replayer go on."""
-        found = files(start_ms)
-        if not ended and any(key.source == Source.DAY for key in found):
-            ended.append(start_ms)
-            server.parts.files.days.seal(until, server.parts.positions.replayed_sequence.value, [start_ms])
-            for _, batch in server.parts.files.schedule.batches(ScheduleKey(start_ms, Source.DAY)):
+        if not ended and key.source == Source.DAY:
+            ended.append(key.start_ms)
+            server.parts.files.days.seal(until, server.parts.positions.replayed_sequence.value, [key.start_ms])
+            for _, batch in schedule.batches(key):
                 assert isinstance(batch, MessageBatch)
                 server.parts.placing.place_batch(batch, Round(0, 0), Source.FROM_DAY)
-            server.parts.files.days.drained(start_ms)
-            server.parts.tier._remove_day(start_ms)
-        return found
+            server.parts.files.days.drained(key.start_ms)
+            schedule.remove(key)
+        return find(key, sequences)
 
-    server.parts.locator._files = held_up  # type: ignore[method-assign]
+    schedule.find = held_up  # type: ignore[method-assign]
     assert "unknown" not in await client.cancel(*receipts)
     assert ended
 
@@ -175,16 +173,17 @@ async def test_a_clean_stop_keeps_in_mind_what_was_attempted_and_lies_in_a_drain
     fake = host.fake()
     fake.stores_before_failing, fake.up, fake.known_failures = True, False, False
 
-    def never_sync(server: DelayServer) -> None:
+    async def never_sync(name: str, work: Callable[[], Any]) -> Any:
         """The power fails behind the attempt, and before the minute that the message was drained into is durable."""
-        never_finish(host)(server)
-        server.parts.tier._sync = lambda _keys: host.sleep_ms(60_000)  # type: ignore[method-assign,assignment]
+        if name == "sync":
+            await host.sleep_ms(60_000)
+        return work()
 
-    host.before_run = never_sync
+    host.before_run, host.workers.around = never_finish(host), never_sync
     await host.start()
     await host.until(lambda: len(fake.stored) == 1, within_ms=60_000)
     await host.lose_power(2)
-    fake.up = True
+    fake.up, host.workers.around = True, None
 
     def hold_drain(server: DelayServer) -> None:
         server.parts.tier.step = partial(host.sleep_ms, 1_000)  # type: ignore[method-assign]

@@ -32,7 +32,7 @@ class _LosesAll(Random):
 
 async def lose_all_unsynced(host: Host) -> None:
     """The machine dies, and boots two minutes later."""
-    await host._die()
+    await host.kill()
     host.disk.crash(_LosesAll())
     host.clock.step(120_000)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import trio
@@ -11,6 +12,7 @@ from delayserver.operations.messages.locator import Located
 from delayserver.recover.checking.check import check_directory
 from delayserver.recover.reading.balance import ACCEPTED
 from delayserver.replay.placing import Round
+from delayserver.upkeep.on_their_way import OnTheirWay
 from store.errors import CorruptionError, DiskFullError
 from store.logs.dispatch_log import DispatchKey
 from store.logs.schedule_log import ScheduleKey, Source
@@ -79,16 +81,14 @@ async def held_replay(host: Host) -> trio.Event:
 @pytest.mark.parametrize("where", ["in the log", "in the commit"])
 async def test_a_window_stays_while_a_message_for_it_is_on_its_way(boot: Boot, where: str) -> None:
     """Its files show that the message is a copy of one that was delivered."""
-    host = boot(settings())
+    host = boot(settings(storage={"replay_lag_bytes_max": 1 if where == "in the commit" else 1 << 20}))
     await host.start()
     client = await host.client()
     due_ms = host.now_ms
     await client.put("first", due_ms, message_id="id")
     await host.settled()
     free = await held_replay(host)
-    if where == "in the commit":
-        commit, lag_over = host.server.parts.commit, trio.Event()
-        commit._lagging, commit._lag_over = lambda: True, lag_over.wait  # type: ignore[method-assign]
+    await client.put("other", due_ms + 1_000 * MINUTE_MS)  # the log is ahead of the replay
     copy = {"subject": "s", "due_ms": due_ms, "body": "copy", "message_id": "id"}
     number = await client.ask("send", {"messages": [copy]})
     await host.sleep_ms(100)
@@ -98,16 +98,16 @@ async def test_a_window_stays_while_a_message_for_it_is_on_its_way(boot: Boot, w
     other = await host.client()
     (late,) = await other.send({"subject": "s", "due_ms": due_ms, "body": "late"})
     assert late["error"] == "too_old"
-    if where == "in the commit":
-        lag_over.set()
+    positions = host.server.parts.positions
+    assert (positions.accepted_sequence.value == 2) == (where == "in the commit")
     free.set()
     assert "receipt" in (await client.reply(number))["results"][0]
     await host.settled()
     assert host.fake().texts == ["first"]
-    assert host.check_balance(pending=0)["deduplicated"] == 1
+    assert host.check_balance(pending=1)["deduplicated"] == 1
     await host.sleep_ms(12_000)
-    assert not host.server.parts.files.schedule.keys()
-    host.check_balance(pending=0)
+    assert [key.start_ms > due_ms for key in host.server.parts.files.schedule.keys()] == [True], "the other message's"
+    host.check_balance(pending=1)
 
 
 async def test_a_reschedule_that_waited_is_refused_where_its_window_was_closed_meanwhile(boot: Boot) -> None:
@@ -182,7 +182,7 @@ async def test_a_window_that_goes_between_the_search_and_the_answer_is_retired_a
 @pytest.mark.parametrize("moment", ["before it is counted", "after it"])
 @pytest.mark.parametrize("checkpoint", ["kept", "lost"])
 async def test_a_message_placed_while_its_window_enters_the_ledger_is_kept_and_nothing_counts_twice(
-    boot: Boot, checkpoint: str, moment: str
+    boot: Boot, checkpoint: str, moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = boot(settings())
     server = await host.start()
@@ -197,28 +197,29 @@ async def test_a_message_placed_while_its_window_enters_the_ledger_is_kept_and_n
     await host.sleep_ms(100)
     late = (await client.put("late", due_ms, message_id="two"))["receipt"]
     window = ScheduleKey(due_ms // MINUTE_MS * MINUTE_MS, Source.DIRECT)
-    enter = server.parts.retention._enter
 
-    def enter_beside_replay(last: dict[int, int]) -> None:
+    async def enter_beside_replay(name: str, work: Callable[[], Any]) -> Any:
+        if name != "_enter":
+            return work()
         if moment == "after it":
-            enter(last)
+            work()
         log = server.parts.files.log
         (entry,) = log.read(server.parts.positions.replayed.value, log.synced, 1 << 20)
         assert isinstance(entry.batch, MessageBatch)
         server.parts.placing.place_batch(entry.batch, Round(entry.end, 0), Source.DIRECT)
-        if moment == "before it is counted":
-            enter(last)
+        return work() if moment == "before it is counted" else None
 
-    async def nothing() -> set[int]:
+    async def nothing(_: OnTheirWay) -> set[int]:
         return set()
 
-    server.parts.retention._enter = enter_beside_replay  # type: ignore[method-assign]
-    server.parts.retention._coming.windows = nothing  # type: ignore[method-assign]  # or it would wait; this is the second line of defence
+    host.workers.around = enter_beside_replay
+    monkeypatch.setattr(OnTheirWay, "windows", nothing)  # or it would wait; this is the second line of defence
     host.clock.step(30 * MINUTE_MS)
     await host.until(lambda: server.parts.files.schedule.rows(window) == 2, within_ms=12_000)
     assert server.parts.files.ledger.has(window.start_ms)
     await host.sleep_ms(100)
     await host.kill()
+    host.workers.around = None
     taken, checked = check_directory(host.disk, "/data")
     taken.close()
     assert ([*checked.findings], checked.balance.totals()[ACCEPTED]) == ([], 2)

@@ -190,19 +190,14 @@ async def test_a_day_that_goes_to_its_minutes_while_it_is_counted_counts_once(
     without_counts(host)
     reached, gate = trio.Event(), trio.Event()
 
-    def held(server: DelayServer) -> None:
-        counting = server.parts.subject_counting
-        run = counting._run
-
-        async def later(work: Callable[[], Any]) -> Any:
-            if getattr(work, "func", None) == getattr(counting, step) and not reached.is_set():
-                reached.set()
+    async def later(name: str, work: Callable[[], Any]) -> Any:
+        if name == step and not reached.is_set():
+            reached.set()
+            with trio.move_on_after(120):
                 await gate.wait()
-            return await run(work)
+        return work()
 
-        counting._run = later  # type: ignore[method-assign]
-
-    host.before_run = held
+    host.workers.around = later
     await host.start()
     await reached.wait()
     schedule = host.server.parts.files.schedule

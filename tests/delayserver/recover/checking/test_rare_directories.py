@@ -266,14 +266,14 @@ async def test_a_damaged_minute_of_a_day_that_is_being_drained_is_restored(
     boot: Boot, monkeypatch: pytest.MonkeyPatch, record: int
 ) -> None:
     rounds = 0
-    drain = day_tier.DayTier._drain
+    step = day_tier.DayTier.step
 
-    async def stuck(self: day_tier.DayTier, start_ms: int) -> None:
+    async def stuck(self: day_tier.DayTier) -> None:
         nonlocal rounds
         rounds += 1
         if rounds > 4:
             await trio.sleep(3_600)
-        await drain(self, start_ms)
+        await step(self)
 
     host = boot(faked_settings())
     await host.start()
@@ -287,7 +287,7 @@ async def test_a_damaged_minute_of_a_day_that_is_being_drained_is_restored(
     host.clock.step(2 * DAY_MS)
     with monkeypatch.context() as patch:
         patch.setattr(day_tier, "DRAIN_ROWS", 1)
-        patch.setattr(day_tier.DayTier, "_drain", stuck)
+        patch.setattr(day_tier.DayTier, "step", stuck)
         await host.start()
         await host.until(lambda: rounds > 4, within_ms=60_000)
         await host.sleep_ms(20_000)

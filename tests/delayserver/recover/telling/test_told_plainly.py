@@ -160,7 +160,7 @@ def retire_message_log(made: Made) -> None:
     log = MessageLog.open(
         fs, f"{made.path}/message_log", known.server_id, segment_bytes=64, valid_to=known.replay_offset
     )
-    log._roll(*log._tail)
+    log.append([])  # the last segment is full
     assert log.retire(log.segments()[-1][0])
     log.close()
 
