@@ -49,6 +49,12 @@ async def test_on_a_full_disk_attempts_stay_behind_a_durable_horizon(
     host.check_balance(pending=0)
 
 
+async def move_horizon(host: Host) -> None:
+    """One look at the horizon, which is moved if it is near."""
+    with trio.move_on_after(0.01):
+        await host.server.parts.checkpointing.run_horizon()
+
+
 async def test_the_horizon_is_written_over_the_last_checkpoint_and_changes_nothing_else(boot: Boot) -> None:
     host = boot(faked_settings())
     await host.start()
@@ -58,12 +64,13 @@ async def test_the_horizon_is_written_over_the_last_checkpoint_and_changes_nothi
     before = checkpoint_file.decode(host.disk.content("/data/checkpoint"), "")
     used = host.disk.used_bytes
     host.disk.capacity_bytes = used
-    await host.server.parts.checkpointing._move_horizon()
+    await move_horizon(host)
     assert host.disk.content("/data/checkpoint") == checkpoint_file.encode(before), "there is time left"
     host.clock.step(25_000)
-    await host.server.parts.checkpointing._move_horizon()
+    now_ms = host.now_ms
+    await move_horizon(host)
     after = checkpoint_file.decode(host.disk.content("/data/checkpoint"), "")
-    assert after.written_us // 1000 == host.now_ms
+    assert after.written_us // 1000 == now_ms
     assert checkpoint_file.encode(replace(before, written_us=after.written_us)) == checkpoint_file.encode(after)
     assert host.disk.used_bytes == used, "and the room for the next one is kept again"
 
@@ -72,12 +79,19 @@ async def test_a_checkpoint_that_was_begun_before_the_horizon_was_written_does_n
     host = boot(faked_settings())
     await host.start()
     await host.sleep_ms(1_000)
-    checkpointing = host.server.parts.checkpointing
-    later_us = host.clock.now_us() + 50_000_000
-    # As in a thread beside the one that writes a whole checkpoint: the event loop has not heard of it yet.
-    checkpointing._file.move_horizon(later_us)
-    await checkpointing.write()
-    assert checkpoint_file.decode(host.disk.content("/data/checkpoint"), "").written_us == later_us
+    moved_us: list[int] = []
+
+    async def beside(name: str, work: Callable[[], Any]) -> Any:
+        if name == "_save" and not moved_us:  # the thread that writes a whole checkpoint comes late
+            host.clock.step(50_000)
+            moved_us.append(host.clock.now_us())
+            await move_horizon(host)
+        return work()
+
+    host.workers.around = beside
+    await host.server.parts.checkpointing.write()
+    written = checkpoint_file.decode(host.disk.content("/data/checkpoint"), "").written_us
+    assert [written] == moved_us
 
 
 async def attempted_while_the_clock_was_ahead(boot: Boot, full: bool) -> tuple[Host, dict[str, Any]]:

@@ -15,9 +15,9 @@ from tests.fakes.clock import SimulatedClock
 from tests.fakes.rows import messages
 
 
-def fresh(bytes_max: int = 1_000) -> tuple[Positions, LogQueue]:
+def fresh(bytes_max: int = 1_000, clock: SimulatedClock | None = None) -> tuple[Positions, LogQueue]:
     positions = Positions(durable=0, accepted_sequence=0, replayed=0, replayed_sequence=0)
-    queue = LogQueue(positions, SimulatedClock(), bytes_max)
+    queue = LogQueue(positions, clock or SimulatedClock(), bytes_max)
     queue.caught_up()
     return positions, queue
 
@@ -56,9 +56,9 @@ async def test_every_entry_is_taken_once_and_in_order_from_the_queue_or_from_the
 async def test_the_replay_lingers_unless_a_part_waits_for_it_or_a_row_is_due_soon(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    positions, queue = fresh(bytes_max=1 << 20)
-    far_ms = queue._clock.now_ms() + 600_000
-    soon_ms = queue._clock.now_ms() + 100
+    clock = SimulatedClock()
+    positions, queue = fresh(bytes_max=1 << 20, clock=clock)
+    far_ms, soon_ms = clock.now_ms() + 600_000, clock.now_ms() + 100
 
     async def lingered_ms() -> float:
         began = trio.current_time()
