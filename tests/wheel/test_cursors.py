@@ -146,11 +146,16 @@ def test_a_forgotten_window_is_as_if_never_taken() -> None:
     assert cursors.windows() == [] and owner(cursors, 0, Key(1, 1)) == [False]
 
 
+def slices(cursors: LoadCursors, window_start_ms: int) -> int:
+    """How many stretches of keys the cursor of a window remembers. Its answers do not show it."""
+    return len(cursors._windows[window_start_ms].slices)
+
+
 def test_many_slices_with_the_same_ends_become_one() -> None:
     cursors = LoadCursors(MINUTE_MS)
     for due_ms in range(100):
         cursors.finish_load(cursors.begin_load(0, {"direct": 100}, Key(due_ms, 0)))
-    assert len(cursors._windows[0].slices) == 1
+    assert slices(cursors, 0) == 1
 
 
 def test_calls_out_of_turn_are_refused() -> None:

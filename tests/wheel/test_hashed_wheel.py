@@ -169,16 +169,22 @@ def test_order_holds_across_interleaved_runs_of_a_hot_second() -> None:
     assert (taken.sequence == order).all() and (taken.due_ms == due_ms[order]).all()
 
 
+def same_memory(run: DueRows, other: DueRows) -> bool:
+    """Whether both are the same rows in the same place: neither taken from nor copied."""
+    return len(run) == len(other) and np.shares_memory(run.sequence, other.sequence)
+
+
 def test_a_take_in_a_hot_slot_leaves_the_runs_it_does_not_need_alone() -> None:
     wheel = new_wheel()
     for batch in range(50):
         sequence = np.arange(batch * RUN_ROWS_MAX, (batch + 1) * RUN_ROWS_MAX)
         wheel.add(np.full(RUN_ROWS_MAX, START_MS + 5), sequence, np.zeros(RUN_ROWS_MAX, PAYLOAD))
     wheel.advance(START_MS + 5, 1)
-    before = {id(run.due_ms): run.head for run in wheel._current}
-    wheel.advance(START_MS + 5, 8192)
-    moved = [run for run in wheel._current if before.get(id(run.due_ms)) != run.head]
-    assert len(moved) == 1
+    before = wheel.runs_below(START_MS + 6)
+    taken = len(wheel.advance(START_MS + 5, 8192))
+    after = wheel.runs_below(START_MS + 6)
+    left_alone = [run for run in after if any(same_memory(run, known) for known in before)]
+    assert taken == 8192 and len(before) - len(left_alone) == 1
 
 
 def test_a_trickle_into_one_slot_keeps_the_number_of_runs_bounded() -> None:
@@ -190,7 +196,7 @@ def test_a_trickle_into_one_slot_keeps_the_number_of_runs_bounded() -> None:
             payload["sequence_copy"] = sequence
             wheel.add(np.array([START_MS + 5]), np.array([sequence]), payload)
         assert sequences(wheel.advance(START_MS + 5, 1)) == [sequence_first // 3_000]
-        return len(list(wheel._current))
+        return len(wheel.runs_below(START_MS + 6))
 
     assert trickle(0, 3_000) <= MERGE_RUNS
     assert trickle(3_000, 6_000) <= 2 * MERGE_RUNS

@@ -105,14 +105,15 @@ def test_a_file_that_was_cut_off_has_one_descriptor_until_it_is_written_through_
     assert descriptors() == 0
 
 
-def test_a_failed_write_through_is_final(made: Made) -> None:
+def test_a_failed_write_through_is_final(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     fs, root = made
     if isinstance(fs, MemoryFileSystem):
         pytest.skip("nothing is written through there, and no sync fails")
     file = fs.open(f"{root}/a", create=True)
     file.allocate(4 * BLOCK_BYTES)
     if isinstance(file, RealFile):
-        file._direct_fd = os.open(f"{root}/a", os.O_RDONLY)  # whatever is written there fails
+        # It is opened once more for writing past the cache: a descriptor that takes nothing.
+        monkeypatch.setattr(os, "open", lambda path, _flags, open=os.open: open(path, os.O_RDONLY))
     else:
         assert isinstance(fs, FakeDisk)
         fs.fail_next_sync("/a")
@@ -292,10 +293,16 @@ def test_no_error_of_the_system_leaves_the_door_without_a_name(
 
 def test_closing_a_file_never_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = RealFileSystem().open(f"{tmp_path}/a", create=True)
-    descriptor = file._fd
+    closed: list[int] = []
+
+    def fail(descriptor: int) -> None:
+        closed.append(descriptor)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
     with monkeypatch.context() as patched:
-        patched.setattr(os, "close", fail_with(errno.EIO))
+        patched.setattr(os, "close", fail)
         file.close()
+    (descriptor,) = closed
     os.close(descriptor)
 
 

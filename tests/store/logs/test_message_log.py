@@ -441,7 +441,7 @@ class MessageLogMachine(RuleBasedStateMachine):
                 self.log.sync()
             except StoreError:
                 pass
-            self.fs._failing_syncs.clear()
+            self.fs.no_more_faults()
         self.restart(checkpoint, power)
 
     @rule(operations=st.integers(1, 12), checkpoint=st.booleans(), through=st.booleans())
