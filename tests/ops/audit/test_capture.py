@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from tests.ops.audit.needs_spark import require_pyspark
 
 require_pyspark()
 
-from ops.audit.audit import Audit  # noqa: E402 - behind the check that Spark is there
-from ops.audit.capture import BROKER_LOG, DISPATCH_LOG, MESSAGE_LOG, SCHEDULE_LOG, capture, capture_all  # noqa: E402
-from ops.audit.completeness import Evidence  # noqa: E402
-from ops.audit.log_frames import Range  # noqa: E402
+from ops.audit.capture import BROKER_LOG, DISPATCH_LOG, SCHEDULE_LOG, capture, capture_all  # noqa: E402
 from store.disk.filesystem import RealFile, RealFileSystem  # noqa: E402
 from store.logs.schedule_log import ScheduleKey, ScheduleLog, Source  # noqa: E402
 from store.records.batches import LedgerBatch, MessageBatch  # noqa: E402
 from store.records.file_header import FILE_HEADER_BYTES  # noqa: E402
 from store.tables.ledger import Ledger  # noqa: E402
+from tests.ops.audit.evidence import evidence_of  # noqa: E402
 from tests.ops.audit.hand_made import START_MS, WINDOW_MS, HandMade  # noqa: E402
 
 
@@ -40,14 +37,6 @@ class Listed(RealFileSystem):
     def listdir(self, path: str) -> list[str]:
         self.listed.append(path)
         return super().listdir(path)
-
-
-def evidence_of(path: str) -> Evidence:
-    no_session: Any = None  # only files are read
-    audit = Audit(lambda: no_session, RealFileSystem(), (path,), lambda _line: None)
-    found = audit.directories()
-    captured = audit._capture(found, [DISPATCH_LOG, SCHEDULE_LOG, MESSAGE_LOG])
-    return audit._evidence(found, captured, Range(None, None))
 
 
 def test_a_file_that_goes_while_it_is_captured_counts_as_vanished(tmp_path: Path) -> None:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from tests.ops.audit.needs_spark import require_pyspark
 
 require_pyspark()
 
-from ops.audit.audit import Audit  # noqa: E402 - behind the check that Spark is there
-from ops.audit.capture import DISPATCH_LOG, MESSAGE_LOG, SCHEDULE_LOG  # noqa: E402
-from ops.audit.log_frames import Range  # noqa: E402
+from ops.audit.capture import DISPATCH_LOG, SCHEDULE_LOG, capture_all  # noqa: E402 - behind the check that Spark is there
 from store.disk.filesystem import RealFileSystem  # noqa: E402
 from store.logs.schedule_log import ScheduleKey, ScheduleLog, Source  # noqa: E402
 from store.records.batches import MessageBatch  # noqa: E402
 from store.tables import checkpoint as checkpoint_file  # noqa: E402
 from store.tables.checkpoint import Checkpoint  # noqa: E402
+from tests.ops.audit.evidence import evidence_of  # noqa: E402
 from tests.ops.audit.hand_made import START_MS, HandMade  # noqa: E402
 
 
@@ -26,11 +24,7 @@ def test_each_server_has_windows_of_its_own_length(tmp_path: Path) -> None:
     schedule.append(ScheduleKey(START_MS, Source.DIRECT), MessageBatch.filled(1, sequence=1, due_ms=START_MS))
     schedule.sync()
     schedule.close()
-    no_session: Any = None  # only files are read
-    audit = Audit(lambda: no_session, RealFileSystem(), paths, lambda _line: None)
-    found = audit.directories()
-    captured = audit._capture(found, [DISPATCH_LOG, SCHEDULE_LOG, MESSAGE_LOG])
-    assert audit._evidence(found, captured, Range(None, None)).window_ms == {7: 60_000, 8: 1_000}
+    assert evidence_of(*paths).window_ms == {7: 60_000, 8: 1_000}
 
 
 def test_the_checkpoint_has_the_length_of_windows_that_are_all_retired(tmp_path: Path) -> None:
@@ -38,9 +32,6 @@ def test_the_checkpoint_has_the_length_of_windows_that_are_all_retired(tmp_path:
         tmp_path / "data", messages=[1], retired={"accepted": 1, "delivered": 1, "last_sequence": 1}
     ).write()
     checkpoint_file.write(RealFileSystem(), f"{path}/checkpoint", Checkpoint(7, window_ms=1_000))
-    no_session: Any = None
-    audit = Audit(lambda: no_session, RealFileSystem(), (path,), lambda _line: None)
-    found = audit.directories()
-    captured = audit._capture(found, [DISPATCH_LOG, SCHEDULE_LOG, MESSAGE_LOG])
+    captured = capture_all(RealFileSystem(), [path], [DISPATCH_LOG, SCHEDULE_LOG])
     assert (captured[SCHEDULE_LOG].parts, captured[DISPATCH_LOG].parts) == ((), ())
-    assert audit._evidence(found, captured, Range(None, None)).window_ms == {7: 1_000}
+    assert evidence_of(path).window_ms == {7: 1_000}
