@@ -25,7 +25,7 @@ def test_without_a_policy_the_pauses_are_those_of_the_node() -> None:
     assert pauses(DEFAULT_POLICY, 4) == NODE.pauses_ms(np.arange(1, 5)).tolist() == [1_000, 2_000, 4_000, 8_000]
 
 
-def test_a_policy_replaces_what_it_sets() -> None:
+def test_a_policy_replaces_only_the_values_that_it_sets() -> None:
     assert pauses(GroupPolicy(first_ms=500), 3) == [500, 1_000, 2_000]
     assert pauses(GroupPolicy(factor=3.0, cap_ms=5_000), 4) == [1_000, 3_000, 5_000, 5_000]
     assert pauses(GroupPolicy(first_ms=0), 3) == [0, 0, 0]

@@ -72,7 +72,7 @@ def rows_in_log(broker: DirectBroker) -> list[tuple[int, int, int]]:
     return [(row.change, row.start, row.stop) for row in state_of(broker).files.progress.rows() if row.group == GROUP]
 
 
-def test_a_group_gets_what_its_filter_wants_and_others_get_all() -> None:
+def test_a_group_gets_the_messages_that_its_filter_matches_and_other_groups_get_all() -> None:
     broker = filtered_broker(FakeDisk())
     broker.deliver(messages([1, 2, 1, 0, 3, 1]), False, NOW_US)
     assert list(pulled(broker)) == [1, 3, 6]
@@ -167,7 +167,7 @@ def test_acks_above_a_message_that_is_not_acked_take_a_row_for_each_gap() -> Non
     assert committed(broker) == 7 and list(pulled(broker)) == [8]
 
 
-def test_after_a_crash_what_was_passed_over_is_looked_at_again_by_the_filter_of_then() -> None:
+def test_after_a_crash_the_present_filter_looks_again_at_messages_that_were_passed_over() -> None:
     disk = FakeDisk()
     broker = filtered_broker(disk)
     broker.deliver(messages([2, 2, 1]), False, NOW_US)
@@ -363,9 +363,7 @@ def all_pulled(broker: DirectBroker, count: int) -> list[int]:
     ids=["a tag", "an expression", "a tag of no message"],
 )
 @pytest.mark.parametrize("count", [1, 3, 1000])
-def test_a_cold_backlog_gives_a_group_what_its_filter_wants(
-    wanted: Filter, matches: Callable[[int, str], bool], count: int
-) -> None:
+def test_a_filter_selects_from_a_cold_backlog(wanted: Filter, matches: Callable[[int, str], bool], count: int) -> None:
     disk, random = FakeDisk(), Random(count)
     tags = [[random.choice([1, 2, 2, 2]) for _ in range(random.choice([1, 9, 40]))] for _ in range(60)]
     prices = [[random.choice(["1", "5", ""]) for _ in each] for each in tags]
@@ -393,7 +391,7 @@ def test_messages_passed_over_in_a_cold_backlog_stay_so_after_a_crash() -> None:
     assert pulled(broker) == {} and committed(broker) == 601
 
 
-def test_another_filter_sees_nothing_of_what_was_found_for_the_one_before() -> None:
+def test_a_new_filter_uses_no_results_of_the_one_before() -> None:
     disk = FakeDisk()
     broker = cold_broker(disk, [messages([1, 1, 2, 2, 1, 2], 1 + 6 * index) for index in range(10)])
     assert list(pulled(broker, 1)) == [1]

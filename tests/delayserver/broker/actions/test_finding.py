@@ -134,7 +134,7 @@ def test_messages_with_one_hash_are_distinguished(monkeypatch: pytest.MonkeyPatc
     assert find(broker, message_id=b"m-33") == [33]
 
 
-def test_what_is_stored_after_a_search_is_found_by_the_next() -> None:
+def test_a_search_finds_messages_stored_after_the_search_before() -> None:
     broker = filled(FakeDisk(), 30)
     for number in range(1001, 1101):
         broker.deliver(batch_of(number, [f"m-{number}"]), False, NOW_US)

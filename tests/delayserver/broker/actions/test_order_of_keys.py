@@ -397,7 +397,7 @@ def test_attempts_of_a_failed_message_outlive_a_restart_and_a_snapshot_of_the_pr
     assert again is not None and again.attempt.tolist() == [4, 1, 1], "2 and 3 were taken back: no attempt of theirs"
 
 
-def test_what_was_handed_out_again_counts_behind_a_restart() -> None:
+def test_attempts_before_a_restart_count_behind_it() -> None:
     scene = Scene(["a", "a"])
     for number in (1, 2):
         pulled = scene.pull(1)

@@ -106,7 +106,7 @@ def test_a_seek_passes_over_the_retry_queue_and_later_redeliveries_still_come() 
     assert pull(broker)[0] == [103]
 
 
-def test_a_redelivery_that_is_being_written_during_a_seek_does_not_ack_what_is_behind_it() -> None:
+def test_a_redelivery_that_is_being_written_during_a_seek_acks_no_later_message() -> None:
     broker = open_broker(FakeDisk())
     broker.deliver(messages(1, 3), False, NOW_US)
     _, held = pull(broker)
@@ -293,7 +293,7 @@ def test_a_damaged_record_lets_a_time_be_found_before_it() -> None:
     assert found_by_time(broker, NOW_US + 2) == 2
 
 
-def test_a_read_says_what_stands_at_a_position_and_changes_nothing() -> None:
+def test_a_read_shows_the_messages_at_a_position_and_changes_nothing() -> None:
     broker = open_broker(FakeDisk())
     for first in (1, 4, 7):
         broker.deliver(messages(first, 3), False, NOW_US)
@@ -364,7 +364,7 @@ def test_a_group_that_lags_past_the_bound_loses_messages_and_gets_one_error() ->
     broker.check_invariants()
 
 
-def test_a_snapshot_of_the_progress_log_does_not_hide_what_a_group_lost() -> None:
+def test_a_snapshot_of_the_progress_log_still_reports_the_losses_of_a_group() -> None:
     disk = FakeDisk()
     limits = replace(LIMITS, retention_ms=0, lag_bytes_max=3 * 4096, progress_bytes_max=1)
     broker = lagging(disk, limits)
@@ -451,7 +451,7 @@ def test_a_pull_before_the_cut_of_a_block_passes_over_nothing_without_saying_so(
     broker.check_invariants()
 
 
-def test_a_group_that_lags_by_time_holds_back_what_is_younger() -> None:
+def test_a_group_that_lags_by_time_still_keeps_younger_messages() -> None:
     broker = lagging(FakeDisk(), replace(LIMITS, retention_ms=0, lag_ms_max=5000), 300)
     assert broker.retire(NOW_US + 4_000_000) == []
     assert broker.retire(NOW_US + 6_000_000) != []

@@ -104,6 +104,6 @@ def test_on_a_full_disk_the_table_stays_as_it_was() -> None:
     assert decode_policies(disk.content(PATH), SERVER) == {(SUBJECT, GROUP): PolicyRow(POLICY, 5)}
 
 
-def test_what_is_written_is_what_is_read() -> None:
+def test_a_table_of_policies_is_read_as_it_was_written() -> None:
     rows = {(1, 2): PolicyRow(POLICY, 9), (1, 3): PolicyRow(GroupPolicy(first_level=4))}
     assert decode_policies(encode_policies(rows, SERVER), SERVER) == rows

@@ -14,7 +14,7 @@ from tests.delayserver.broker.filters.expressions import similar
 
 
 @given(st.text("ab%_", max_size=10), st.text("ab", max_size=12))
-def test_a_pattern_matches_what_its_meaning_says(pattern: str, text: str) -> None:
+def test_like_matches_as_a_model_of_patterns_does(pattern: str, text: str) -> None:
     assert like(pattern)(text) == similar(text, tuple(pattern))
 
 

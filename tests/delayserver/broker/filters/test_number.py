@@ -25,7 +25,7 @@ from tests.delayserver.broker.filters.expressions import reads_as, values
         ("1e308", 1e308),
     ],
 )
-def test_a_text_that_is_a_number(text: str, number: float) -> None:
+def test_a_text_that_is_a_number_has_its_value(text: str, number: float) -> None:
     assert number_of(text) == number
 
 
@@ -52,16 +52,16 @@ def test_a_text_that_is_a_number(text: str, number: float) -> None:
         "\u0663",
     ],
 )
-def test_a_text_that_is_none(text: str) -> None:
+def test_a_text_that_is_no_number_is_nan(text: str) -> None:
     assert math.isnan(number_of(text))
 
 
-def test_more_than_64_characters_are_none() -> None:
+def test_a_text_of_more_than_64_characters_is_no_number() -> None:
     assert number_of("1" * 64) == float("1" * 64)
     assert math.isnan(number_of("1" * 65))
 
 
 @given(values | st.floats(allow_nan=False, allow_infinity=False).map(repr) | st.text("0123456789+-.eE", max_size=8))
-def test_the_rule_is_that_of_the_reference(text: str) -> None:
+def test_number_of_agrees_with_the_grammar_of_the_reference(text: str) -> None:
     expected, found = reads_as(text), number_of(text)
     assert math.isnan(found) if expected is None else found == expected

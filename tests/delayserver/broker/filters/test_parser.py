@@ -104,7 +104,7 @@ def test_each_bound_is_refused_just_beyond_it(expression: str, what: str) -> Non
         "((((a)))) = (1)",
     ],
 )
-def test_what_reaches_a_bound_is_taken(expression: str) -> None:
+def test_an_expression_at_its_bound_is_taken(expression: str) -> None:
     parse(expression)
 
 

@@ -36,13 +36,13 @@ def masked(expression: str, messages: list[Row]) -> list[bool]:
 @settings(max_examples=600, deadline=None)
 @given(nodes, rows)
 @example(Compared("price", ">", None, "colour"), [{"price": "10", "colour": "9"}, {"price": "10", "colour": "9x"}])
-def test_a_program_says_what_the_rules_say_of_each_message(node: Node, messages: list[Row]) -> None:
+def test_a_program_selects_the_messages_that_the_rules_select(node: Node, messages: list[Row]) -> None:
     assert masked(node.ours(), messages) == [node.of(message) is True for message in messages]
 
 
 @settings(max_examples=400, deadline=None)
 @given(nodes, rows)
-def test_a_program_says_what_sqlite_says(node: Node, messages: list[Row]) -> None:
+def test_a_program_selects_the_messages_that_sqlite_selects(node: Node, messages: list[Row]) -> None:
     """SQLite gets each property as a column of text and as one of numbers, since its own rules for types differ."""
     with sqlite3.connect(":memory:") as connection:
         connection.execute("PRAGMA case_sensitive_like = ON")
@@ -86,7 +86,7 @@ PRICES: list[Row] = [{"price": "2"}, {"price": "10"}, {"price": "cheap"}, {}, {"
         ("(price) > (3)", [False, True, False, False, False, False]),
     ],
 )
-def test_examples(expression: str, expected: list[bool]) -> None:
+def test_an_expression_selects_the_rows_of_its_example(expression: str, expected: list[bool]) -> None:
     assert masked(expression, PRICES) == expected
 
 
@@ -108,7 +108,7 @@ def test_numbers_beyond_a_float_are_distinguished_only_as_texts() -> None:
     assert masked("id = '9007199254740993'", messages) == [True, False]
 
 
-def test_properties_that_are_no_map_of_texts_are_none() -> None:
+def test_properties_that_are_no_map_of_texts_count_as_missing() -> None:
     packed = [b"\xc1", b"\x81", msgpack.packb({"price": 5}), msgpack.packb([1]), b"", msgpack.packb({"price": "5"})]
     lengths = np.array([len(each) for each in packed], np.uint32)
     program = compile_expression("price = 5")

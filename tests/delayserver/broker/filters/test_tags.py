@@ -22,7 +22,7 @@ from delayserver.broker.filters.tags import parse_tags
         ("a*", ("a*",)),
     ],
 )
-def test_tags_of_a_subscription(text: str, tags: tuple[str, ...]) -> None:
+def test_a_subscription_is_parsed_into_its_tags(text: str, tags: tuple[str, ...]) -> None:
     assert parse_tags(text, 127) == tags
 
 

@@ -164,7 +164,7 @@ class Known:
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_any_course_of_events(seed: int) -> None:
+def test_a_queue_agrees_with_a_model_of_keys_through_any_course_of_events(seed: int) -> None:
     Course(Random(seed)).run()
 
 

@@ -13,7 +13,7 @@ from delayserver.broker.redelivery import KeptBytes, RedeliveryPolicy
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_places_are_as_a_table_of_positions(seed: int) -> None:
+def test_places_agree_with_a_table_of_positions(seed: int) -> None:
     chance = Random(seed)
     places = Places()
     table: dict[int, tuple[int, int, int]] = {}

@@ -61,7 +61,7 @@ def test_many_ranges_are_added_together(values: set[int], more: list[tuple[int, 
 
 
 @given(st.data())
-def test_many_acks_together_do_what_acks_one_by_one_do(data: st.DataObject) -> None:
+def test_many_acks_together_equal_acks_one_by_one(data: st.DataObject) -> None:
     """200 positions are handed out, some of them to be redelivered; any may be acked, also twice."""
     cursors = [Cursor(0), Cursor(0)]
     failed = data.draw(st.sets(st.integers(0, 199), max_size=3))
@@ -80,7 +80,7 @@ def test_many_acks_together_do_what_acks_one_by_one_do(data: st.DataObject) -> N
 
 
 @given(st.integers(0, 3), st.integers(1, 3))
-def test_many_acks_together_are_cut_to_what_was_handed_out(first: int, step: int) -> None:
+def test_many_acks_together_are_cut_to_the_positions_that_were_handed_out(first: int, step: int) -> None:
     cursors = [Cursor(0), Cursor(0)]
     for cursor in cursors:
         cursor.hand_out(0, 100)
@@ -92,7 +92,7 @@ def test_many_acks_together_are_cut_to_what_was_handed_out(first: int, step: int
 
 
 @given(numbers, st.data())
-def test_ranges_without_some_of_their_positions(values: set[int], data: st.DataObject) -> None:
+def test_positions_are_taken_out_of_ranges(values: set[int], data: st.DataObject) -> None:
     left_out = data.draw(st.sets(st.sampled_from(sorted(values)))) if values else set()
     found = without(spans(values), np.array(sorted(left_out), np.int64))
     assert {number for start, stop in found for number in range(start, stop)} == values - left_out
@@ -100,19 +100,19 @@ def test_ranges_without_some_of_their_positions(values: set[int], data: st.DataO
 
 
 @given(numbers, st.integers(0, 100))
-def test_the_range_around_a_number(values: set[int], asked: int) -> None:
+def test_the_range_around_a_number_is_the_one_that_holds_it(values: set[int], asked: int) -> None:
     expected = next(((low, high) for low, high in spans(values) if low <= asked < high), None)
     assert made(values).around(asked) == expected
 
 
 @given(numbers, st.integers(0, 5))
-def test_gaps_are_what_is_left_between_rows(rows: set[int], start: int) -> None:
+def test_gaps_are_the_positions_between_rows(rows: set[int], start: int) -> None:
     found = gaps(start, np.array(sorted(rows), np.int64), 61)
     assert found == spans(set(range(61)) - rows, start)
 
 
 @given(st.sets(st.integers(0, 59), min_size=1), st.data())
-def test_an_ack_of_joined_ranges_does_what_acks_one_by_one_do(wanted: set[int], data: st.DataObject) -> None:
+def test_an_ack_of_joined_ranges_equals_acks_one_by_one(wanted: set[int], data: st.DataObject) -> None:
     """60 positions are handed out. Those that are wanted are leased, and the others passed over."""
     cursors = [Cursor(0), Cursor(0)]
     leased = np.array(sorted(wanted), np.int64)

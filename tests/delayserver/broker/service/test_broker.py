@@ -65,7 +65,7 @@ def test_after_a_restart_acked_stays_acked_and_leased_comes_again_with_a_higher_
     broker.close()
 
 
-def test_a_group_that_comes_late_gets_what_was_delivered_before(tmp_path: Path) -> None:
+def test_a_late_group_gets_earlier_messages(tmp_path: Path) -> None:
     broker = open_broker(tmp_path)
     broker.deliver(messages(1, 5), False, NOW_US)
     first = broker.pull(SUBJECT, GROUP, 10, 1 << 20, NOW_US, NOW_US)

@@ -24,7 +24,7 @@ from tests.delayserver.broker.brokers import (
 from tests.fakes.disk import FakeDisk, SimulatedCrash
 
 
-def test_after_a_crash_a_repeated_hand_off_stores_exactly_what_was_lost() -> None:
+def test_after_a_crash_a_repeated_hand_off_stores_exactly_the_lost_messages() -> None:
     for seed in range(20):
         disk = FakeDisk()
         broker = open_broker(disk)
@@ -40,7 +40,7 @@ def test_after_a_crash_a_repeated_hand_off_stores_exactly_what_was_lost() -> Non
         assert sorted(drain(broker)) == list(range(1, 31))
 
 
-def test_a_repeat_of_what_is_damaged_is_stored_again_and_what_is_not_stays_known() -> None:
+def test_a_repeated_hand_off_stores_damaged_messages_again_and_knows_the_others() -> None:
     disk = FakeDisk()
     broker = open_broker(disk)
     for first in (1, 11, 21):
@@ -127,7 +127,7 @@ def test_a_full_disk_refuses_deliveries_and_service_resumes_when_space_returns()
     broker.check_invariants()
 
 
-def test_consumed_and_old_segments_are_given_back_and_what_a_group_needs_stays() -> None:
+def test_retention_removes_consumed_and_old_segments_and_keeps_those_that_a_group_needs() -> None:
     disk = FakeDisk()
     broker = open_broker(disk)
     for batch in range(40):
@@ -190,7 +190,7 @@ def test_a_window_that_is_not_complete_keeps_its_keys_although_all_is_consumed()
     assert broker.deliver(messages(1, 10), True, NOW_US).outcome.tolist() == [2] * 10
 
 
-def test_a_damaged_record_is_reported_and_what_is_behind_it_is_served() -> None:
+def test_a_damaged_record_is_reported_and_the_records_behind_it_are_served() -> None:
     disk = FakeDisk()
     broker = open_broker(disk)
     for batch in range(20):
@@ -243,7 +243,7 @@ def test_without_its_checkpoint_the_broker_rebuilds_its_queues_from_the_store(da
     assert drain(broker) == list(range(56, 201))
 
 
-def test_the_progress_log_is_replaced_by_a_snapshot_and_keeps_what_was_acked() -> None:
+def test_a_snapshot_that_replaces_the_progress_log_keeps_all_acks() -> None:
     disk = FakeDisk()
     broker = open_broker(disk, BrokerLimits(progress_bytes_max=2000))
     broker.deliver(messages(1, 400), False, NOW_US)
@@ -262,7 +262,7 @@ def test_the_progress_log_is_replaced_by_a_snapshot_and_keeps_what_was_acked() -
     assert drain(broker) == [1 + row + 1 for row in range(2, 400, 4)]
 
 
-def test_a_batch_larger_than_what_is_left_of_the_disk_is_stored_as_far_as_it_fits() -> None:
+def test_a_batch_larger_than_the_free_disk_is_stored_as_far_as_it_fits() -> None:
     disk = FakeDisk()
     broker = open_broker(disk)
     broker.deliver(messages(1, 1), False, NOW_US)
@@ -286,9 +286,7 @@ def test_a_batch_larger_than_what_is_left_of_the_disk_is_stored_as_far_as_it_fit
 
 @pytest.mark.parametrize("checkpoint", [True, False])
 @pytest.mark.parametrize("lost", ["store", "progress.log"])
-def test_a_lost_file_without_which_messages_are_lost_or_come_again_is_named_with_what_to_do(
-    lost: str, checkpoint: bool
-) -> None:
+def test_the_loss_of_a_file_is_reported_with_its_name_its_effect_and_what_to_do(lost: str, checkpoint: bool) -> None:
     disk = FakeDisk()
     broker = open_broker(disk)
     broker.deliver(messages(1, 20), False, NOW_US)

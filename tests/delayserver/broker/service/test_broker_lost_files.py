@@ -49,7 +49,7 @@ def cut(disk: FakeDisk, path: str, length: int) -> None:
     file.close()
 
 
-def test_after_a_crash_the_store_keeps_what_came_behind_an_old_checkpoint() -> None:
+def test_after_a_crash_the_store_keeps_messages_behind_an_old_checkpoint() -> None:
     disk = FakeDisk()
     broker = open_broker(disk)  # with a checkpoint
     first, now_us = 1, NOW_US
@@ -210,7 +210,7 @@ def test_every_group_goes_on_where_all_that_was_stored_is_lost() -> None:
         assert drain(broker, group) == list(range(101, 121))
 
 
-def test_on_a_full_disk_retention_gives_back_what_the_last_checkpoint_allows() -> None:
+def test_on_a_full_disk_retention_removes_segments_that_the_last_checkpoint_does_not_need() -> None:
     disk = FakeDisk()
     broker = open_broker(disk)
     for window in (1, 2):

@@ -342,7 +342,7 @@ async def test_one_sync_answers_all_that_wait_for_a_commit(node: Node, autojump_
     assert node.disk.counts["datasync"] - before == 1
 
 
-async def test_a_few_messages_are_handed_on_in_their_own_step_whatever_else_waits(
+async def test_a_few_messages_are_handed_on_in_their_own_step_although_others_wait(
     node: Node, autojump_clock: MockClock
 ) -> None:
     answered: list[tuple[int, int]] = []

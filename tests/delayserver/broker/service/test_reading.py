@@ -144,7 +144,7 @@ async def test_while_a_group_waits_for_its_read_another_is_answered_in_the_step_
 
 
 @pytest.mark.parametrize("limits", [LIMITS, NO_CACHE], ids=["cache", "no cache"])
-async def test_a_backlog_comes_whole_and_in_order_whatever_the_cache_holds(
+async def test_a_backlog_comes_whole_and_in_order_with_any_cache(
     start: Start, autojump_clock: MockClock, limits: BrokerLimits
 ) -> None:
     node = start(backlog(1000), limits)
@@ -155,7 +155,7 @@ async def test_a_backlog_comes_whole_and_in_order_whatever_the_cache_holds(
     assert node.broker.damages == []
 
 
-async def test_with_a_cache_the_disk_is_asked_once_for_what_lies_together(
+async def test_with_a_cache_the_disk_is_asked_once_for_neighbouring_messages(
     start: Start, autojump_clock: MockClock
 ) -> None:
     node = start(backlog(1000))
@@ -186,7 +186,9 @@ async def test_many_groups_have_a_bounded_number_of_reads_at_a_time(start: Start
     assert node.reads_at_once_max == READS_AT_ONCE
 
 
-async def test_a_pull_without_wait_gets_what_the_disk_has(start: Start, autojump_clock: MockClock) -> None:
+async def test_a_pull_without_wait_gets_messages_that_must_be_read_from_disk(
+    start: Start, autojump_clock: MockClock
+) -> None:
     node = start(backlog())
     assert await node.pull(wait_ms=0) == list(range(1, 11))
     assert await node.pull(count=1, wait_ms=1) == [11], "its wait ends before the read does"
@@ -318,7 +320,7 @@ async def test_ended_leases_of_a_cold_group_are_gathered_once(start: Start, auto
     assert len(batches[0]) == len(found)
 
 
-async def test_an_uncertain_hand_off_reads_its_window_once_and_sees_what_is_stored_meanwhile(
+async def test_an_uncertain_hand_off_reads_its_window_once_and_sees_messages_stored_meanwhile(
     start: Start, autojump_clock: MockClock
 ) -> None:
     node = start(backlog(100))

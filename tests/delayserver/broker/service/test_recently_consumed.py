@@ -35,7 +35,7 @@ def test_a_redelivery_counts_as_a_hand_out_of_its_message() -> None:
     assert record.of(7, 1, 10) == [Consumed(5, 100, 0), Consumed(5, 200, 210)]
 
 
-def test_the_oldest_are_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_consumed_messages_are_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recently_consumed, "ROWS_MAX", 10)
     monkeypatch.setattr(recently_consumed, "ENTRIES_MAX", 3)
     record = RecentlyConsumed()
