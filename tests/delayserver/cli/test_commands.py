@@ -28,7 +28,7 @@ def pull(server: Any, subject: str, *arguments: str) -> list[dict[str, Any]]:
     return rows
 
 
-def test_what_is_sent_arrives_when_it_is_due_and_not_before(server: Any) -> None:
+def test_a_message_arrives_when_it_is_due_and_not_before(server: Any) -> None:
     sent = send(server, "arrives", "hello", "--delay", "1s")
     assert set(sent) == {"receipt", "message_id", "subject", "due_ms", "sequence"}
     (row,) = pull(server, "arrives", "--ack")
@@ -90,7 +90,7 @@ def test_people_see_properties_and_that_a_body_is_empty(server: Any) -> None:
     assert done.out.endswith("\n    customer=42\n    (empty)\n")
 
 
-def test_the_same_id_and_due_time_again_is_delivered_once(server: Any) -> None:
+def test_a_message_sent_twice_with_one_id_and_due_time_is_delivered_once(server: Any) -> None:
     at = (datetime.now(UTC) + timedelta(seconds=1)).isoformat()
     first = send(server, "twice", "x", "--id", "one", "--at", at)
     second = send(server, "twice", "x", "--id", "one", "--at", at)
@@ -99,7 +99,7 @@ def test_the_same_id_and_due_time_again_is_delivered_once(server: Any) -> None:
     assert outcomes == ["delivered", "deduplicated"]
 
 
-def test_what_is_not_acknowledged_comes_again_with_another_attempt(server: Any) -> None:
+def test_a_message_without_an_ack_comes_again_with_another_attempt(server: Any) -> None:
     send(server, "again")
     (first,) = pull(server, "again", "--ack-timeout", "1s")
     (second,) = pull(server, "again", "--ack")
@@ -128,7 +128,7 @@ def test_two_groups_get_every_message_each(server: Any) -> None:
         assert [row["body"] for row in done.rows] == ["hello"]
 
 
-def test_what_is_cancelled_is_not_delivered(server: Any) -> None:
+def test_a_cancelled_message_is_not_delivered(server: Any) -> None:
     receipt = send(server, "cancelled", "x", "--delay", "6s")["receipt"]
     assert server.run("cancel", receipt, "--json").row == {"receipt": receipt, "outcome": "cancelled"}
     assert server.run("cancel", receipt, "--json").row == {"receipt": receipt, "outcome": "already_cancelled"}
@@ -232,7 +232,7 @@ def test_a_reader_that_goes_away_is_no_traceback(server: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["send", "pull"])
-def test_both_ways_to_call_it_are_the_same(server: Any, name: str) -> None:
+def test_the_script_and_the_module_print_the_same_help(server: Any, name: str) -> None:
     script = Path(sys.executable).parent / "delayserver"
     if not script.exists():
         pytest.skip("delayserver is not installed in this environment")

@@ -35,7 +35,7 @@ def run_with_closed(descriptor: int, *arguments: str) -> subprocess.CompletedPro
 
 
 @pytest.mark.parametrize("arguments", [("send", "s", "-"), ("lookup", "-")])
-def test_what_is_to_come_from_a_closed_stdin_is_wrong_usage(server: Server, arguments: tuple[str, ...]) -> None:
+def test_a_command_that_reads_a_closed_stdin_ends_as_wrong_usage(server: Server, arguments: tuple[str, ...]) -> None:
     done = run_with_closed(0, *arguments, "--server", server.address)
     assert done.returncode == 2
     assert "stdin is closed" in done.stderr
@@ -60,7 +60,7 @@ def test_a_check_needs_no_stderr(tmp_path: Path) -> None:
     assert "clean" in done.stdout
 
 
-def test_an_error_names_the_type_of_what_names_no_message(server: Server) -> None:
+def test_an_error_names_the_type_of_a_value_that_names_no_message(server: Server) -> None:
     with Client(server.address) as client:
         sent = client.send("s", b"", delay_ms=60_000)
         for wrong in (sent, [sent.receipt]):

@@ -151,7 +151,7 @@ def assert_abandoned(futures: list[Future[SendResult]], server: FakeServer) -> N
     assert server.count("send") == 1
 
 
-def test_an_error_of_the_block_abandons_in_time_what_a_server_that_hangs_does_not_answer(
+def test_an_error_of_the_block_abandons_unanswered_messages_of_a_hanging_server_in_time(
     server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batching, "DRAIN_S", 0.2)
@@ -164,7 +164,7 @@ def test_an_error_of_the_block_abandons_in_time_what_a_server_that_hangs_does_no
 
 
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])
-def test_an_error_of_an_asynchronous_block_abandons_in_time_what_is_not_answered(
+def test_an_error_of_an_asynchronous_block_abandons_unanswered_messages_in_time(
     server: FakeServer, monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:
     monkeypatch.setattr(async_batching, "DRAIN_S", 0.2)

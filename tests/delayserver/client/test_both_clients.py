@@ -89,7 +89,7 @@ def test_send_lookup_cancel_and_reschedule_one_message(server: FakeServer, clien
     assert (stored.body, stored.properties, stored.expires_ms) == (b"cancel me", {"k": "v"}, 9000)
 
 
-def test_the_four_ways_to_say_when(server: FakeServer, client: Client) -> None:
+def test_each_of_the_four_ways_to_say_when_gives_its_due_time(server: FakeServer, client: Client) -> None:
     server.clock_ahead_us = 3_600_000_000
     began_us = server.now_us()
     client.hello()
@@ -332,7 +332,7 @@ def test_no_reply_in_time_is_an_error_and_the_late_reply_is_passed_over(server: 
         encode_frame([0, True, {}]),
     ],
 )
-def test_a_reply_that_is_none_is_a_protocol_error(server: FakeServer, client: Client, data: bytes) -> None:
+def test_bytes_that_are_no_reply_are_a_protocol_error(server: FakeServer, client: Client, data: bytes) -> None:
     server.misbehave("status", Garbage(data))
     with pytest.raises((MalformedFrame, FrameTooLarge)):
         client.status()
@@ -440,7 +440,7 @@ def test_the_batcher_puts_errors_where_they_belong(server: FakeServer, connect: 
             batcher.send(b"x", due_ms=1)
 
 
-def test_the_batcher_bounds_what_is_not_answered(server: FakeServer, client: Client) -> None:
+def test_the_batcher_bounds_unanswered_messages(server: FakeServer, client: Client) -> None:
     server.misbehave("send", Late(0.2))
     with client.batcher("a", batch_messages_max=5, linger_ms=1, pending_messages_max=10) as batcher:
         for number in range(100):
@@ -476,7 +476,7 @@ def test_a_batch_keeps_the_bounds_of_the_server(connect: Connect) -> None:
         assert max(len(each["messages"]) if "messages" in each else each["count"] for each in sends) == 7
 
 
-def test_a_flush_does_not_wait_for_what_others_hand_over_meanwhile(server: FakeServer, client: Client) -> None:
+def test_a_flush_does_not_wait_for_later_messages_of_other_threads(server: FakeServer, client: Client) -> None:
     server.misbehave("send", *[Late(0.02)] * 1_000)
     stop = threading.Event()
     with client.batcher("a") as batcher:

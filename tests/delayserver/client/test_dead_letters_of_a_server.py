@@ -71,7 +71,7 @@ def test_all_pages_of_letters_are_gathered_and_all_parts_are_sent_again(client: 
     assert bodies == {b"%d" % number for number in range(1100)}
 
 
-def test_a_resend_of_nothing_and_chosen_letters(client: Client, subject: str) -> None:
+def test_a_resend_sends_only_the_chosen_letters(client: Client, subject: str) -> None:
     give_up(client, subject, 3)
     assert client.resend_dead_letters(subject, "g", positions=[7]).resent == 0
     resent = client.resend_dead_letters(subject, "g", positions=[2, 2, 0], rate=1000)
@@ -85,7 +85,7 @@ def test_a_resend_of_nothing_and_chosen_letters(client: Client, subject: str) ->
     assert client.set_policy(subject, "g", reset=True).attempts == 0
 
 
-def test_a_send_by_level(client: Client, subject: str) -> None:
+def test_a_delay_level_sets_the_due_time_and_an_unknown_level_is_refused(client: Client, subject: str) -> None:
     before_ms = client.ping() // 1000
     sent = client.send(subject, b"m", delay_level=4)
     assert 30_000 <= sent.due_ms - before_ms < 40_000

@@ -141,7 +141,7 @@ def test_cancelling_the_block_of_an_async_batcher_answers_its_handles(server: Fa
 
 
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])
-def test_a_consumer_raises_what_its_nodes_refuse_for_good(server: FakeServer, backend: str) -> None:
+def test_a_consumer_raises_the_lasting_refusal_of_its_nodes(server: FakeServer, backend: str) -> None:
     server.misbehave("pull", *[Fail(InvalidArgument("max_messages lies within 1 and 16384"))] * 5)
 
     async def main() -> None:
@@ -174,7 +174,7 @@ def test_leaving_the_block_while_another_task_connects_again_does_not_hang(serve
 
 
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])
-def test_properties_that_are_none_do_not_fail_the_requests_of_other_tasks(real_server: Server, backend: str) -> None:
+def test_wrong_properties_do_not_fail_the_requests_of_other_tasks(real_server: Server, backend: str) -> None:
     async def main() -> None:
         async with AsyncClient(real_server.address, retries=0) as client, anyio.create_task_group() as others:
             waiting = anyio.Event()

@@ -182,7 +182,7 @@ def test_publishes_batches_and_lists_have_spans_too(told: dict[str, Any]) -> Non
     assert named(told, "send traced.many")["attributes"]["messaging.batch.message_count"] == 2
 
 
-def test_a_failure_is_an_error_of_its_span_and_a_retry_is_none(told: dict[str, Any]) -> None:
+def test_a_failed_handling_marks_its_span_as_error_and_a_retry_does_not(told: dict[str, Any]) -> None:
     statuses = {
         (span["attributes"]["messaging.message.id"], span["attributes"]["delayserver.attempt"]): span["status"]
         for span in told["spans"]

@@ -96,7 +96,7 @@ def test_all_problems_are_found_at_once_with_their_lines(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("text", [text for text, _ in REFUSED.values()], ids=REFUSED.keys())
-def test_what_the_server_refuses_is_a_problem(tmp_path: Path, text: str) -> None:
+def test_config_check_reports_settings_that_the_server_refuses(tmp_path: Path, text: str) -> None:
     path = write(tmp_path, text)
     with pytest.raises(toml_file.ConfigError) as refused:
         toml_file.load_settings(path)

@@ -122,7 +122,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("text", "expected"), REFUSED.values(), ids=REFUSED.keys())
-def test_what_is_wrong_is_refused_by_its_full_name(tmp_path: Path, text: str, expected: str) -> None:
+def test_a_wrong_setting_is_refused_by_its_full_name(tmp_path: Path, text: str, expected: str) -> None:
     path = write(tmp_path, text)
     with pytest.raises(ConfigError) as caught:
         load_settings(path)

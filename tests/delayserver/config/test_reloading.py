@@ -46,7 +46,7 @@ def test_a_sentence_names_each_group_node_and_route_that_comes_or_goes() -> None
     ]
 
 
-def test_whatever_else_differs_is_named_all_at_once() -> None:
+def test_a_reload_names_all_settings_that_cannot_change_at_once() -> None:
     before, after = settings(1, 1), settings(1, 5)
     after = replace(after, storage=replace(after.storage, window_ms=30_000, durability="os"), shutdown_timeout_ms=1)
     with pytest.raises(ConfigError) as raised:

@@ -193,7 +193,7 @@ def test_a_close_ends_a_pull_that_waits_in_another_thread() -> None:
     assert not thread.is_alive() and ended
 
 
-def test_two_in_one_process_are_two_servers(tmp_path: Path) -> None:
+def test_two_embedded_servers_of_one_process_share_nothing(tmp_path: Path) -> None:
     with embedded.open() as one, embedded.open(str(tmp_path / "data")) as two:
         assert one.connect().server_id != two.connect().server_id
         one.send("a", b"one", delay_ms=0)

@@ -70,7 +70,7 @@ def test_the_pause_of_a_later_message_of_a_key_does_not_keep_an_earlier_one(clie
     assert not client.pull(name, "g", 10), "the third waits for the second"
 
 
-def test_a_group_gets_what_its_filter_matches(client: Client) -> None:
+def test_a_group_gets_the_messages_that_its_filter_matches(client: Client) -> None:
     name = subject()
     for tag, price in (("paid", "2"), ("paid", "7"), ("sent", "9")):
         client.publish(name, price, tag=tag, properties={"price": price})

@@ -31,7 +31,7 @@ def test_a_consumer_pulls_from_an_embedded_server(anyio_backend: str) -> None:
 
 
 @pytest.mark.parametrize("anyio_backend", ["trio", "asyncio"])
-def test_a_reply_that_comes_to_a_cancelled_call_still_says_what_was_refused(anyio_backend: str) -> None:
+def test_the_reply_to_a_cancelled_call_still_reports_refused_messages(anyio_backend: str) -> None:
     async def refused() -> OneWayRefused | None:
         async with embedded.open_async() as here, here.node_client("embedded:20801") as other:
 

@@ -115,7 +115,7 @@ def test_a_delivery_that_is_not_acked_comes_again(client: Client) -> None:
     assert (first.attempt, second.attempt) == (1, 2)
 
 
-def test_refusals_have_their_names(client: Client) -> None:
+def test_refusals_raise_their_named_errors_in_every_place(client: Client) -> None:
     name = subject()
     with pytest.raises(SubjectInvalid):
         client.send("", b"", delay_ms=0)

@@ -59,7 +59,7 @@ def logged() -> Iterator[Logged]:
 EVENTS = list(logged())
 
 
-def test_there_are_events() -> None:
+def test_the_log_has_more_than_25_kinds_of_events() -> None:
     assert len({each.event for each in EVENTS}) > 25
 
 
@@ -80,7 +80,7 @@ def test_an_event_has_a_stable_name_and_fields_that_its_sentence_may_use(each: L
     assert all(re.fullmatch(r"[a-z]+(_[a-z]+)*", name) for name in each.fields)
 
 
-def test_one_name_is_one_fact() -> None:
+def test_each_name_of_an_event_has_one_level() -> None:
     levels: dict[str, set[str]] = {}
     for each in EVENTS:
         levels.setdefault(each.event, set()).add(each.level)

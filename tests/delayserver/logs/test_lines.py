@@ -52,7 +52,7 @@ def test_the_line_names_the_place_that_logs(caplog: pytest.LogCaptureFixture) ->
 
 
 @pytest.mark.parametrize("hostile", ["a\nERROR forged", "\x1b[2J", "\u2028x", "\x00", "{braces} %s"])
-def test_what_a_client_sent_stays_in_its_line_and_speaks_to_no_terminal(
+def test_text_of_a_client_stays_in_its_log_line_and_controls_no_terminal(
     caplog: pytest.LogCaptureFixture, hostile: str
 ) -> None:
     events.error("request_bug", "bug while answering {operation}", ValueError(hostile), operation=hostile, more=hostile)

@@ -93,7 +93,7 @@ def test_an_error_that_never_came_is_counted_as_zero() -> None:
     assert found["delayserver_errors_total", (("error", "internal_error"),)] == 0
 
 
-def test_what_is_not_there_has_no_sample() -> None:
+def test_absent_values_have_no_sample() -> None:
     names = {name for name, _ in samples(reply())}
     assert "delayserver_oldest_incomplete_window_timestamp_seconds" not in names
     assert "delayserver_consumer_group_oldest_due_timestamp_seconds" not in names
@@ -126,7 +126,7 @@ def test_any_subject_is_a_label(subject: str) -> None:
 
 @pytest.mark.parametrize("pending", [1, 999_999, 1_000_000, 12_345_678, -1_000_000])
 @pytest.mark.parametrize(("subject", "group"), [("a", "b"), ("b", "a"), ('a",b="', "\\"), ("line\nbreak", "ä ← 漢")])
-def test_each_of_many_scrapes_is_what_the_library_writes(subject: str, group: str, pending: int) -> None:
+def test_each_of_many_scrapes_equals_the_text_of_the_library(subject: str, group: str, pending: int) -> None:
     """Texts are remembered from one scrape to the next: none may come back for other labels or for another number."""
     rows = reply()["consumer_groups"][:1]
     whole = reply() | {

@@ -48,7 +48,7 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
     trio.run(bounded)
 
 
-def test_what_arrives_is_handed_over_between_the_bounds_of_a_step() -> None:
+def test_received_bytes_are_handed_over_within_a_step() -> None:
     seen: list[object] = []
 
     async def check() -> None:
@@ -67,7 +67,7 @@ def test_what_arrives_is_handed_over_between_the_bounds_of_a_step() -> None:
     run(check)
 
 
-def test_who_sends_while_others_are_read_is_in_the_same_step_and_each_is_read_once() -> None:
+def test_bytes_that_arrive_during_a_step_are_in_it_and_each_connection_is_read_once() -> None:
     seen: list[object] = []
 
     async def check() -> None:
@@ -182,7 +182,7 @@ def test_many_connections_get_all_of_their_bytes_and_their_ends() -> None:
     run(check)
 
 
-def test_what_a_receiver_raises_ends_its_own_connection_only() -> None:
+def test_an_error_of_a_receiver_ends_its_own_connection_alone() -> None:
     async def check() -> None:
         async with listening(lambda: None, lambda: None) as listener:
             near, far = await pair(listener)
@@ -298,7 +298,7 @@ def test_a_peer_that_goes_while_its_connection_is_paused_ends_the_feed(reset: bo
     run(check)
 
 
-def test_what_the_peer_has_not_received_is_known() -> None:
+def test_a_transport_knows_how_many_bytes_its_peer_has_not_received() -> None:
     async def check() -> None:
         async with listening(lambda: None, lambda: None) as listener:
             near, far = await pair(listener)

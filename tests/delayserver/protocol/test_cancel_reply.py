@@ -30,7 +30,7 @@ def encoded_by_rows(request_id: int, receipts: list[str], outcome: list[int]) ->
 
 
 @given(st.integers(1, 2**63 - 1), st.lists(codes, min_size=1, max_size=40))
-def test_mixed_answers(request_id: int, outcome: list[int]) -> None:
+def test_a_cancel_reply_of_different_outcomes_has_the_bytes_of_its_rows(request_id: int, outcome: list[int]) -> None:
     receipts = receipts_of(len(outcome))
     reply = encode_cancel_reply(request_id, receipts, np.array(outcome, dtype=np.uint8))
     assert reply == encoded_by_rows(request_id, receipts, outcome)
@@ -38,7 +38,7 @@ def test_mixed_answers(request_id: int, outcome: list[int]) -> None:
 
 @pytest.mark.parametrize("count", [1, 15, 16, 1_000, 65_535, 65_536])
 @pytest.mark.parametrize("code", [0, 5, 10])
-def test_the_same_answer_for_all(count: int, code: int) -> None:
+def test_a_cancel_reply_of_one_outcome_has_the_bytes_of_its_rows(count: int, code: int) -> None:
     receipts = receipts_of(count)
     reply = encode_cancel_reply(3, receipts, np.full(count, code, dtype=np.uint8))
     assert reply == encoded_by_rows(3, receipts, [code] * count)

@@ -283,5 +283,5 @@ def test_the_operation_is_known_before_a_request_is_decoded(number: int, operati
 
 
 @given(st.binary(max_size=80) | values.map(msgpack.packb))
-def test_what_is_no_request_has_no_operation_or_is_refused_later(payload: bytes) -> None:
+def test_peeking_at_the_operation_of_a_wrong_request_raises_nothing(payload: bytes) -> None:
     assert type(peek_operation(payload)) is str

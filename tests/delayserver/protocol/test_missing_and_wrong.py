@@ -130,7 +130,7 @@ async def test_an_argument_with_a_name_of_its_own_is_answered_as_the_table_says(
 
 
 @pytest.mark.parametrize("receipt", [None, 5, "nonsense"])
-async def test_a_receipt_that_is_none_is_answered_as_the_table_says(boot: Any, receipt: Any) -> None:
+async def test_a_malformed_receipt_is_answered_as_the_table_says(boot: Any, receipt: Any) -> None:
     host: Host = boot(small_settings())
     await host.start()
     [row] = (await (await host.client()).request("lookup", {"receipts": [receipt]}))["results"]

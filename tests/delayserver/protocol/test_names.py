@@ -72,7 +72,7 @@ def test_outcome_codes_never_change() -> None:
     assert [outcome.value for outcome in DeliverOutcome] == [1, 2, 3]
 
 
-def test_limits_come_back_and_ignore_what_is_newer() -> None:
+def test_limits_of_a_reply_are_read_back_and_newer_ones_are_ignored() -> None:
     limits = Limits(frame_bytes_max=12345)
     assert Limits.from_map({**limits.to_map(), "newer_bound": 7}) == limits
     for bad in (0, -1, True, "5", None):

@@ -27,7 +27,7 @@ pairs = st.lists(st.tuples(field48, field48), max_size=10)
 
 
 @given(field48, field48)
-def test_a_receipt_comes_back(due_ms: int, sequence: int) -> None:
+def test_a_formatted_receipt_is_parsed_back(due_ms: int, sequence: int) -> None:
     text = format_receipt(SERVER, due_ms, sequence)
     assert len(text) == 38
     assert parse_receipt(text) == Receipt(SERVER, due_ms, sequence)

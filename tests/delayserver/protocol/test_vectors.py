@@ -40,7 +40,7 @@ def parts(bad: dict[str, Any]) -> bytes:
     return b"".join([bytes.fromhex(part) * times for part, times in bad["hex_parts"]])
 
 
-def test_the_file_is_what_the_codec_draws_now() -> None:
+def test_the_file_of_vectors_is_that_of_the_present_codec() -> None:
     assert vectors.VECTORS.read_text() == vectors.text(), "run python -m tests.delayserver.protocol.vectors"
 
 

@@ -37,7 +37,7 @@ def test_a_token_is_its_prefix_its_id_and_a_secret_of_256_bits() -> None:
 
 
 @pytest.mark.parametrize("text", [None, 7, "", "dst_", "dst_0123456789ab_", "x" * 60, "dst_0123456789AB_" + "A" * 43])
-def test_a_text_that_is_no_token_is_none(text: object) -> None:
+def test_a_text_that_is_no_token_parses_to_none(text: object) -> None:
     assert parse_token(text) is None
 
 
@@ -98,7 +98,7 @@ def test_a_wrong_wish_is_refused_by_its_name(fields: dict[str, Any], said: str) 
         make(**fields)
 
 
-def test_the_table_has_a_bound() -> None:
+def test_the_table_of_tokens_is_bounded() -> None:
     token, _ = make()
     with pytest.raises(InvalidArgument, match="revoke unused ones"):
         created([token] * TOKENS_MAX, NewToken(**WANTED), "0" * 12, bytes(32), 0)

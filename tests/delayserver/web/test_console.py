@@ -174,7 +174,7 @@ def test_an_empty_server_helps_and_a_lost_one_comes_back(desk: Desk) -> None:
     desk.complaints.clear()
 
 
-def test_figures_are_live(web: Web, page: Page) -> None:
+def test_the_figures_of_the_console_follow_the_server(web: Web, page: Page) -> None:
     before = web.ask("GET", "/v1/status").json["accepted"]
     for _ in range(50):
         send(web, "console.live", delay_ms=1)
@@ -206,7 +206,7 @@ def test_coming_messages_are_on_their_minute_hour_and_day(web: Web, desk: Desk) 
     expect(page.locator("#days .reading")).to_contain_text(re.compile(r"\d{4}: \d+ messages?"))
 
 
-def test_consumers_show_what_they_have_before_them(web: Web, page: Page) -> None:
+def test_consumers_are_shown_with_their_backlog(web: Web, page: Page) -> None:
     for _ in range(3):
         send(web, "console.consumed", delay_ms=0)
     path = "/v1/subjects/console.consumed/groups/<b>bold</b>/pull"
@@ -242,7 +242,7 @@ def find(page: Page, text: str) -> None:
     page.keyboard.press("Enter")
 
 
-def test_unknown_names_are_answered_with_what_to_do(page: Page, web: Web) -> None:
+def test_the_console_says_what_to_do_about_an_unknown_name(page: Page, web: Web) -> None:
     find(page, "no-such-id")
     expect(page.locator("#result")).to_contain_text("No message with the id “no-such-id” was handed over here.")
     expect(page.locator("#search-subject")).to_be_visible()
@@ -428,7 +428,7 @@ def test_everything_is_done_by_keyboard(page: Page) -> None:
     expect(page.locator(".found h3")).to_be_focused()
 
 
-def test_a_hidden_page_pauses(page: Page) -> None:
+def test_a_hidden_page_of_the_console_pauses_its_updates(page: Page) -> None:
     hide = "hidden => {{ Object.defineProperty(document, 'hidden', {{value: {}, configurable: true}}); }}"
     for hidden, state in (("true", "paused"), ("false", "open")):
         page.evaluate(hide.format(hidden))
@@ -603,7 +603,7 @@ def conditions(page: Page) -> list[dict[str, Any]]:
     return found
 
 
-def test_what_to_do_is_what_the_runbook_says(page: Page) -> None:
+def test_the_console_gives_the_headings_and_commands_of_the_runbook(page: Page) -> None:
     """Headings and commands of the page are those of the runbook."""
     runbook = (ROOT / "ops" / "RUNBOOK.md").read_text()
     headings = re.findall(r"^#{2,3} (.+)$", runbook, re.MULTILINE)

@@ -44,7 +44,7 @@ def test_the_document_has_the_names_that_scripts_rely_on(web: Web) -> None:
     assert len(names) == len(set(names)) and all(names)
 
 
-def test_the_gateway_does_what_the_document_says(web: Web) -> None:
+def test_the_gateway_answers_as_its_openapi_document_says(web: Web) -> None:
     schema = schemathesis.openapi.from_dict(document_of(web))
     tried = 0
     for result in schema.get_all_operations():

@@ -42,7 +42,7 @@ def test_a_file_comes_zipped_to_clients_that_accept_gzip(web: Web) -> None:
 @pytest.mark.parametrize(
     "path", ["/console/", "/console/../pages.py", "/console/%2e%2e/pages.py", "/console/none.js", "/index.html"]
 )
-def test_nothing_else_is_there(web: Web, path: str) -> None:
+def test_an_unknown_path_is_answered_with_404(web: Web, path: str) -> None:
     reply = web.ask("GET", path)
     assert (reply.status, reply.json["error"]) == (404, "path_unknown")
 

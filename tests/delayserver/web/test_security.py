@@ -306,7 +306,7 @@ def rest_of_stream(connection: socket.socket) -> bytes:
     return found
 
 
-def test_what_a_session_began_ends_when_it_signs_out(guarded: Guarded) -> None:
+def test_streams_and_lines_of_a_session_end_when_it_signs_out(guarded: Guarded) -> None:
     cookie = sign_in(guarded, guarded.admin).headers["set-cookie"].partition(";")[0]
     group = "subjects/orders.out/groups/out"
     head = f"Host: {guarded.web.host}:{guarded.web.port}\r\nCookie: {cookie}\r\nContent-Type: application/x-ndjson\r\n"
@@ -374,7 +374,7 @@ def test_an_odd_cookie_is_a_session_or_none(guarded: Guarded, given: str) -> Non
 
 
 @pytest.mark.parametrize("second", ["Authorization: Bearer x", "Authorization: Bearer {token}", "Authorization:"])
-def test_two_ways_to_say_who_one_is_are_none(guarded: Guarded, second: str) -> None:
+def test_a_request_with_two_credentials_is_refused(guarded: Guarded, second: str) -> None:
     with closing(guarded.web.connect()) as connection:
         head = f"GET /v1/status HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {guarded.look}\r\n{second}\r\n\r\n"
         connection.sendall(head.format(token=guarded.look).encode())

@@ -144,7 +144,7 @@ def test_the_reader_chooses_how_a_body_is_written(
     assert (found.get("body"), found["body_encoding"]) == shown
 
 
-def test_all_fields_come_through(web: Web) -> None:
+def test_all_fields_of_a_message_come_through_the_gateway(web: Web) -> None:
     fields = {"message_id": "id-1", "properties": {"k": "v"}, "expires_ms": 2**41, "tag": "paid", "order_key": "7"}
     sent = web.post("/v1/messages", {"subject": "fields", "body": "x", "delay_ms": 0, **fields}).json
     row = web.post(

@@ -88,12 +88,12 @@ def test_ids_are_not_guessed_and_an_ended_session_is_gone() -> None:
 
 
 @pytest.mark.parametrize("host", ["localhost", "localhost:1", "127.0.0.1", "127.1.2.3:80", "[::1]:80", "a.localhost"])
-def test_names_of_this_machine(host: str) -> None:
+def test_loopback_names_are_recognised(host: str) -> None:
     assert is_loopback_name(host)
 
 
 @pytest.mark.parametrize("host", ["", "evil", "localhost.evil", "127.0.0.1.evil", "0.0.0.0", "10.0.0.1", "[::2]", "["])
-def test_other_names(host: str) -> None:
+def test_names_of_other_hosts_are_no_loopback_names(host: str) -> None:
     assert not is_loopback_name(host)
 
 

@@ -30,7 +30,7 @@ def on_a_server(test: Callable[[FakeServer, Singles, asyncio.Task[None]], Awaita
     asyncio.run(asyncio.wait_for(run(), SECONDS_MAX))
 
 
-def test_what_comes_while_a_batch_is_away_is_the_next_batch_and_each_gets_its_own_answer() -> None:
+def test_sends_during_a_batch_form_the_next_batch_and_each_gets_its_own_answer() -> None:
     async def send(server: FakeServer, singles: Singles, _: asyncio.Task[None]) -> None:
         due_ms = [1, 2, TOO_FAR_MS + 1, *range(4, 40)]
         first = asyncio.create_task(singles.send(Message("a", b"", 0)))

@@ -46,7 +46,7 @@ def test_deliveries_come_as_events_when_they_are_due(web: Web) -> None:
     assert web.post(f"{path}/ack", {"deliveries": deliveries}).json == {"acked": 3, "unknown": 0}
 
 
-def test_a_stream_can_ack_what_it_sends(web: Web) -> None:
+def test_a_stream_acks_its_messages_on_request(web: Web) -> None:
     path = "/v1/subjects/acked/groups/g"
     with stream(web, f"{path}/deliveries?ack=true") as answer:
         web.post("/v1/messages", {"subject": "acked", "body": "x", "delay_ms": 0})
@@ -93,7 +93,7 @@ def test_a_pull_ends_when_its_client_goes_away(web: Web) -> None:
     assert message["attempt"] == 1
 
 
-def test_what_is_pending_comes_by_minute_and_hour(web: Web) -> None:
+def test_the_gateway_counts_pending_messages_by_minute_hour_and_subject(web: Web) -> None:
     due_ms = web.post("/v1/messages", {"subject": "pending", "body": "x", "delay": "3h"}).json["due_ms"]
     for by, width_ms in (("minute", 60_000), ("hour", 3_600_000)):
         start_ms = due_ms // width_ms * width_ms

@@ -141,7 +141,9 @@ def test_json_prints_a_line_a_message_and_the_output_of_commands_goes_elsewhere(
     assert "said good" in done.err and "said bad" in done.err
 
 
-def test_so_many_commands_run_at_once_and_no_more(server: Server, client: Client, subject: str, tmp_path: Path) -> None:
+def test_consume_runs_as_many_commands_at_once_as_concurrency_says(
+    server: Server, client: Client, subject: str, tmp_path: Path
+) -> None:
     send(client, subject, *[b"%d" % number for number in range(6)])
     # Each waits until three have begun, so with fewer at once this would hang.
     command = f"touch {tmp_path}/$DELAYSERVER_SEQUENCE; while [ $(ls {tmp_path} | wc -l) -lt 3 ]; do sleep 0.02; done"

@@ -23,7 +23,7 @@ def run_in(encoding: str, *arguments: str, stdin: bytes = b"") -> tuple[int, byt
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "ascii", "utf-8"])
-def test_what_the_output_cannot_show_is_shown_by_its_code(encoding: str) -> None:
+def test_characters_that_the_output_cannot_show_are_shown_by_their_codes(encoding: str) -> None:
     with FakeServer() as server, Client(server.address) as client:
         client.send("a", BODY, due_ms=1, message_id="ä")
         options = ("--group", "g", "--server", server.address)

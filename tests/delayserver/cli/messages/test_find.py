@@ -24,7 +24,7 @@ def test_a_delivered_message_is_found_by_its_id_and_by_its_keys(server: Server) 
     assert "find-1" in text and "    first" in text and "keys=order-7 customer-42" in text
 
 
-def test_nothing_found_is_exit_code_1_and_a_line(server: Server) -> None:
+def test_find_without_a_result_ends_with_1_and_a_line(server: Server) -> None:
     done = server.run("find", "--key", "never-seen")
     assert (done.code, done.out) == (1, "") and "nothing found" in done.err
     done = server.run("find", "--key", "never-seen", "--json")
@@ -48,7 +48,7 @@ def test_messages_of_a_subject_and_a_time_are_found(server: Server) -> None:
     assert server.run("find", "--subject", "timed", *earlier, "--json").rows == []
 
 
-def test_lookup_with_body_says_what_a_message_says(server: Server) -> None:
+def test_lookup_with_body_shows_the_contents_of_a_message(server: Server) -> None:
     sent = server.run("send", "orders", "pay order 9", "--delay", "1h", "--property", "n=9", "--json").row
     row = server.run("lookup", sent["receipt"], "--body", "--json").row
     assert (row["body"], row["properties"], row["message_id"]) == ("pay order 9", {"n": "9"}, sent["message_id"])

@@ -29,7 +29,7 @@ def test_subjects_that_look_like_markup_are_shown_as_they_are(real_server: Serve
     assert "a[/b]" in done.out
 
 
-def test_what_was_sent_neither_steers_a_terminal_nor_looks_like_a_line_of_ours(real_server: Server) -> None:
+def test_text_of_a_client_neither_controls_a_terminal_nor_looks_like_a_line_of_the_command(real_server: Server) -> None:
     with Client(real_server.address) as client:
         client.send("a", b"b\x1b[31m\nfake", delay_ms=3_600_000, message_id="i\x1b\nd\x9b", properties={"p\n": "q\x07"})
     real_server.stop()

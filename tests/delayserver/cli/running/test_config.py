@@ -37,7 +37,7 @@ def test_problems_are_lines_on_stderr_and_the_exit_code_is_1(tmp_path: Path) -> 
     assert second.startswith(f"{path}:3: unknown key 'listen.hots', did you mean 'listen.host'?")
 
 
-def test_problems_as_json(tmp_path: Path) -> None:
+def test_check_reports_problems_as_json(tmp_path: Path) -> None:
     path = tmp_path / "server.toml"
     path.write_text("[listen]\nport = 'x'\n")
     code, done = exit_code("check", "--config", str(path), "--json")
@@ -71,7 +71,7 @@ groups = ["east", "here"]
 
 
 @pytest.mark.parametrize("changed", [[], ["--changed"]])
-def test_what_show_prints_is_a_file_with_the_same_settings(tmp_path: Path, changed: list[str]) -> None:
+def test_the_output_of_show_is_a_file_with_the_same_settings(tmp_path: Path, changed: list[str]) -> None:
     path = tmp_path / "server.toml"
     path.write_text(FILE)
     code, done = exit_code("show", "--config", str(path), "--set", "wheel.slots=64", *changed)
@@ -114,7 +114,7 @@ def test_show_as_json_has_value_default_and_source(tmp_path: Path) -> None:
     assert rows["routes"]["value"] == [{"pattern": "*", "groups": ["default"]}]
 
 
-def test_show_refuses_what_a_server_refuses(delayserver: Any, tmp_path: Path) -> None:
+def test_show_refuses_settings_that_a_server_refuses(delayserver: Any, tmp_path: Path) -> None:
     done = delayserver("config", "show", "--set", "listen.prot=1")
     assert (done.code, done.out) == (2, "")
     assert "did you mean 'listen.port'?" in done.err

@@ -105,7 +105,7 @@ def test_a_drained_node_gets_no_new_messages_and_comes_back(
     assert server.process.wait(timeout=30) == 0
 
 
-def test_a_group_that_comes_takes_what_waits_and_gives_it_back_when_it_goes(
+def test_a_new_group_takes_waiting_messages_and_gives_them_back_when_it_is_removed(
     start_server: Callable[..., Server], tmp_path: Path
 ) -> None:
     node = start_server(tmp_path / "node")

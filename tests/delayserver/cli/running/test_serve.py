@@ -38,7 +38,7 @@ def test_exactly_one_line_says_that_requests_are_accepted(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_cleanly_and_nothing_is_lost(
+def test_a_signal_ends_a_server_cleanly_and_nothing_is_lost(
     start_server: Callable[..., Any], tmp_path: Path, number: int
 ) -> None:
     first = start_server(tmp_path / "data")
@@ -140,7 +140,7 @@ def test_a_file_and_flags_are_obeyed(start_server: Callable[..., Any], tmp_path:
     assert "too_far" in server.run("send", "s", "x", "--delay", "2h").err
 
 
-def test_a_broker_node_gets_what_a_server_routes_to_it(
+def test_a_server_routes_messages_to_a_broker_node(
     begin: Callable[..., subprocess.Popen[bytes]],
     start_server: Callable[..., Any],
     delayserver: Callable[..., Any],

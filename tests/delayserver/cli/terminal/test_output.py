@@ -66,7 +66,9 @@ def test_control_characters_are_shown_and_not_obeyed() -> None:
     assert visible_block("a\x1b[31m\r\n\tb\x9b\x7fé") == "a\\x1b[31m\\x0d\n\tb\\x9b\\x7fé"
 
 
-def test_json_holds_no_control_character_and_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_of_a_record_holds_no_control_character_and_reads_back_as_the_record(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     record = {"body": "a\x1b\x9b31m\x7f\x85\ngrößer"}
     print_json(record)
     out = capsys.readouterr().out
@@ -94,7 +96,7 @@ def test_the_balance_of_a_status_comes_first_and_with_all_nothing_is_left_out() 
     ]
 
 
-def test_what_is_wrong_is_shown_unasked() -> None:
+def test_errors_are_shown_without_being_asked_for() -> None:
     assert _rows({"pending": 1, "corruption": ["a file"], "errors": {}}, everything=False)[-1] == (
         "corruption.0",
         "a file",

@@ -130,7 +130,7 @@ def test_a_receive_that_is_cancelled_takes_nothing() -> None:
     _talk(talk)
 
 
-def test_the_socket_is_at_hand() -> None:
+def test_a_stream_gives_its_raw_socket() -> None:
     async def talk(stream: AsyncioStream, peer: socket.socket) -> None:
         assert stream.extra(SocketAttribute.raw_socket).getpeername() == peer.getsockname()
 

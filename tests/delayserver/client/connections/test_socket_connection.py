@@ -58,7 +58,7 @@ def test_signals_harm_no_large_frame(server: FakeServer) -> None:
     assert server.connections == 1
 
 
-def test_a_timeout_longer_than_a_poll_can_wait_is_none(server: FakeServer) -> None:
+def test_a_call_may_have_a_timeout_longer_than_a_poll_can_wait(server: FakeServer) -> None:
     with Client(server.address, timeout_s=1e9) as client:
         assert client.ping() > 0
 

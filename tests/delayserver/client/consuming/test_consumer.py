@@ -147,7 +147,9 @@ def test_the_end_does_not_wait_long_for_a_node_that_takes_nothing_back(server: F
 
 
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])
-def test_what_a_busy_caller_leaves_waiting_is_given_back_once(server: FakeServer, backend: str) -> None:
+def test_a_consumer_gives_messages_that_a_busy_caller_leaves_waiting_back_once(
+    server: FakeServer, backend: str
+) -> None:
     with Client(server.address) as sender:
         sender.send_columns("a", 1, [b""] * 3)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from delayserver.client.consuming.said_lately import KINDS_MAX, SaidLately, held_back_words
 
 
-def test_the_same_is_said_once_in_the_interval_and_counted() -> None:
+def test_a_repeated_text_is_said_once_in_the_interval_and_counted() -> None:
     said = SaidLately(60.0)
     assert said.say("a", 0.0) == 0
     assert [said.say("a", 10.0), said.say("a", 59.9)] == [None, None]
@@ -15,7 +15,7 @@ def test_the_same_is_said_once_in_the_interval_and_counted() -> None:
     assert said.say("a", 120.0) == 1
 
 
-def test_of_many_kinds_the_oldest_is_forgotten() -> None:
+def test_the_oldest_text_is_forgotten_beyond_the_bound() -> None:
     said = SaidLately(60.0)
     for number in range(KINDS_MAX + 1):
         assert said.say(str(number), 0.0) == 0
@@ -23,6 +23,6 @@ def test_of_many_kinds_the_oldest_is_forgotten() -> None:
     assert said.say(str(KINDS_MAX), 1.0) is None
 
 
-def test_the_words_name_the_count() -> None:
+def test_held_back_words_name_the_count() -> None:
     assert held_back_words(0) == ""
     assert "3 more" in held_back_words(3)

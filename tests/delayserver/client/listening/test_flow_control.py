@@ -127,7 +127,7 @@ def test_a_thousand_quiet_sources_ask_for_one_message_each_and_leave_half_to_one
 
 
 @given(st.data())
-def test_the_bounds_hold_whatever_comes_and_an_empty_source_may_always_ask(data: st.DataObject) -> None:
+def test_flow_control_never_exceeds_its_bounds_and_an_empty_source_may_always_ask(data: st.DataObject) -> None:
     messages_max = data.draw(st.integers(1, 50))
     bytes_max = data.draw(st.integers(1, 5000))
     flow = FlowControl(messages_max, bytes_max, data.draw(st.integers(1, 60)))

@@ -78,7 +78,7 @@ def sent(core: ListenerCore, source: Source, now_s: float = 0.0) -> dict[Verdict
         (KeyboardInterrupt(), Verdict(ack=False, reason="KeyboardInterrupt")),
     ],
 )
-def test_the_verdict_follows_from_what_the_handler_raised(error: BaseException | None, verdict: Verdict) -> None:
+def test_the_verdict_follows_from_the_error_of_the_handler(error: BaseException | None, verdict: Verdict) -> None:
     assert verdict_of(error) == verdict
 
 
@@ -156,7 +156,7 @@ def test_subjects_without_running_handlers_take_turns() -> None:
     assert order == [*"abcabcabc"]
 
 
-def test_a_stop_starts_nothing_and_gives_back_what_waits_and_what_still_comes() -> None:
+def test_after_a_stop_no_handler_starts_and_waiting_and_later_messages_are_given_back() -> None:
     core = core_of(concurrency=1)
     source, late = core.add_source("a", "n"), core.add_source("b", "n")
     ask = core.next_ask(late)
@@ -217,7 +217,7 @@ def test_a_source_is_drained_when_its_last_settlement_is_answered() -> None:
     assert list(core.remove(source, 0.0)) == []
 
 
-def test_a_source_that_goes_away_gives_up_what_it_could_not_settle() -> None:
+def test_a_source_that_goes_away_gives_up_its_open_settlements() -> None:
     core = core_of(concurrency=1)
     source = core.add_source("a", "n")
     bring(core, source, 1, 2, 3)

@@ -267,7 +267,7 @@ def test_a_subject_without_a_route_ends_the_listener(server: FakeServer, run: Ru
     run(main)
 
 
-def test_the_listener_reports_a_gap_in_what_the_node_keeps_and_goes_on(
+def test_the_listener_reports_messages_that_the_node_removed_and_goes_on(
     leasing: FakeServer, run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
     gap = PositionOutOfRange("the group lagged too far", details={"first": 7, "end": 9})
@@ -340,12 +340,12 @@ def test_many_subjects_share_connections_and_each_is_pulled(server: FakeServer, 
 
 
 @pytest.mark.parametrize("wrong", [(), ("",), (5,), ("a", b"b")])
-def test_subjects_that_are_none_are_refused_at_the_decorator(wrong: tuple[Any, ...]) -> None:
+def test_wrong_subjects_are_refused_at_the_decorator(wrong: tuple[Any, ...]) -> None:
     with pytest.raises(InvalidArgument, match="subject"):
         Listener("g")(*wrong)(ignore)
 
 
-def test_what_cannot_listen_is_refused_at_once(server: FakeServer) -> None:
+def test_a_listener_refuses_wrong_handlers_and_a_missing_group_at_once(server: FakeServer) -> None:
     def plain(_: Delivery) -> None:
         pass
 

@@ -249,7 +249,7 @@ def test_a_group_that_the_server_refuses_ends_the_listener(kind: str, node: Serv
             until(lambda: listener.ended)
 
 
-def test_a_stop_lets_running_handlers_end_and_gives_back_what_was_not_started(
+def test_a_stop_lets_running_handlers_end_and_gives_waiting_messages_back(
     kind: str, node: Server, client: Client, subject: str
 ) -> None:
     held = Held()
@@ -315,7 +315,9 @@ def test_a_subject_with_slow_handlers_does_not_hold_up_another_of_the_pattern(
         until(lambda: len(seen.bodies) == 101)
 
 
-def test_bytes_bound_what_is_held(kind: str, node: Server, client: Client, subject: str) -> None:
+def test_prefetch_bytes_bound_the_messages_that_a_listener_holds(
+    kind: str, node: Server, client: Client, subject: str
+) -> None:
     held = Held()
     for number in range(12):
         send(client, subject, bytes([number]) * 100_000)

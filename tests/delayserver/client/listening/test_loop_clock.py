@@ -11,7 +11,7 @@ from delayserver.client.listening.loop_clock import loop_clock
 
 
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])
-def test_it_goes_with_the_clock_of_the_loop(backend: str) -> None:
+def test_loop_clock_agrees_with_the_clock_of_the_event_loop(backend: str) -> None:
     async def main() -> None:
         clock = loop_clock()
         before_s = anyio.current_time()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from delayserver.client.listening.ready_line import ReadyLine
 
 
-def test_equals_take_turns() -> None:
+def test_entries_of_equal_rank_take_turns() -> None:
     line: ReadyLine[str] = ReadyLine()
     for name in "abc":
         line.put(name, 0)

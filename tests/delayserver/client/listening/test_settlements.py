@@ -17,7 +17,7 @@ def rouses(line: Settlements) -> bool:
     return line.rouses
 
 
-def test_the_first_leaves_at_once_and_the_next_after_the_interval() -> None:
+def test_the_first_settlement_leaves_at_once_and_the_next_after_the_interval() -> None:
     line = Settlements(0.005)
     assert line.due_s(10.0) is None
     line.add(handled(1), ACK)
@@ -59,7 +59,7 @@ def test_acks_nacks_and_each_delay_are_requests_of_their_own() -> None:
     assert len(line) == 6, "those under way count until they are answered"
 
 
-def test_what_has_no_answer_is_sent_again_after_growing_pauses_before_what_came_later() -> None:
+def test_an_unanswered_settlement_is_repeated_after_growing_pauses_before_later_ones() -> None:
     line = Settlements(0.0)
     line.add(handled(1), ACK)
     now_s, pauses = 0.0, []
@@ -80,7 +80,7 @@ def test_what_has_no_answer_is_sent_again_after_growing_pauses_before_what_came_
     assert len(line) == 1
 
 
-def test_what_failed_goes_before_what_was_added_while_it_was_under_way() -> None:
+def test_a_failed_settlement_goes_before_those_added_meanwhile() -> None:
     line = Settlements(0.0)
     line.add(handled(1), ACK)
     (sent,) = line.take(0.0)
@@ -104,7 +104,7 @@ def test_a_settlement_without_an_answer_before_its_lease_ends_is_given_up() -> N
     line.check_invariants()
 
 
-def test_of_many_reasons_the_last_are_left_out_so_that_requests_stay_few() -> None:
+def test_reasons_of_nacks_beyond_the_bound_are_left_out_so_that_requests_stay_few() -> None:
     line = Settlements(0.0)
     for number in range(KINDS_MAX + 10):
         line.add(handled(number), Verdict(ack=False, reason=f"order {number}"))
