@@ -30,7 +30,7 @@ def starts(made: Made) -> None:
 
 @pytest.mark.parametrize("name", ["names.log", "days", "sequences", "identity"])
 @pytest.mark.parametrize("damage", ["missing", "flipped bit"])
-def test_a_table_it_cannot_do_without_is_refused_by_name_and_rebuilt(
+def test_a_damaged_table_that_a_server_needs_is_refused_by_name_and_rebuilt(
     stopped: Made, tmp_path: Path, name: str, damage: str
 ) -> None:
     made = copy(stopped, tmp_path / "data")
@@ -59,7 +59,9 @@ def test_a_file_that_is_not_ours_is_refused_and_left_alone(
 
 @pytest.mark.parametrize("kind", ["message_log", "schedule_log minute", "schedule_log day", "broker store"])
 @pytest.mark.parametrize("damage", ["bit in a column", "bit in the file header", "half a record more"])
-def test_what_can_be_served_goes_on_being_served(stopped: Made, tmp_path: Path, kind: str, damage: str) -> None:
+def test_a_server_starts_with_damage_that_it_can_serve_around(
+    stopped: Made, tmp_path: Path, kind: str, damage: str
+) -> None:
     made = copy(stopped, tmp_path / "data")
     DAMAGES[damage](files(made.path)[kind])
     starts(made)

@@ -319,7 +319,9 @@ async def test_messages_whose_file_bears_the_wrong_name_are_known_to_lookup_and_
 
 @pytest.mark.parametrize("log", ["schedule_log", "dispatch_log"])
 @pytest.mark.parametrize("where", ["missing", "cut to the header"])
-async def test_a_redispatch_names_the_lost_file_and_counts_what_it_hides(boot: Boot, log: str, where: str) -> None:
+async def test_a_redispatch_names_the_lost_file_and_counts_its_hidden_messages(
+    boot: Boot, log: str, where: str
+) -> None:
     host = boot(faked_settings())
     await host.start()
     sent = await a_minute_of_all_kinds(host, await host.client(), last="cancelled")

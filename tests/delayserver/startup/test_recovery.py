@@ -166,7 +166,7 @@ async def test_a_cancel_that_only_message_log_knows_counts_before_anything_is_lo
     assert host.check_balance(pending=0)["cancelled"] == 3
 
 
-async def test_damage_of_what_cannot_be_done_without_refuses_to_start_by_name(boot: Boot) -> None:
+async def test_a_damaged_file_that_a_start_needs_is_refused_by_name(boot: Boot) -> None:
     for path in ("/data/identity", "/data/days", "/data/sequences"):
         host = boot(name=path[6:])
         await host.start()
@@ -270,7 +270,7 @@ async def test_swapped_window_files_are_reported_and_hold_back_their_windows_onl
     assert any(one + ".misplaced" in text for text in host.status()["corruption"])
 
 
-async def test_what_became_of_messages_is_not_guessed_where_their_outcomes_bear_the_wrong_name(boot: Boot) -> None:
+async def test_no_outcome_is_guessed_where_the_file_of_outcomes_bears_the_wrong_name(boot: Boot) -> None:
     host = boot(faked_settings())
     await host.start()
     client = await host.client()

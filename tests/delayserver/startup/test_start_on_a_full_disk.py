@@ -164,7 +164,7 @@ async def blocked_start(boot: Boot, room_bytes: int = 0, **storage: Any) -> tupl
 
 
 @pytest.mark.parametrize("room_bytes", [0, 20_000])
-async def test_what_is_placed_is_delivered_while_the_replay_waits_for_room_and_nothing_cancelled_is(
+async def test_placed_messages_are_delivered_while_the_replay_waits_for_room_and_cancelled_ones_are_not(
     boot: Boot, room_bytes: int
 ) -> None:
     host, receipts = await blocked_start(boot, room_bytes)
@@ -184,7 +184,7 @@ async def test_what_is_placed_is_delivered_while_the_replay_waits_for_room_and_n
     assert host.check_balance(pending=20)["cancelled"] == 2
 
 
-async def test_messages_delivered_during_such_a_start_do_not_come_again_after_its_crash(boot: Boot) -> None:
+async def test_messages_delivered_during_a_start_on_a_full_disk_do_not_come_again_after_its_crash(boot: Boot) -> None:
     host, _ = await blocked_start(boot)
     await host.until(lambda: host.fake().texts == ["a", "b"], within_ms=60_000)
     await host.sleep_ms(1_000)

@@ -74,7 +74,7 @@ async def test_a_lookup_links_a_rescheduled_message_only_where_its_program_wrote
     assert links == {old.receipts[was]: old.receipts[now] for was, now in moves.items()}
 
 
-async def test_what_an_old_directory_holds_is_delivered_once(boot: Boot, old: Past) -> None:
+async def test_each_message_of_an_old_directory_is_delivered_once(boot: Boot, old: Past) -> None:
     host = boot_on(boot, old)
     await host.start()
     got: Counter[str] = Counter()
@@ -232,7 +232,7 @@ async def test_a_rebuilt_old_directory_is_served(boot: Boot, old: Past, tmp_path
     assert dict(zip(old.receipts, await client.lookup(*old.receipts.values()), strict=True)) == old.outcomes
 
 
-def test_the_reader_of_the_audit_counts_what_the_old_program_counted(old: Past, tmp_path: Path) -> None:
+def test_the_reader_of_the_audit_agrees_with_the_counts_of_the_old_program(old: Past, tmp_path: Path) -> None:
     path, fs = old.unpack(tmp_path / "data"), RealFileSystem()
     captured = capture_all(fs, [path], [DISPATCH_LOG, SCHEDULE_LOG, MESSAGE_LOG])
     found: Counter[str] = Counter()

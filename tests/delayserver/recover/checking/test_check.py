@@ -75,7 +75,7 @@ def test_a_check_beside_a_running_server_finds_nothing(tmp_path: Path) -> None:
             assert done.last["accepted"] == made.accepted + 1000 * (part + 1)
 
 
-def test_what_is_no_data_directory_is_wrong_usage(tmp_path: Path) -> None:
+def test_a_check_of_no_data_directory_is_wrong_usage(tmp_path: Path) -> None:
     for path in (tmp_path / "nothing", tmp_path):
         done = recover("check", str(path))
         assert done.code == 2

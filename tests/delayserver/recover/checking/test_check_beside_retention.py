@@ -45,7 +45,7 @@ def retire(made: Made, start_ms: int, accepted: int) -> None:
 
 
 @pytest.mark.parametrize(("before", "schedule_was_there"), [(0, True), (100, True), (301, False)])
-def test_a_window_that_goes_counts_once_whatever_the_ledger_had_of_it_before(
+def test_a_window_that_retention_removes_during_a_check_counts_once(
     stopped: Made, tmp_path: Path, before: int, schedule_was_there: bool
 ) -> None:
     """Before: when it was read, which is after the ends of dispatch_log were taken."""

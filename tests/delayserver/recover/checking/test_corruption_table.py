@@ -418,6 +418,6 @@ def test_every_bit_of_a_file_header_is_guarded(stopped: Made, tmp_path: Path) ->
         path.write_bytes(whole)
 
 
-def test_the_table_can_fail(stopped: Made, tmp_path: Path) -> None:
+def test_a_sound_directory_has_no_finding_of_the_table(stopped: Made, tmp_path: Path) -> None:
     made = copy(stopped, tmp_path / "data")
     assert in_process("check", str(made.path), "--json").last["findings"] == []

@@ -109,7 +109,7 @@ def test_a_pass_over_many_cancels_holds_a_lot_of_them_and_no_more(stopped: Made,
     assert peaks[1] - peaks[0] > 24 * 1_000_000, peaks
 
 
-def test_a_check_of_a_directory_with_cancels_beyond_its_lot_finds_what_it_found(stopped: Made, tmp_path: Path) -> None:
+def test_cancels_beyond_one_lot_change_no_finding_of_a_check(stopped: Made, tmp_path: Path) -> None:
     made = copy(stopped, tmp_path / "data")
     log_cancels(made, 90, 30)
     done = in_process("check", str(made.path), "--json")
@@ -136,7 +136,9 @@ def test_a_rebuild_holds_some_of_the_messages_that_it_restores(stopped: Made, tm
     assert peak < 8 * MIB, peak
 
 
-def test_what_is_restored_beside_its_original_is_a_copy_and_the_original_is_none(stopped: Made, tmp_path: Path) -> None:
+def test_a_message_restored_beside_its_original_is_a_duplicate_and_the_original_is_not(
+    stopped: Made, tmp_path: Path
+) -> None:
     made = copy(stopped, tmp_path / "data")
     taken = capture(RealFileSystem(), str(made.path), Findings())
     key = ScheduleKey(60_000, Source.DIRECT)

@@ -19,7 +19,7 @@ from store.records.batches import MessageBatch, NameBatch
 from tests.delayserver.recover.directories import Made, copy
 
 
-def test_a_placeholder_at_the_end_of_a_segment_hides_only_what_lies_before_the_next(
+def test_a_placeholder_at_the_end_of_a_segment_hides_no_message_of_the_next_segment(
     stopped: Made, tmp_path: Path
 ) -> None:
     made = copy(stopped, tmp_path / "data")

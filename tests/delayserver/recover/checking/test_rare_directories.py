@@ -179,7 +179,7 @@ def test_a_plan_promises_no_name_that_is_taken(stopped: Made, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("damage", [damaging.flip_in_columns, damaging.flip_file_header])
-def test_rebuild_does_not_restore_what_a_corrupt_ledger_may_count(
+def test_rebuild_restores_no_message_that_a_corrupt_ledger_may_count(
     aged: Made, tmp_path: Path, damage: damaging.Damage
 ) -> None:
     made = copy(aged, tmp_path / "data")
@@ -249,7 +249,7 @@ async def test_an_outcome_that_a_drain_left_in_two_files_is_exported_once(boot: 
     assert work.rows == {ACCEPTED_FILE: 1, DISPATCHED_FILE: 1}
 
 
-def test_what_repair_took_out_can_be_dumped(stopped: Made, tmp_path: Path) -> None:
+def test_a_quarantine_file_can_be_dumped(stopped: Made, tmp_path: Path) -> None:
     made = copy(stopped, tmp_path / "data")
     path = file_of_pending(made)
     damaging.flip_in_columns(path)
@@ -329,7 +329,7 @@ def test_cancels_of_many_windows_of_a_day_read_its_file_once(stopped: Made, monk
     assert len(read) == 1
 
 
-def test_a_rebuild_says_what_it_will_have_delivered_again(stopped: Made, tmp_path: Path) -> None:
+def test_a_planned_rebuild_counts_the_messages_that_will_be_delivered_again(stopped: Made, tmp_path: Path) -> None:
     made = copy(stopped, tmp_path / "data")
     path = files(made.path)["dispatch_log minute"]
     path.unlink()

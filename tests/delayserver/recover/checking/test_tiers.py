@@ -41,7 +41,7 @@ def test_a_day_that_is_half_drained_counts_every_message_once(stopped: Made, tmp
     assert len(in_process("pending", str(made.path), "--list", "--json").rows) == 92
 
 
-def test_a_minute_that_lacks_what_the_day_gave_it_is_found(stopped: Made, tmp_path: Path) -> None:
+def test_a_check_finds_a_minute_that_lacks_messages_of_its_day(stopped: Made, tmp_path: Path) -> None:
     made = copy(stopped, tmp_path / "data")
     seal_and_drain(made, 50)
     foreign = sorted(made.path.rglob("*.day.log"))

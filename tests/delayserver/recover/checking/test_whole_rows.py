@@ -85,7 +85,7 @@ def test_damage_that_hides_a_row_is_reported(taken: Capture) -> None:
     assert [finding.offset for finding in hidden] == [start]
 
 
-def test_what_is_mended_is_read_from_the_file_that_stands_there_now(taken: Capture) -> None:
+def test_a_mended_file_is_read_as_it_stands_now(taken: Capture) -> None:
     """A capture holds files of before; `rebuild` may have replaced one of them."""
     path, header = taken.schedule_path(KEY), FileHeader(FILE_SCHEDULE, taken.server_id, START_MS, taken.files.window_ms)
     taken.hold(path)

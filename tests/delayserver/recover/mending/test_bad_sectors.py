@@ -63,7 +63,7 @@ def file_of(content: bytes, bad: list[tuple[int, int]]) -> FakeFile:
 # -- a check
 
 
-def test_a_bad_sector_is_a_finding_and_what_else_is_wrong_is_found_beside_it(stopped: Made) -> None:
+def test_a_bad_sector_is_a_finding_and_hides_no_other_finding(stopped: Made) -> None:
     disk = loaded(stopped)
     for path in logs_with_records(disk):
         for start in (0, FIRST_RECORD):
@@ -100,7 +100,7 @@ def test_a_ledger_that_cannot_be_read_ends_no_check_of_a_window_that_goes(stoppe
 
 
 @pytest.mark.parametrize("start", [0, FIRST_RECORD])
-def test_a_repair_of_what_cannot_be_read_leaves_a_sound_file(stopped: Made, start: int) -> None:
+def test_a_repair_of_an_unreadable_sector_leaves_a_sound_file(stopped: Made, start: int) -> None:
     for path in logs_with_records(loaded(stopped)):
         disk = loaded(stopped)
         disk.unreadable[path] = [(start, start + 8)]
@@ -112,7 +112,7 @@ def test_a_repair_of_what_cannot_be_read_leaves_a_sound_file(stopped: Made, star
         assert not left, left
 
 
-def test_a_repair_moves_what_cannot_be_read_behind_the_end_aside(stopped: Made) -> None:
+def test_a_repair_moves_unreadable_bytes_behind_the_end_aside(stopped: Made) -> None:
     disk = loaded(stopped)
     path = next(path for path in logs_with_records(disk) if "/schedule_log/" in path)
     file = disk.open(path)
@@ -175,7 +175,7 @@ def test_the_disk_is_not_asked_for_a_bad_sector_once_for_each_record_before_it()
     assert disk.counts["pread"] < 200
 
 
-def test_what_stands_behind_the_damages_of_a_file_is_looked_through_once() -> None:
+def test_the_bytes_behind_the_damages_of_a_file_are_searched_once() -> None:
     content = bytearray(log_of([messages(n + 1, 100, Random(n)) for n in range(400)]))
     for place in range(1, 40):
         content[place * len(content) // 40] ^= 0x55
@@ -203,7 +203,7 @@ def test_all_but_the_sector_that_begins_to_be_bad_is_read(bad: int) -> None:
 # -- quarantine
 
 
-def test_what_can_be_read_goes_aside_and_the_rest_is_named() -> None:
+def test_a_quarantine_file_holds_readable_bytes_and_names_unreadable_ranges() -> None:
     content = log_of(mixed(3, 200))
     disk = disk_of({"/d/f": content})
     disk.unreadable["/d/f"] = [(4096, 4096 + SECTOR), (6_000, 6_001), (9_300, 9_400)]

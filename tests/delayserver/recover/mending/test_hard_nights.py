@@ -85,7 +85,7 @@ def test_an_interrupted_repair_keeps_the_proof_that_damage_is_no_torn_end(
     assert pending_of(made) == expected
 
 
-def test_rebuild_leaves_what_is_corrupt_to_repair(stopped: Made, tmp_path: Path) -> None:
+def test_rebuild_leaves_corrupt_files_to_repair(stopped: Made, tmp_path: Path) -> None:
     made = copy(stopped, tmp_path / "data")
     path = files(made.path)["dispatch_log minute"]
     damaging.flip_in_columns(path)
@@ -223,7 +223,9 @@ def last_is_full(log: MessageLog, segment_bytes: int) -> bool:
     return end - base >= segment_bytes
 
 
-async def test_sequences_are_rebuilt_above_what_retention_took(boot: Boot, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sequences_are_rebuilt_above_those_that_retention_removed(
+    boot: Boot, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(identity, "BLOCK", 4)  # so that forty messages are what forty million are
     short = {"window_ms": 10_000, "retention_ms": 20_000, "message_log_segment_bytes": 4096}
     host = boot(small_settings(storage=short | {"message_log_retention_ms": 5_000}))

@@ -36,7 +36,9 @@ def test_a_dry_run_counts_and_writes_nothing(stopped: Made, tmp_path: Path) -> N
     assert expired.rows == [{"messages": 1, "dry_run": True, "waiting": 0, **WHOLE}]
 
 
-def test_the_next_start_delivers_what_redispatch_wrote_into_a_stopped_directory(stopped: Made, tmp_path: Path) -> None:
+def test_the_next_start_delivers_messages_that_redispatch_wrote_into_a_stopped_directory(
+    stopped: Made, tmp_path: Path
+) -> None:
     made = copy(stopped, tmp_path / "data")
     done = in_process("redispatch", str(made.path), *EVERYTHING, "--subject", "orders", "--yes", "--json")
     assert done.rows == [{"messages": 300, "dry_run": False, "waiting": 0, **WHOLE}]
@@ -164,7 +166,7 @@ def test_redispatch_names_the_file_and_the_offset_of_damage(three_records: Made,
     )
 
 
-def test_what_is_asked_wrongly_is_refused(stopped: Made) -> None:
+def test_redispatch_refuses_wrong_arguments(stopped: Made) -> None:
     path = str(stopped.path)
     for wrong in (
         (path,),

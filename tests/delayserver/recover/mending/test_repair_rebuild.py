@@ -57,7 +57,7 @@ def test_without_a_terminal_nothing_is_changed_unless_yes_is_said(stopped: Made,
     assert content(made.path) == before
 
 
-def test_the_quarantine_file_says_what_was_in_the_range_and_holds_its_bytes(stopped: Made, tmp_path: Path) -> None:
+def test_the_quarantine_file_describes_the_range_and_holds_its_bytes(stopped: Made, tmp_path: Path) -> None:
     made = copy(stopped, tmp_path / "data")
     path = files(made.path)["schedule_log minute"]
     start, _, end = damaging.records(path)[0]

@@ -72,7 +72,7 @@ def test_a_file_that_is_missing_is_named(made: Made, tmp_path: Path, command: st
 
 
 @pytest.mark.parametrize("missing", ["schedule", "dispatch", "both"])
-def test_a_redispatch_names_a_missing_file_and_counts_what_it_hides(made: Made, missing: str) -> None:
+def test_a_redispatch_names_a_missing_file_and_counts_its_hidden_messages(made: Made, missing: str) -> None:
     schedule, dispatch = files_of_window(made, "delivered")
     gone = {"schedule": [schedule], "dispatch": [dispatch], "both": [schedule, dispatch]}[missing]
     # The one that expired is in the same file, unless a minute began meanwhile; without outcomes it may be a delivered one.
@@ -107,7 +107,7 @@ CUTS = {
 
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("kind", ["dispatch_log minute", "schedule_log minute", "schedule_log day"])
-def test_what_a_start_holds_back_is_named_by_every_check_until_a_rebuild(
+def test_every_check_names_a_file_whose_messages_a_start_holds_back_until_a_rebuild(
     stopped: Made, tmp_path: Path, kind: str, cut: str
 ) -> None:
     made = copy(stopped, tmp_path / "data")

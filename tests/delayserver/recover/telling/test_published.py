@@ -24,7 +24,7 @@ def make(path: Path, number: int) -> tuple[list[int], str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_check_counts_them_in_no_window_and_finds_no_fault(tmp_path: Path, number: int) -> None:
+def test_a_check_counts_published_messages_in_no_window_and_finds_no_fault(tmp_path: Path, number: int) -> None:
     sequences, _ = make(tmp_path / "d", number)
     assert len(set(sequences)) == 3
     last = in_process("check", str(tmp_path / "d"), "--json").last
@@ -54,7 +54,7 @@ def test_sequences_that_are_made_anew_lie_behind_the_published_ones(tmp_path: Pa
         assert again.sequence > max(sequences)
 
 
-def test_a_torn_tail_of_the_store_is_cut_and_what_was_answered_is_there(tmp_path: Path) -> None:
+def test_a_torn_tail_of_the_store_is_cut_and_no_answered_message_is_lost(tmp_path: Path) -> None:
     path = tmp_path / "d"
     make(path, signal.SIGKILL)
     (segment,) = (path / "broker" / "store").iterdir()

@@ -95,7 +95,7 @@ def test_pending_keeps_to_subject_and_range(stopped: Made) -> None:
     assert in_process("pending", str(stopped.path), "--json", "--to", "2001-01-01T00:00Z").rows == [{"pending": 0}]
 
 
-def test_text_for_people_says_the_same(stopped: Made) -> None:
+def test_text_for_people_has_the_figures_of_json(stopped: Made) -> None:
     assert "92 pending" in recover("pending", str(stopped.path)).out
     assert "clean" in recover("check", str(stopped.path)).out
     assert "state delivered" in recover("trace", str(stopped.path), "--sequence", "2").out

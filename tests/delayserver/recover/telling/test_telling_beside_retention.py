@@ -48,7 +48,7 @@ def test_an_export_holds_the_windows_that_go_next(
 
 
 @pytest.mark.parametrize("which", ["schedule", "dispatch"])
-def test_an_export_says_what_went_beyond_those_that_it_holds(
+def test_an_export_reports_windows_that_went_beyond_those_that_it_holds(
     stopped: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str
 ) -> None:
     pytest.importorskip("pyarrow")

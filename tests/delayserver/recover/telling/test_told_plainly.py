@@ -47,7 +47,7 @@ def ends_with(done: Done, code: int) -> list[str]:
 # -- between repair and rebuild
 
 
-def test_what_repair_took_out_is_counted_exported_and_redispatched_before_a_rebuild(
+def test_messages_that_repair_took_out_are_counted_exported_and_redispatched_before_a_rebuild(
     stopped: Made, tmp_path: Path
 ) -> None:
     pytest.importorskip("pyarrow")
@@ -165,7 +165,7 @@ def retire_message_log(made: Made) -> None:
     log.close()
 
 
-def test_a_rebuild_behind_a_repaired_ledger_says_what_may_come_again(aged: Made, tmp_path: Path) -> None:
+def test_a_rebuild_behind_a_repaired_ledger_names_messages_that_may_come_again(aged: Made, tmp_path: Path) -> None:
     made = copy(aged, tmp_path / "data")
     damaging.flip_in_columns(made.path / "ledger.log")
     ends_with(in_process("repair", str(made.path), "--yes"), 0)
@@ -181,9 +181,7 @@ def test_a_rebuild_behind_a_repaired_ledger_says_what_may_come_again(aged: Made,
 # -- one message
 
 
-def test_a_message_whose_outcome_damage_may_hide_is_not_called_pending_without_a_word(
-    stopped: Made, tmp_path: Path
-) -> None:
+def test_trace_names_the_damage_that_may_hide_an_outcome_beside_pending(stopped: Made, tmp_path: Path) -> None:
     made = copy(stopped, tmp_path / "data")
     damaged = minute(made, "dispatch_log")
     damaging.flip_in_columns(damaged)
@@ -197,9 +195,7 @@ def test_a_message_whose_outcome_damage_may_hide_is_not_called_pending_without_a
     assert any(line.startswith("missing") and str(damaged) in line for line in lines)
 
 
-def test_a_message_that_damage_hides_altogether_is_not_called_unknown_without_a_word(
-    stopped: Made, tmp_path: Path
-) -> None:
+def test_trace_names_the_damage_that_may_hide_a_message_beside_unknown(stopped: Made, tmp_path: Path) -> None:
     made = copy(stopped, tmp_path / "data")
     scheduled = minute(made, "schedule_log", 1)
     [logged] = (made.path / "message_log").glob("*.log")
@@ -311,7 +307,7 @@ def test_a_range_that_waits_for_names_is_named_and_done_by_the_next_repair(aged:
     )
 
 
-def test_repair_keeps_what_there_is_and_says_where_the_file_ended(aged: Made, tmp_path: Path) -> None:
+def test_repair_keeps_the_other_segments_and_says_where_the_lost_file_ended(aged: Made, tmp_path: Path) -> None:
     made = copy(aged, tmp_path / "data")
     segment = sorted((made.path / "message_log").glob("*.log"))[1]
     size = segment.stat().st_size

@@ -37,7 +37,7 @@ def test_check_counts_each_once(killed: tuple[Path, dict[str, str]]) -> None:
     assert counts["cancelled"] + counts["rolled_back"] + counts["pending"] == 4
 
 
-def test_pending_marks_what_is_prepared(killed: tuple[Path, dict[str, str]]) -> None:
+def test_pending_marks_prepared_messages(killed: tuple[Path, dict[str, str]]) -> None:
     rows = in_process("pending", str(killed[0]), "--list", "--json").rows
     prepared = {row["receipt"]: row.get("prepared", False) for row in rows}
     assert prepared[killed[1]["open"]] is True
