@@ -154,7 +154,7 @@ async def test_failover_goes_on_for_rows_that_had_left_memory(boot: Boot) -> Non
     host.check_balance(pending=0)
 
 
-async def test_rows_that_failed_over_and_left_the_memory_of_the_stand_in_come_back(boot: Boot) -> None:
+async def test_rows_that_failed_over_and_left_the_memory_of_the_fallback_group_come_back(boot: Boot) -> None:
     dispatch = QUICK | {"queue_rows_max": 50, "batch_messages_max": 10}
     host = boot(small_settings(groups=TWO_GROUPS, routes=A_THEN_B, dispatch=dispatch))
     await host.start()
@@ -169,7 +169,7 @@ async def test_rows_that_failed_over_and_left_the_memory_of_the_stand_in_come_ba
     host.check_balance(pending=0)
 
 
-async def test_a_subject_without_a_stand_in_does_not_hold_back_one_that_has_it(boot: Boot) -> None:
+async def test_a_subject_without_a_fallback_group_does_not_hold_back_one_that_has_it(boot: Boot) -> None:
     routes = (RouteSettings("a1", ("fakeA",)), *A_THEN_B)
     host = boot(small_settings(groups=TWO_GROUPS, routes=routes, dispatch=QUICK | {"batch_messages_max": 10}))
     await host.start()
@@ -380,7 +380,7 @@ async def test_a_dead_group_costs_few_attempts_by_its_growing_pause(boot: Boot) 
     assert isinstance(host.clock, SimulatedClock)
 
 
-async def test_what_expires_while_it_waits_behind_another_batch_is_not_delivered(boot: Boot) -> None:
+async def test_a_message_that_expires_behind_another_batch_is_not_delivered(boot: Boot) -> None:
     host = boot(
         faked_settings(
             dispatch={
@@ -469,7 +469,7 @@ def test_nodes_that_are_as_quick_as_each_other_get_their_weights(seed: int) -> N
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_slow_node_gets_what_it_can_take_and_the_others_go_on_at_their_pace(seed: int) -> None:
+def test_a_slow_node_gets_its_share_and_does_not_slow_the_others(seed: int) -> None:
     slow, *quick = spread([1, 1, 1], [100, 5, 5], seed)
     assert slow < 0.08 * 6000, "round robin would give it a third, and all workers would wait for it"
     assert quick[0] == pytest.approx(quick[1], rel=0.1)
@@ -481,7 +481,7 @@ def test_a_slow_node_of_a_large_weight_holds_more_at_the_same_time() -> None:
     assert heavy / light == pytest.approx(3, rel=0.1)
 
 
-async def test_the_deliveries_of_a_group_follow_what_its_nodes_answer(boot: Boot) -> None:
+async def test_a_group_delivers_to_its_nodes_by_their_answers(boot: Boot) -> None:
     host = boot(
         small_settings(
             groups=(fake_group("fakes", "fakeA", "fakeB", "fakeC"),),

@@ -31,7 +31,7 @@ def numbers(host: Host, node: str) -> list[int]:
     return sorted(int(text) for text in host.fake(node).texts)
 
 
-async def test_what_waits_for_its_time_goes_the_new_way(boot: Boot) -> None:
+async def test_messages_that_are_not_due_yet_follow_new_routes(boot: Boot) -> None:
     host = boot(small_settings(groups=(A,), routes=ALL_TO_A, dispatch=QUICK))
     await host.start()
     client = await host.client()
@@ -53,7 +53,7 @@ async def test_what_waits_for_its_time_goes_the_new_way(boot: Boot) -> None:
 
 
 @pytest.mark.parametrize("refuses", [False, True])
-async def test_what_a_dead_group_holds_goes_to_the_group_that_takes_its_place(boot: Boot, refuses: bool) -> None:
+async def test_messages_of_a_removed_group_go_to_the_group_in_its_place(boot: Boot, refuses: bool) -> None:
     dispatch = QUICK | {"queue_rows_max": 50, "batch_messages_max": 10}
     host = boot(small_settings(groups=TWO_GROUPS, routes=EACH_ITS_OWN, dispatch=dispatch))
     server = await host.start()
@@ -312,7 +312,7 @@ async def test_a_group_that_was_removed_may_come_back(boot: Boot) -> None:
     host.check_balance(pending=0)
 
 
-async def test_what_cannot_change_is_refused_and_nothing_has_changed(boot: Boot) -> None:
+async def test_a_refused_reload_changes_nothing(boot: Boot) -> None:
     host = boot(small_settings(groups=(A,), routes=ALL_TO_A, dispatch=QUICK))
     await host.start()
     client = await host.client()

@@ -91,7 +91,7 @@ async def test_a_step_back_while_a_batch_waits_for_its_moment_hands_nothing_over
     assert host.fake().at_us[host.fake().stored[0]] >= due_ms * 1_000
 
 
-async def test_what_is_due_in_the_past_leaves_at_once_and_its_lateness_counts_from_acceptance(boot: Boot) -> None:
+async def test_a_message_due_in_the_past_leaves_at_once_and_its_lateness_counts_from_acceptance(boot: Boot) -> None:
     host = boot(faked_settings())
     await host.start()
     client = await host.client()
@@ -101,7 +101,7 @@ async def test_what_is_due_in_the_past_leaves_at_once_and_its_lateness_counts_fr
 
 
 @pytest.mark.parametrize("step_ms", [3_600_000, 30_000, 2_000])
-async def test_after_a_step_forward_what_is_overdue_leaves_within_a_second(boot: Boot, step_ms: int) -> None:
+async def test_after_a_step_forward_overdue_messages_leave_within_a_second(boot: Boot, step_ms: int) -> None:
     host = boot(faked_settings())
     await host.start()
     client = await host.client()
@@ -250,7 +250,7 @@ async def test_lateness_is_recorded_in_microseconds_from_due_to_hand_off(boot: B
     assert found["broker_group"] == "fake"
 
 
-async def test_a_refill_leaves_what_is_placed_and_not_published_yet_to_its_publication(boot: Boot) -> None:
+async def test_a_refill_leaves_unpublished_rows_to_their_publication(boot: Boot) -> None:
     host = boot(faked_settings())
     server = await host.start()
     client = await host.client()
@@ -275,7 +275,7 @@ async def test_a_refill_leaves_what_is_placed_and_not_published_yet_to_its_publi
 
 
 @pytest.mark.parametrize("evicted", [False, True])
-async def test_what_is_not_due_any_more_is_put_back_into_memory_that_still_has_its_window(
+async def test_a_message_that_is_not_due_any_more_goes_back_into_memory_that_has_its_window(
     boot: Boot, evicted: bool
 ) -> None:
     host = boot(faked_settings(dispatch={"backoff_ms_min": 20_000, "backoff_ms_max": 20_000}))

@@ -96,7 +96,7 @@ async def test_a_pull_says_when_each_message_expires(boot: Boot) -> None:
     assert unpack_column(columns["expires_ms"], 2, I64, "expires_ms").tolist() == [due_ms + 60_000, 0]
 
 
-async def test_what_has_expired_is_not_handed_out_at_any_pull_of_any_group_and_each_group_counts_it(boot: Boot) -> None:
+async def test_no_group_is_handed_an_expired_message_and_each_group_counts_it(boot: Boot) -> None:
     host = boot()
     await host.start()
     client = await host.client()
@@ -194,7 +194,7 @@ async def test_expired_messages_before_a_live_one_do_not_end_a_pull_early(boot: 
     assert await expired_of(host, client) == {"g": 23, "late": 23}
 
 
-async def test_a_lone_node_does_not_hand_out_what_has_expired(boot: Boot) -> None:
+async def test_a_lone_node_does_not_hand_out_expired_messages(boot: Boot) -> None:
     network = FakeNetwork()
     routes = (RouteSettings("*", ("far",)),)
     settings = small_settings(groups=(GroupSettings("far", (NodeSettings("node:1"),)),), routes=routes)

@@ -79,7 +79,7 @@ async def test_a_hot_moment_is_read_before_it_comes_and_delivered_from_memory(bo
     assert all(at_us >= due_ms * 1_000 for at_us in host.fake().at_us.values())
 
 
-async def test_what_is_cancelled_after_it_was_read_is_not_delivered(boot: Boot) -> None:
+async def test_a_message_that_is_cancelled_after_it_was_read_ahead_is_not_delivered(boot: Boot) -> None:
     host = boot(faked_settings())
     await host.start()
     client, due_ms = await host.client(), host.now_ms + 10_000
@@ -128,7 +128,7 @@ async def test_bodies_that_no_worker_takes_are_let_go(boot: Boot, step_ms: int) 
     assert not held(reader_of(host)) and not host.fake().stored
 
 
-async def test_memory_for_it_is_bounded(boot: Boot, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_memory_for_messages_read_ahead_is_bounded(boot: Boot, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("delayserver.config.pacing.READ_EARLY_BYTES", 70 * HOT)
     host = boot(faked_settings())
     await host.start()
@@ -184,7 +184,7 @@ async def test_a_read_that_the_system_refuses_ends_nothing(boot: Boot, monkeypat
     assert reader_of(host).rows_ahead == 0
 
 
-def test_what_is_being_read_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_is_being_read_ahead_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     log, _messages = filled(FakeDisk(), [60])
     index = log.index(KEY)
     reads: list[int] = []
@@ -218,13 +218,13 @@ def test_what_is_being_read_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -
     assert reads == [60]
 
 
-async def test_a_few_hundred_are_read_when_they_are_due(boot: Boot) -> None:
+async def test_a_few_hundred_messages_are_read_when_they_are_due(boot: Boot) -> None:
     host, _due_ms = await heated(boot, 1_000)
     assert not held(reader_of(host))
     await host.until(lambda: len(host.fake().stored) == 1_000)
 
 
-async def test_what_is_spread_over_seconds_is_read_when_it_is_due(boot: Boot) -> None:
+async def test_messages_spread_over_seconds_are_read_when_they_are_due(boot: Boot) -> None:
     host = boot(faked_settings())
     await host.start()
     client, due_ms = await host.client(), host.now_ms + 10_000
@@ -236,7 +236,7 @@ async def test_what_is_spread_over_seconds_is_read_when_it_is_due(boot: Boot) ->
 
 @settings(max_examples=50)
 @given(counts=st.lists(st.integers(1, 60), min_size=1, max_size=6), span_ms=st.integers(1, 4), data=st.data())
-def test_what_was_read_ahead_is_what_the_file_has(counts: list[int], span_ms: int, data: st.DataObject) -> None:
+def test_bodies_read_ahead_are_those_of_the_file(counts: list[int], span_ms: int, data: st.DataObject) -> None:
     log, messages = filled(FakeDisk(), counts)
     index = log.index(KEY)
     payload = make_rows(index, KEY.start_ms, KEY.source, loaded_us=1)
@@ -285,7 +285,7 @@ def hot_from(rows: int) -> Iterator[None]:
         yield
 
 
-def test_dense_is_what_has_many_rows_in_each_millisecond() -> None:
+def test_a_run_is_dense_with_many_rows_in_each_millisecond() -> None:
     def rows(count: int, span_ms: int) -> DueRows:
         return DueRows(np.sort(np.arange(count) % span_ms), np.arange(count), np.zeros(count, ROW))
 

@@ -144,7 +144,7 @@ async def test_a_queue_that_is_too_short_keeps_the_order_of_keys(boot: Boot) -> 
 
 
 @pytest.mark.parametrize(("queue_rows_max", "delay_ms"), [(20, 0), (40, 60)])
-async def test_a_stand_in_gets_the_messages_of_a_key_in_order_though_queues_are_too_short(
+async def test_a_fallback_group_gets_the_messages_of_a_key_in_order_though_queues_are_too_short(
     boot: Boot, queue_rows_max: int, delay_ms: int
 ) -> None:
     """Those that left memory, also out of the queue of the stand-in, do not go around those that wait for it."""

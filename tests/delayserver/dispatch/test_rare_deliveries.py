@@ -50,7 +50,7 @@ async def test_a_batch_of_many_windows_is_not_tried_to_its_end_on_a_node_that_ha
     host.check_balance(pending=0)
 
 
-async def test_rows_that_a_stand_in_holds_go_home_when_it_dies_and_their_group_works_again(boot: Boot) -> None:
+async def test_rows_of_a_fallback_group_that_dies_return_to_their_own_group(boot: Boot) -> None:
     host = boot(small_settings(groups=TWO_GROUPS, routes=A_THEN_B, dispatch=QUICK))
     await host.start()
     client = await host.client()
@@ -114,7 +114,7 @@ async def test_the_disk_is_looked_at_while_nodes_do_not_hear(boot: Boot) -> None
     assert host.server.parts.housekeeping.disk_low
 
 
-async def test_what_is_due_together_reaches_a_node_in_frames_that_it_takes(boot: Boot) -> None:
+async def test_messages_due_together_reach_a_node_in_frames_within_its_bound(boot: Boot) -> None:
     network, clock = FakeNetwork(), SimulatedClock()
     small: dict[str, Any] = {"listen": {"frame_bytes_max": 1 << 16}, "message": {"body_bytes_max": 1 << 14}}
     node = boot(small_settings(**small), name="node", role=BROKER, network=network, clock=clock)
@@ -133,7 +133,7 @@ async def test_what_is_due_together_reaches_a_node_in_frames_that_it_takes(boot:
     assert server.check_balance(pending=0)["delivered"] == 220
 
 
-def test_what_came_while_the_clock_was_far_ahead_does_not_keep_the_store_for_years() -> None:
+def test_messages_stored_while_the_clock_was_far_ahead_do_not_keep_segments_for_years() -> None:
     broker = open_broker(FakeDisk())
     for batch in range(40):
         broker.deliver(messages(1 + 10 * batch, 10), False, NOW_US + (10 * 365 * 24 * HOUR_US if batch < 20 else 0))
@@ -220,7 +220,7 @@ def test_a_sync_beside_one_that_fails_does_not_succeed(tmp_path: Path, monkeypat
             checkpoint.result()
 
 
-async def test_what_a_node_refuses_by_name_is_known_not_to_be_there(boot: Boot) -> None:
+async def test_a_message_that_a_node_refuses_by_name_is_certainly_not_there(boot: Boot) -> None:
     """So it can be cancelled, it can expire, and where that is asked for it is dead-lettered and lets the others through."""
     network, clock = FakeNetwork(), SimulatedClock()
     node = boot(small_settings(message={"subjects_max": 1}), name="node", role=BROKER, network=network, clock=clock)

@@ -96,7 +96,9 @@ async def test_a_group_that_never_acks_does_not_fill_the_disk_and_loses_nothing(
 
 
 @pytest.mark.parametrize("clean", [True, False])
-async def test_what_waits_in_its_place_keeps_its_pause_and_its_attempt_over_a_restart(boot: Boot, clean: bool) -> None:
+async def test_a_message_that_waits_in_its_place_keeps_its_pause_and_its_attempt_over_a_restart(
+    boot: Boot, clean: bool
+) -> None:
     host = boot(bounded(0))
     await host.start()
     client = await host.client()
@@ -139,7 +141,7 @@ async def test_a_lease_in_its_place_lasts_its_own_time(boot: Boot) -> None:
     assert await client.pull(wait_ms=20_000) == []
 
 
-async def test_an_ack_behind_its_lease_counts_for_what_waits_in_its_place(boot: Boot) -> None:
+async def test_an_ack_behind_its_lease_counts_for_a_message_that_waits_in_its_place(boot: Boot) -> None:
     host = boot(bounded(0))
     await host.start()
     client = await host.client()
@@ -151,7 +153,7 @@ async def test_an_ack_behind_its_lease_counts_for_what_waits_in_its_place(boot: 
     assert await client.pull(wait_ms=20_000) == []
 
 
-async def test_what_waits_in_its_place_beyond_its_expiry_is_counted_and_not_handed_out(boot: Boot) -> None:
+async def test_a_message_that_expires_in_its_place_is_counted_and_not_handed_out(boot: Boot) -> None:
     host = boot(bounded(0))
     await host.start()
     client = await host.client()

@@ -248,7 +248,7 @@ async def test_a_bug_in_one_handler_is_that_requests_error_only(boot: Boot) -> N
     await client.status()
 
 
-async def test_when_the_files_are_closed_requests_are_refused_and_what_began_before_is_no_bug(boot: Boot) -> None:
+async def test_requests_behind_the_close_of_files_are_refused_and_those_begun_before_raise_no_bug(boot: Boot) -> None:
     host = boot()
     await host.start()
     began, closed = trio.Event(), trio.Event()

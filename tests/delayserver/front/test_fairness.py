@@ -79,7 +79,7 @@ async def test_a_large_request_does_not_wait_for_all_of_another_connection(boot:
     await greedy.reply(last)
 
 
-async def test_of_large_requests_one_at_a_time_runs_for_a_connection(boot: Boot) -> None:
+async def test_a_connection_has_one_large_request_running_at_a_time(boot: Boot) -> None:
     host = boot()
     server = await host.start()
     running = running_most = 0

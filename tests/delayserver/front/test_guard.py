@@ -141,7 +141,7 @@ async def test_every_operation_keeps_the_subjects_of_others_closed(boot: Boot) -
     assert before["outcome"] == "pending"
 
 
-async def test_lists_show_what_is_open_to_the_token(boot: Boot) -> None:
+async def test_lists_show_only_subjects_that_are_open_to_the_token(boot: Boot) -> None:
     host = boot()
     await host.start()
     _, mine, _ = await prepared(host)
@@ -384,7 +384,7 @@ async def test_the_log_has_administrative_acts_with_their_actor_and_without_secr
     assert "dst_" not in "".join(told)
 
 
-async def test_an_act_whose_client_goes_away_before_the_answer_is_told(
+async def test_an_act_is_audited_although_its_client_goes_away_before_the_answer(
     boot: Boot, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "delayserver.audit")

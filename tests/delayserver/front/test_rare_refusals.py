@@ -137,7 +137,7 @@ async def test_a_queue_from_which_some_rows_went_to_a_fallback_is_not_looked_thr
     assert 5 <= len(looks) <= 12
 
 
-def test_the_name_of_a_node_that_is_none_is_a_failed_connection() -> None:
+def test_an_impossible_host_name_is_a_failed_connection() -> None:
     """Anything else than an OSError ended the server with the first message for that node."""
     with pytest.raises(OSError, match="no name of a host"):
         trio.run(connect_socket, "a..b:20801")
@@ -161,7 +161,7 @@ async def test_an_answer_of_a_node_that_is_no_outcome_does_not_count_as_delivere
     assert await client.lookup(receipt) == ["delivered"]
 
 
-async def test_what_a_stand_in_has_no_room_for_is_not_read_and_given_to_it_again_and_again(boot: Boot) -> None:
+async def test_rows_for_which_a_fallback_group_has_no_room_are_not_read_again_and_again(boot: Boot) -> None:
     """With short memory each group keeps its share; what a stand-in lost of it came back to the first group, and so on."""
     host = boot(
         small_settings(groups=TWO_GROUPS, routes=A_THEN_B, dispatch=QUICK | {"workers": 1}, wheel={"rows_max": 24})

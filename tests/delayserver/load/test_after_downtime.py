@@ -147,7 +147,7 @@ async def test_a_stop_in_the_middle_of_a_backlog_is_clean_and_the_next_start_del
     host.check_balance(pending=0)
 
 
-async def test_of_a_hand_over_of_many_files_only_what_cannot_be_read_waits(
+async def test_in_a_hand_over_of_many_files_only_unreadable_rows_wait(
     boot: Boot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = boot(faked_settings())

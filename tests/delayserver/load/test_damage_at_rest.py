@@ -57,7 +57,7 @@ async def test_messages_go_on_into_a_window_whose_file_has_a_damaged_header(
 
 @pytest.mark.parametrize("place", ["first", "middle", "last"])
 @pytest.mark.parametrize("part", ["header", "columns"])
-async def test_lookup_and_cancel_answer_around_a_damaged_record_and_name_what_it_hides(
+async def test_lookup_and_cancel_answer_around_a_damaged_record_and_name_its_hidden_messages(
     boot: Boot, place: str, part: str
 ) -> None:
     host = boot(faked_settings())
@@ -261,7 +261,7 @@ async def test_an_outcome_whose_message_is_gone_does_not_stand_for_another_messa
 
 
 @pytest.mark.parametrize("part", ["header", "columns", "body"])
-async def test_what_memory_still_knows_is_not_rescheduled_from_a_damaged_record_and_can_be_cancelled(
+async def test_a_message_in_memory_is_not_rescheduled_from_its_damaged_record_and_can_be_cancelled(
     boot: Boot, part: str
 ) -> None:
     host = boot(faked_settings())

@@ -166,7 +166,7 @@ async def test_a_window_that_retention_takes_while_it_is_read_back_is_done(
     assert host.fake().texts == ["m"]
 
 
-async def test_rows_without_a_stand_in_do_not_keep_those_that_come_later_from_theirs(boot: Boot) -> None:
+async def test_rows_without_a_fallback_group_do_not_keep_later_rows_from_theirs(boot: Boot) -> None:
     dispatch = QUICK | {"queue_rows_max": 20, "batch_messages_max": 5}
     host = boot(small_settings(groups=TWO_GROUPS, routes=ONE_ALONE, dispatch=dispatch))
     await host.start()
@@ -189,7 +189,7 @@ async def test_rows_without_a_stand_in_do_not_keep_those_that_come_later_from_th
     host.check_balance(pending=0)
 
 
-async def test_rows_that_left_memory_come_back_to_their_stand_in_while_others_go_on_waiting(boot: Boot) -> None:
+async def test_rows_that_left_memory_come_back_to_their_fallback_group_while_others_wait(boot: Boot) -> None:
     """Both groups are down when they come, and the queue of the first stays full of rows that have no stand-in."""
     dispatch = QUICK | {"queue_rows_max": 20, "batch_messages_max": 5}
     host = boot(small_settings(groups=TWO_GROUPS, routes=ONE_ALONE, dispatch=dispatch))

@@ -28,13 +28,13 @@ def test_the_rest_of_a_near_window_waits_behind_overdue_ones_when_enough_is_load
     assert NearFuture(NOW_MS + loaded_ahead_ms, rows).may_wait(NOW_MS, SHARE) is waits
 
 
-def test_where_queues_hold_the_share_of_the_near_future_a_second_suffices() -> None:
+def test_the_near_future_waits_with_a_second_loaded_where_queues_hold_its_share() -> None:
     assert NearFuture(NOW_MS + 1_000, 0).may_wait(NOW_MS, -100)
     assert not NearFuture(NOW_MS + 999, 0).may_wait(NOW_MS, -100)
 
 
 @pytest.mark.parametrize("rows_max", [4, 24, 1_000, 1_500_000])
-def test_each_finds_the_room_that_the_other_leaves(rows_max: int) -> None:
+def test_near_and_overdue_loads_find_the_room_that_the_other_leaves(rows_max: int) -> None:
     assert room_beside_overdue(rows_max, rows_max) > overdue_room(rows_max)
     assert room_beside_near(rows_max) > low_room(rows_max)
     for room in range(low_room(rows_max) + 1, rows_max + 1, max(rows_max // 20, 1)):

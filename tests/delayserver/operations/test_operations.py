@@ -164,7 +164,7 @@ async def reschedule(host: Host, item: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-async def test_reschedule_replaces_the_message_in_one_step_and_keeps_what_is_not_changed(boot: Boot) -> None:
+async def test_reschedule_replaces_the_message_in_one_step_and_keeps_its_unchanged_fields(boot: Boot) -> None:
     host = boot()
     await host.start()
     client = await host.client()
@@ -221,7 +221,7 @@ async def test_reschedule_to_the_same_due_time_with_the_same_id_is_delivered_onc
     host.check_balance(pending=0)
 
 
-async def test_reschedule_of_what_cannot_be_cancelled_says_why_and_sends_nothing(boot: Boot) -> None:
+async def test_reschedule_of_a_message_that_cannot_be_cancelled_says_why_and_sends_nothing(boot: Boot) -> None:
     host = boot(faked_settings())
     await host.start()
     client = await host.client()
@@ -417,7 +417,7 @@ async def test_a_subject_without_a_route_is_routed_as_it_is_delivered(boot: Boot
     assert (await client.request("route", {"subject": "b.1"}))["group"] == "second"
 
 
-async def test_what_is_half_given_is_refused_and_not_passed_over(boot: Boot) -> None:
+async def test_half_given_arguments_are_refused_and_not_ignored(boot: Boot) -> None:
     """Ids that are dropped cost the sender, without a word, that a repeated send is one message. A name without an id would
     be `unknown`, which says that it was never accepted. A redispatch cannot be undone."""
     host = boot()

@@ -34,7 +34,7 @@ async def send_columns(client: Client, due_ms: int | bytes, **more: Any) -> dict
     return await client.request("send", arguments | more)
 
 
-async def test_what_rows_and_columns_give_comes_back_in_rows_and_columns(boot: Boot) -> None:
+async def test_tags_and_order_keys_of_rows_and_columns_come_back_in_rows_and_columns(boot: Boot) -> None:
     host = boot(small_settings())
     server = await host.start()
     client = await host.client()
@@ -61,7 +61,7 @@ async def test_what_rows_and_columns_give_comes_back_in_rows_and_columns(boot: B
     assert (await client.status())["storage"]["tags"] == len(server.parts.files.names.codes(3)) == 3
 
 
-async def test_messages_without_them_cost_no_byte_on_the_wire_nor_a_newer_record(boot: Boot) -> None:
+async def test_messages_without_tags_and_keys_cost_no_byte_on_the_wire_nor_a_newer_record(boot: Boot) -> None:
     host = boot(small_settings())
     await host.start()
     client = await host.client()
@@ -93,7 +93,7 @@ def test_a_record_has_the_newer_version_only_for_rows_that_need_it(column: str) 
     assert lowest_schema(batch.with_columns(**{column: constant_column(7, 3, dtype)})).version == 2
 
 
-async def test_they_stay_through_restart_reschedule_and_redelivery(boot: Boot) -> None:
+async def test_tags_and_order_keys_stay_through_restart_reschedule_and_redelivery(boot: Boot) -> None:
     host = boot(small_settings())
     await host.start()
     client = await host.client()
@@ -119,7 +119,7 @@ async def test_they_stay_through_restart_reschedule_and_redelivery(boot: Boot) -
     assert rare(await client.pull(group="other")) == [("later", "paid", "käse")] * 2
 
 
-async def test_a_node_on_another_host_gets_them(boot: Boot) -> None:
+async def test_a_node_on_another_host_gets_tags_and_order_keys(boot: Boot) -> None:
     network, clock = FakeNetwork(), SimulatedClock()
     node = boot(name="node", role=BROKER, network=network, clock=clock)
     await node.start()

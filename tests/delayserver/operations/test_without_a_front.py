@@ -54,7 +54,7 @@ async def test_a_bad_message_is_answered_by_its_place_beside_a_good_one(boot: Bo
     assert receipt.endswith(f"{due_ms:012x}-{sequence:012x}") and message_id.endswith(f"-{sequence:012x}")
 
 
-async def test_a_message_is_found_moved_and_cancelled_by_what_the_client_calls_it(boot: Boot) -> None:
+async def test_a_message_is_found_moved_and_cancelled_by_its_message_id(boot: Boot) -> None:
     host = boot()
     await host.start()
     delay, due_ms = delay_of(host), host.now_ms + 60_000
@@ -90,7 +90,7 @@ async def test_columns_go_in_and_come_out_as_arrays(boot: Boot) -> None:
     assert outcome.tolist() == [Outcome.CANCELLED] * 2
 
 
-async def test_a_pull_hands_messages_to_its_caller_and_takes_back_what_was_lost(boot: Boot) -> None:
+async def test_a_pull_hands_messages_to_its_caller_and_takes_lost_ones_back(boot: Boot) -> None:
     host = boot()
     await host.start()
     consuming = host.server.parts.operations(host.server.address).consuming

@@ -128,7 +128,7 @@ async def test_few_outcomes_are_written_at_once_and_many_do_not_fill_memory(boot
         assert decided.rows_waiting == 0
 
 
-async def test_who_waits_for_an_outcome_of_a_hot_moment_gets_it_at_once(boot: Boot) -> None:
+async def test_an_outcome_of_a_hot_moment_is_written_at_once_for_a_waiting_caller(boot: Boot) -> None:
     host = await without_checkpoints(boot)
     decided, first_ms = host.server.parts.decided, host.now_ms // 60_000 * 60_000
     expired = np.array([1], np.int64)

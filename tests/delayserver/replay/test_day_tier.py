@@ -123,7 +123,7 @@ async def test_while_a_day_drains_its_windows_can_be_loaded_already(
     check_done(host)
 
 
-async def test_a_refill_leaves_what_the_drain_has_placed_and_not_published_to_its_publication(
+async def test_a_refill_leaves_unpublished_rows_of_a_drained_day_to_their_publication(
     boot: Boot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("delayserver.replay.day_tier.DRAIN_ROWS", 5)
@@ -180,7 +180,9 @@ async def test_a_record_after_the_seal_goes_to_its_minute_while_the_day_drains(
     assert host.check_balance()["deduplicated"] == 2
 
 
-async def test_what_was_cancelled_in_a_day_stays_so_when_its_rows_leave_memory_while_it_drains(boot: Boot) -> None:
+async def test_messages_cancelled_in_a_day_stay_cancelled_when_their_rows_leave_memory_while_it_drains(
+    boot: Boot,
+) -> None:
     host = boot(coarse_settings(dispatch={"queue_rows_max": 2, "backoff_ms_min": 10, "backoff_ms_max": 50}))
     await host.start()
     start_ms = await put_far(host, await host.client())
@@ -267,7 +269,7 @@ async def test_a_checkpoint_lost_while_a_day_drains_gives_the_same_balance(
     assert host.check_balance(pending=18)["accepted"] == 21
 
 
-async def test_what_a_drained_day_may_have_had_attempted_before_a_crash_is_uncertain(
+async def test_after_a_crash_messages_that_a_drained_day_may_have_attempted_are_uncertain(
     boot: Boot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The day drains late, its rows are handed over at once, and power is lost before its minutes are synced."""

@@ -28,7 +28,7 @@ def schedule_rows(host: Host) -> int:
     return sum(schedule.rows(key) for key in schedule.keys())
 
 
-async def test_the_same_range_of_the_log_replayed_again_and_again_adds_nothing(boot: Boot) -> None:
+async def test_replaying_a_range_of_the_log_again_adds_nothing(boot: Boot) -> None:
     host = boot(faked_settings(storage=RARE_CHECKPOINTS))
     await host.start()
     client = await host.client()
@@ -51,7 +51,7 @@ async def test_the_same_range_of_the_log_replayed_again_and_again_adds_nothing(b
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_power_lost_between_checkpoints_replays_what_the_schedule_files_lost(boot: Boot, seed: int) -> None:
+async def test_after_a_loss_of_power_the_messages_that_schedule_files_lost_are_replayed(boot: Boot, seed: int) -> None:
     host = boot(faked_settings())
     sent = 0
     for life in range(3):
@@ -108,7 +108,9 @@ async def test_a_disk_that_fills_up_in_the_middle_of_a_round_neither_loses_nor_r
     host.check_balance(pending=0)
 
 
-async def test_the_same_with_a_lost_checkpoint_counts_each_message_once(boot: Boot, nursery: trio.Nursery) -> None:
+async def test_a_replay_on_a_full_disk_with_a_lost_checkpoint_counts_each_message_once(
+    boot: Boot, nursery: trio.Nursery
+) -> None:
     disk = FakeDisk()
     host = boot(faked_settings(storage=RARE_CHECKPOINTS), disk=disk)
     await host.start()

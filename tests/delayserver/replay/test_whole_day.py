@@ -212,7 +212,7 @@ def rebuild(host: Host) -> None:
 
 
 @pytest.mark.parametrize("lost", ["days", "schedule_log"])
-async def test_what_the_day_lost_is_rebuilt_and_nothing_is_delivered_again(boot: Boot, lost: str) -> None:
+async def test_a_lost_file_of_a_day_is_rebuilt_and_nothing_is_delivered_again(boot: Boot, lost: str) -> None:
     host = boot(settings(storage={"retention_ms": 30 * DAY_MS}))
     await host.start()
     day_ms = far_day(host)
@@ -318,7 +318,7 @@ async def test_a_file_that_a_retired_day_got_again_is_missed_when_it_is_lost(boo
     assert await (await host.client()).lookup(cancelled["receipt"]) != ["pending"]
 
 
-async def test_a_redispatch_finds_what_a_day_delivered(boot: Boot) -> None:
+async def test_a_redispatch_finds_the_delivered_messages_of_a_day(boot: Boot) -> None:
     host = boot(settings(storage={"retention_ms": 30 * DAY_MS}))
     await host.start()
     day_ms = far_day(host)

@@ -77,7 +77,7 @@ def test_a_step_in_a_time_without_readings_counts_from_the_reading_that_saw_it()
 
 
 @pytest.mark.parametrize("known_us", [0, BASE_US - HOUR_US, BASE_US, BASE_US + HOUR_US])
-def test_a_start_goes_on_from_what_the_last_life_knew_and_never_past_the_clock(known_us: int) -> None:
+def test_the_believable_time_of_a_start_is_that_of_the_last_life_and_never_past_the_clock(known_us: int) -> None:
     clock = TwoClocks()
     clock.monotonic = 7 * HOUR_US
     believable = BelievableClock(clock, HOLD_MS, known_us)
@@ -89,7 +89,7 @@ def test_a_start_goes_on_from_what_the_last_life_knew_and_never_past_the_clock(k
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_it_agrees_with_a_history_of_all_readings(seed: int) -> None:
+def test_the_believable_time_agrees_with_a_history_of_all_readings(seed: int) -> None:
     chance = Random(seed)
     clock = TwoClocks()
     believable = BelievableClock(clock, HOLD_MS, clock.wall_us)

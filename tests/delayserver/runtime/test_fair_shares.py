@@ -26,7 +26,7 @@ def test_the_connection_that_used_least_goes_first_and_equals_go_in_their_order(
 
 
 @pytest.mark.parametrize(("later_half_lives", "used_us"), [(0, 800.0), (1, 400.0), (3, 100.0), (100_000, 0.0)])
-def test_what_was_used_decays(later_half_lives: int, used_us: float) -> None:
+def test_used_time_decays(later_half_lives: int, used_us: float) -> None:
     shares, account = FairShares(), Account()
     shares.charge(account, 800, 5 * HALF_LIFE_US)
     now_us = (5 + later_half_lives) * HALF_LIFE_US
@@ -46,7 +46,7 @@ def test_an_old_burst_is_forgiven() -> None:
     assert first is not None and first.account is old
 
 
-def test_what_a_connection_uses_while_it_waits_counts() -> None:
+def test_time_that_a_connection_uses_while_it_waits_counts() -> None:
     shares = FairShares()
     busy, other = Account(), Account()
     shares.join(busy, nothing)
@@ -72,7 +72,7 @@ def test_two_connections_with_as_much_to_do_share_by_cost_and_not_by_count() -> 
     assert turns[cheap] == pytest.approx(1_000, abs=12)
 
 
-def test_it_is_sound_after_any_steps() -> None:
+def test_fair_shares_keep_their_invariants_after_any_steps() -> None:
     random, shares, now_us = Random(7), FairShares(), 0
     accounts = [Account() for _ in range(5)]
     tickets = []

@@ -22,7 +22,7 @@ def ask(cwd: Path, *first_on_path: Path) -> str:
     return run.stdout
 
 
-def test_nothing_is_said_where_the_names_are_ours(tmp_path: Path) -> None:
+def test_the_guard_is_silent_where_no_name_is_taken(tmp_path: Path) -> None:
     assert find_taken_names() == []
     assert ask(tmp_path) == ""
 

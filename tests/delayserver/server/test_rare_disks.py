@@ -19,7 +19,7 @@ Boot = Callable[..., Host]
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_without_syncs_what_a_crash_takes_is_no_corruption(boot: Boot, seed: int) -> None:
+async def test_without_syncs_records_lost_in_a_crash_are_no_corruption(boot: Boot, seed: int) -> None:
     host = boot(faked_settings(storage={"durability": "os"}))
     await host.start()
     client = await host.client()
@@ -45,7 +45,7 @@ async def test_a_checkpoint_points_behind_nothing_that_a_crash_takes(boot: Boot)
     assert host.disk.content(path)[:end] == before
 
 
-async def test_replay_passes_over_what_repair_put_into_message_log(boot: Boot) -> None:
+async def test_replay_passes_over_placeholders_that_repair_put_into_message_log(boot: Boot) -> None:
     host = boot(faked_settings(storage={"checkpoint_interval_ms": 3_600_000}))
     server = await host.start()
     client = await host.client()

@@ -166,7 +166,7 @@ async def test_a_search_in_a_thread_beside_the_end_of_a_day_finds_its_messages(b
     assert ended
 
 
-async def test_a_clean_stop_keeps_in_mind_what_was_attempted_and_lies_in_a_draining_day_alone(boot: Boot) -> None:
+async def test_a_clean_stop_remembers_attempts_of_messages_that_only_a_draining_day_holds(boot: Boot) -> None:
     host = boot(coarse_settings(storage=NO_CHECKPOINTS))
     due_ms = await stopped_with_far_message(host)
     host.clock.step(due_ms + 300_000 - host.now_ms)

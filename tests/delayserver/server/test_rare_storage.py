@@ -70,7 +70,7 @@ async def test_a_send_behind_the_deletion_of_the_data_directory_is_not_acknowled
     assert server.parts.balance.accepted == 1
 
 
-async def test_what_could_not_be_undone_is_not_refused_as_if_it_were_gone(boot: Boot) -> None:
+async def test_a_send_that_may_be_on_disk_is_not_refused_as_if_it_were_gone(boot: Boot) -> None:
     host = boot(faked_settings(storage={"message_log_segment_bytes": 1 << 14}))
     await host.start()
     client = await host.client()
@@ -85,7 +85,7 @@ async def test_what_could_not_be_undone_is_not_refused_as_if_it_were_gone(boot: 
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_without_syncs_what_schedule_log_kept_and_message_log_lost_is_counted(boot: Boot, seed: int) -> None:
+async def test_without_syncs_messages_that_only_schedule_log_kept_are_counted(boot: Boot, seed: int) -> None:
     host = boot(faked_settings(storage={"durability": "os"}))
     server = await host.start()
     client = await host.client()
@@ -116,7 +116,7 @@ async def test_the_reserve_is_taken_again_when_there_is_room_for_it(boot: Boot) 
     assert reserve.held
 
 
-async def test_what_is_accepted_has_its_room_in_schedule_log_before_more_is(boot: Boot) -> None:
+async def test_accepted_messages_have_their_room_in_schedule_log_before_more_are_accepted(boot: Boot) -> None:
     host = boot(faked_settings(storage={"free_bytes_min": 1 << 20}))
     server = await host.start()
     client = await host.client()

@@ -39,7 +39,7 @@ def test_percentiles_are_within_two_per_cent_and_never_below_the_truth(seed: int
     assert (histogram.count, histogram.early) == (2_000, 0)
 
 
-def test_a_histogram_is_empty_at_first_and_counts_what_must_never_be() -> None:
+def test_a_histogram_is_empty_at_first_and_counts_early_deliveries() -> None:
     histogram = LatencyHistogram()
     assert histogram.summary_ms() == {"p50": 0.0, "p90": 0.0, "p99": 0.0, "p999": 0.0, "max": 0.0}
     histogram.add(np.array([-5, 3, 10**15]))

@@ -137,7 +137,9 @@ async def test_a_node_that_was_not_reachable_hears_of_complete_windows_later(boo
     await host.until(lambda: bool(node.complete), within_ms=15_000)
 
 
-async def test_what_a_node_has_not_heard_is_bounded(boot: Boot, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_complete_windows_that_a_node_has_not_heard_of_are_bounded(
+    boot: Boot, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("delayserver.dispatch.complete_windows.UNDECLARED_MAX", 2)
     host = boot(faked_settings())
     await host.start()
@@ -167,7 +169,7 @@ async def test_slewing_is_no_step(boot: Boot) -> None:
     assert abs(clock["step_last_ms"] + 5_000) <= 20
 
 
-async def test_after_a_step_of_the_clock_what_is_not_in_memory_is_loaded_at_once(boot: Boot) -> None:
+async def test_after_a_step_of_the_clock_due_rows_on_disk_are_loaded_at_once(boot: Boot) -> None:
     """Rule 2: within a second. So it is not left to the loader's own look, which comes once in a second."""
     host = boot(small_settings(groups=(fake_group("g", "fake"),), routes=(RouteSettings("*", ("g",)),)))
     await host.start()

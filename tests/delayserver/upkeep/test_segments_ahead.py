@@ -69,7 +69,7 @@ async def test_a_disk_that_refuses_a_next_segment_refuses_no_commit(boot: Boot) 
     assert seen.segments["message_log"] <= segments + 1, "it tries again by itself"
 
 
-async def test_none_is_made_where_sends_would_be_refused_for_it(boot: Boot) -> None:
+async def test_no_next_segment_is_made_where_sends_would_be_refused_for_its_room(boot: Boot) -> None:
     host = boot(small_settings(storage={"free_bytes_min": 1 << 20}))
     await host.start()
     seen = Allocations(host)
@@ -81,7 +81,7 @@ async def test_none_is_made_where_sends_would_be_refused_for_it(boot: Boot) -> N
     assert seen.ahead["message_log"]
 
 
-async def test_a_killed_server_leaves_one_and_the_next_life_makes_it_anew(boot: Boot) -> None:
+async def test_a_killed_server_leaves_its_next_segment_and_the_next_life_makes_one_anew(boot: Boot) -> None:
     host = boot(small_settings())
     await host.start()
     await send_much(host, 15)

@@ -65,7 +65,7 @@ async def test_messages_reach_a_consumer_of_the_node_whole(boot: Boot) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_whatever_dies_on_the_way_the_node_stores_each_message_once(boot: Boot, seed: int) -> None:
+async def test_a_node_stores_each_message_once_although_both_sides_die_on_the_way(boot: Boot, seed: int) -> None:
     server, node = await pair(boot)
     client = await server.client()
     count = 30
@@ -146,7 +146,7 @@ async def test_deliveries_that_are_read_together_are_stored_in_their_order(boot:
     assert len(await client.pull(max_messages=100)) == 40
 
 
-async def test_a_complete_window_is_forgotten_before_what_is_delivered_behind_it(boot: Boot) -> None:
+async def test_a_node_forgets_a_complete_window_before_the_deliveries_behind_it(boot: Boot) -> None:
     node = boot(name="node", role=BROKER)
     await node.start()
     client = await node.client()
@@ -276,7 +276,7 @@ async def test_new_names_of_a_deliver_share_one_sync_where_some_are_not_taken(bo
     assert unpack_column(outcome, count, U8, "outcome").tolist() == expected
 
 
-async def test_a_broker_refuses_what_only_a_server_does(boot: Boot) -> None:
+async def test_a_broker_refuses_operations_of_servers(boot: Boot) -> None:
     node = boot(name="node", role=BROKER)
     await node.start()
     client = await node.client()
@@ -631,7 +631,7 @@ async def test_sequences_that_no_receipt_can_carry_are_refused(boot: Boot, seque
     assert len(await client.pull()) == 2
 
 
-async def test_what_is_due_far_ahead_of_the_nodes_clock_is_refused(boot: Boot) -> None:
+async def test_a_node_refuses_messages_that_are_due_far_ahead_of_its_clock(boot: Boot) -> None:
     node = boot(small_settings(broker={"server_clock_ahead_ms_max": 5_000}), name="node", role=BROKER)
     await node.start()
     client = await node.client()
@@ -732,7 +732,7 @@ async def test_where_an_unknown_result_is_asked_of_the_same_node_nothing_counts_
     assert (await client.status())["groups"]["remote"]["maybe_delivered_twice"] == 0
 
 
-async def test_what_a_crash_may_have_left_at_another_node_counts_as_maybe_delivered_twice(boot: Boot) -> None:
+async def test_after_a_crash_messages_that_another_node_may_have_count_as_maybe_delivered_twice(boot: Boot) -> None:
     server, first, second = await two_nodes(boot)
     client = await server.client()
     due_ms = server.now_ms + 200

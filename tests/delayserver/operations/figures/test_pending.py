@@ -52,7 +52,7 @@ async def test_messages_are_counted_in_the_minutes_and_hours_of_their_due_times(
     assert counts(between) == [(hour + 7 * MINUTE_MS, MINUTE_MS, 3)]
 
 
-async def test_what_is_delivered_or_cancelled_is_pending_no_more(boot: Boot) -> None:
+async def test_delivered_and_cancelled_messages_are_pending_no_more(boot: Boot) -> None:
     host = boot(small_settings())
     await host.start()
     client = await host.client()

@@ -169,7 +169,7 @@ async def test_messages_of_several_servers_in_one_pull_name_each_its_own(boot: B
 
 
 @pytest.mark.parametrize("step_ms", [-3_600_000, 3_600_000])
-async def test_a_lease_is_a_duration_whatever_the_wall_clock_does(boot: Boot, step_ms: int) -> None:
+async def test_a_step_of_the_wall_clock_does_not_change_the_duration_of_a_lease(boot: Boot, step_ms: int) -> None:
     host = boot()
     await host.start()
     client = await host.client()

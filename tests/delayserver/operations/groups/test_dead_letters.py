@@ -238,7 +238,7 @@ async def test_letters_are_sent_again_to_their_group_alone_with_new_attempts(boo
     }, "it dies again after as many attempts, and still has its origin"
 
 
-async def test_a_rate_spreads_what_is_sent_again(boot: Boot) -> None:
+async def test_a_rate_spreads_dead_letters_that_are_sent_again(boot: Boot) -> None:
     shop = await opened(boot)
     await shop.set(attempts=1)
     await shop.send(*"abcdef")
@@ -289,7 +289,7 @@ async def test_letters_come_by_pages(boot: Boot) -> None:
     assert [letter["message_id"] for letter in page["letters"]] == ["id-e"] and page["next"] is None
 
 
-async def test_letters_and_what_was_done_with_them_survive_a_stop_and_a_kill(boot: Boot) -> None:
+async def test_dead_letters_their_drops_and_their_resends_survive_a_stop_and_a_kill(boot: Boot) -> None:
     shop = await opened(boot)
     await shop.set(attempts=1)
     await shop.send(*"abcd")
@@ -365,7 +365,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("what", BAD)
-async def test_what_makes_no_sense_is_refused_by_name(boot: Boot, what: str) -> None:
+async def test_senseless_arguments_are_refused_by_name(boot: Boot, what: str) -> None:
     shop = await opened(boot)
     await shop.set(attempts=1)
     arguments, name = BAD[what]

@@ -77,7 +77,7 @@ MIXED: tuple[tuple[str, str, dict[str, str]], ...] = (
         ({"tags": None, "where": None}, ["a1", "b1", "a2", "-1", "c1"]),
     ],
 )
-async def test_a_group_gets_what_its_first_pull_asks_for(
+async def test_the_filter_of_its_first_pull_selects_the_messages_of_a_group(
     boot: Boot, given: dict[str, Any], expected: list[str]
 ) -> None:
     host, client = await started(boot)
@@ -276,7 +276,7 @@ async def test_many_consumers_begin_with_the_same_filter_at_once(boot: Boot) -> 
     assert sorted(bodies([message for reply in replies for message in reply["messages"]])) == ["-1", "a2", "b1"]
 
 
-async def test_of_two_filters_at_once_one_is_taken_and_the_other_is_refused(boot: Boot) -> None:
+async def test_one_of_two_filters_at_once_is_taken_and_the_other_is_refused(boot: Boot) -> None:
     host, client = await started(boot)
     other = await host.client()
     await put(host, client, *MIXED)

@@ -97,7 +97,7 @@ async def test_messages_are_found_after_a_crash_of_the_server(boot: Boot) -> Non
 
 
 @pytest.mark.parametrize("page", [1, 2, 1000])
-async def test_a_subject_and_a_time_find_what_was_dispatched_then(boot: Boot, page: int) -> None:
+async def test_a_search_by_subject_and_time_finds_the_messages_dispatched_then(boot: Boot, page: int) -> None:
     _, client = await delivered(boot)
     every = await ask(client, subject="orders.1", max=page)
     assert [message["message_id"] for message in every] == ["o-1", "o-3", "o-5", "o-7", "o-9", "o-11"]

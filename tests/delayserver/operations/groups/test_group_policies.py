@@ -80,7 +80,7 @@ BAD: dict[str, tuple[dict[str, Any], str, str]] = {
 
 
 @pytest.mark.parametrize("what", BAD)
-async def test_what_makes_no_sense_is_refused_by_name_and_changes_nothing(boot: Boot, what: str) -> None:
+async def test_a_senseless_policy_is_refused_by_name_and_changes_nothing(boot: Boot, what: str) -> None:
     _, client = await started(boot)
     await client.request("policy", NAMES | {"set": {"attempts": 5}})
     arguments, name, text = BAD[what]
@@ -100,7 +100,7 @@ async def test_two_groups_cannot_have_one_dead_letter_subject(boot: Boot) -> Non
     await client.request("policy", one | {"set": {"attempts": 6}})
 
 
-async def test_the_table_is_bounded(boot: Boot) -> None:
+async def test_the_table_of_policies_is_bounded(boot: Boot) -> None:
     _, client = await started(boot, broker={"groups_max": 2})
     for group in ("one", "two"):
         await client.request("policy", {"subject": "s", "group": group, "set": {"first_ms": 1}})
@@ -120,7 +120,7 @@ async def test_on_a_full_disk_a_policy_is_refused_and_the_old_one_applies(boot: 
     assert (await client.request("policy", NAMES))["policy"] == UNSET | {"attempts": 5}
 
 
-async def test_pauses_are_those_of_the_policy_also_for_what_is_being_retried(boot: Boot) -> None:
+async def test_a_new_policy_sets_the_pauses_of_messages_that_are_being_retried_too(boot: Boot) -> None:
     host, client = await started(boot)
     await client.send({"subject": "orders", "body": "m", "due_ms": host.now_ms})
     await client.request("policy", NAMES | {"set": {"first_ms": 20_000, "factor": 1}})

@@ -50,7 +50,7 @@ async def test_a_message_named_twice_in_one_request_is_cancelled_once(boot: Boot
     assert host.check_balance(pending=0)["cancelled"] == 1
 
 
-async def test_what_is_in_flight_is_too_late_and_the_row_still_in_the_queue_is_not(boot: Boot) -> None:
+async def test_a_cancel_is_too_late_in_flight_and_in_time_in_the_queue(boot: Boot) -> None:
     host = boot(faked_settings(dispatch={"workers": 1, "batch_messages_max": 1}))
     await host.start()
     client = await host.client()
@@ -90,7 +90,7 @@ async def test_an_attempt_without_a_known_result_is_too_late_and_one_known_to_ha
         host.check_balance(pending=0)
 
 
-async def test_after_a_crash_what_was_due_is_too_late_and_what_was_not_is_cancelled(boot: Boot) -> None:
+async def test_after_a_crash_a_cancel_is_too_late_for_due_messages_and_ends_the_others(boot: Boot) -> None:
     host = boot(faked_settings(dispatch={"backoff_ms_min": 5_000, "backoff_ms_max": 5_000}))
     await host.start()
     client = await host.client()
@@ -126,7 +126,7 @@ async def test_a_clean_stop_leaves_nothing_uncertain(boot: Boot) -> None:
     assert await client.cancel(overdue) == ["cancelled"]
 
 
-async def test_of_cancels_that_race_exactly_one_is_answered_cancelled(boot: Boot) -> None:
+async def test_exactly_one_of_racing_cancels_is_answered_cancelled(boot: Boot) -> None:
     host = boot(faked_settings())
     await host.start()
     client = await host.client()
@@ -143,7 +143,7 @@ async def test_of_cancels_that_race_exactly_one_is_answered_cancelled(boot: Boot
         assert sorted(each) == ["already_cancelled"] * 4 + ["cancelled"]
 
 
-async def test_cancel_and_lookup_of_what_is_not_replayed_yet_wait_for_it(boot: Boot) -> None:
+async def test_cancel_and_lookup_wait_for_the_replay_of_their_message(boot: Boot) -> None:
     host = boot(faked_settings())
     await host.start()
     client = await host.client()
@@ -232,7 +232,7 @@ async def test_the_receipt_of_a_copy_acts_on_the_original(boot: Boot) -> None:
     assert (status["cancelled"], status["deduplicated"]) == (1, 1)
 
 
-async def test_cancel_by_id_and_by_derived_id(boot: Boot) -> None:
+async def test_a_message_is_cancelled_by_its_id_and_by_its_derived_id(boot: Boot) -> None:
     host = boot(faked_settings())
     await host.start()
     client = await host.client()
@@ -248,7 +248,7 @@ async def test_cancel_by_id_and_by_derived_id(boot: Boot) -> None:
     assert [result["outcome"] for result in results] == ["unknown", "unknown"]
 
 
-async def test_by_id_the_live_message_is_meant_after_it_was_rescheduled_to_the_same_time(boot: Boot) -> None:
+async def test_an_id_means_the_live_message_after_a_reschedule_to_the_same_time(boot: Boot) -> None:
     host = boot(faked_settings())
     await host.start()
     client = await host.client()
@@ -400,7 +400,7 @@ async def test_a_cancel_says_delivered_of_a_message_delivered_while_it_reads_oth
     assert host.check_balance(pending=0)["cancelled"] == 1
 
 
-async def test_after_a_crash_memory_does_not_take_what_is_replayed_again_for_undecided(boot: Boot) -> None:
+async def test_after_a_crash_a_decided_message_that_is_replayed_again_stays_decided(boot: Boot) -> None:
     host = boot(faked_settings(storage={"checkpoint_interval_ms": 1 << 40}))
     await host.start()
     client = await host.client()
@@ -465,7 +465,7 @@ async def test_expired_is_not_answered_where_it_could_not_be_made_durable(boot: 
     assert "SyncFailedError" in repr(host.died_of)
 
 
-async def test_what_was_cancelled_stays_so_where_its_outcome_could_not_be_written(boot: Boot) -> None:
+async def test_a_cancelled_message_stays_cancelled_although_its_outcome_could_not_be_written(boot: Boot) -> None:
     """Until the server has ended, and after it: the cancel is durable in message_log."""
     host = boot(faked_settings(dispatch={"outcome_flush_ms": 1_000}))
     await host.start()
@@ -555,7 +555,7 @@ async def test_an_attempt_without_an_answer_is_not_forgotten_when_the_queue_is_t
     host.check_balance(pending=0)
 
 
-async def test_a_clean_stop_is_no_settlement_of_an_attempt_whose_row_left_the_queue(boot: Boot) -> None:
+async def test_a_clean_stop_does_not_settle_an_unanswered_attempt_whose_row_left_the_queue(boot: Boot) -> None:
     host = boot(faked_settings(dispatch={"backoff_ms_min": 1_000, "backoff_ms_max": 1_000, "breaker_failures": 50}))
     await host.start()
     (receipt,) = await unanswered(host, 1)

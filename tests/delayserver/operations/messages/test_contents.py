@@ -61,7 +61,7 @@ async def test_a_plain_message_has_the_derived_id_and_nothing_more(boot: Boot) -
     assert "tag" not in row and "order_key" not in row
 
 
-async def test_a_copy_says_what_its_original_says(boot: Boot) -> None:
+async def test_a_duplicate_has_the_contents_of_its_original(boot: Boot) -> None:
     host, client = await started(boot)
     due_ms = host.now_ms + 60_000
     first = await send(client, subject="s", body="first", message_id="same", due_ms=due_ms)

@@ -103,9 +103,7 @@ async def test_others_run_while_many_messages_are_named(boot: Boot, operation: s
         assert passes >= count // SLICE_ITEMS
 
 
-async def test_what_many_messages_need_is_read_once_for_all_of_them(
-    boot: Boot, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_files_that_many_named_messages_need_are_read_once(boot: Boot, monkeypatch: pytest.MonkeyPatch) -> None:
     host = boot(faked_settings())
     server = await host.start()
     client = await host.client()
@@ -134,7 +132,7 @@ async def test_what_many_messages_need_is_read_once_for_all_of_them(
     assert calls["find_ids"] == 3, "and once more, whether names of what was cancelled already stand for others by now"
 
 
-async def test_a_long_lookup_answers_only_what_was_true_since_it_began(
+async def test_a_long_lookup_gives_only_answers_that_were_true_since_it_began(
     boot: Boot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While it reads the outcomes of one window, messages of others are delivered, fail and are cancelled."""

@@ -57,7 +57,7 @@ async def test_many_messages_are_moved_in_one_commit(boot: Boot) -> None:
     host.check_balance(pending=0)
 
 
-async def test_each_item_keeps_what_it_does_not_change(boot: Boot) -> None:
+async def test_each_rescheduled_item_keeps_the_fields_that_it_does_not_change(boot: Boot) -> None:
     host = boot()
     await host.start()
     client = await host.client()

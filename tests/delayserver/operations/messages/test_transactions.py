@@ -205,7 +205,7 @@ async def test_a_prepare_of_an_id_that_was_sent_has_ended(boot: Boot) -> None:
     assert texts(await client.pull()) == ["sent"]
 
 
-async def test_of_ends_that_race_one_wins_and_the_other_gets_its_outcome(boot: Boot) -> None:
+async def test_one_of_racing_ends_of_a_transaction_wins_and_the_other_gets_its_outcome(boot: Boot) -> None:
     host = boot(small_settings())
     await host.start()
     one, other = await host.client(), await host.client()
@@ -230,7 +230,9 @@ async def test_of_ends_that_race_one_wins_and_the_other_gets_its_outcome(boot: B
 
 
 @pytest.mark.parametrize("ends", ["commit", "rollback"])
-async def test_what_a_crash_leaves_is_asked_about_and_what_was_answered_holds(boot: Boot, ends: str) -> None:
+async def test_after_a_crash_open_transactions_are_checked_back_and_answered_ones_stay_ended(
+    boot: Boot, ends: str
+) -> None:
     host = boot(small_settings())
     await host.start()
     client = await host.client()
@@ -444,7 +446,7 @@ async def test_a_subject_named_like_that_of_timers_is_an_ordinary_one(boot: Boot
     assert host.check_balance(pending=0)["rolled_back"] == 1
 
 
-async def test_retention_counts_what_was_rolled_back(boot: Boot) -> None:
+async def test_retention_counts_rolled_back_messages(boot: Boot) -> None:
     host = boot(small_settings(storage={"window_ms": 10_000, "retention_ms": 20_000}))
     await host.start()
     client = await host.client()

@@ -64,7 +64,7 @@ def test_a_server_that_says_no_instance_is_judged_by_its_connections() -> None:
     assert not fence.admit(1, "", 8, 0), "and downgraded"
 
 
-def test_the_fence_is_bounded_and_consistent_whatever_comes() -> None:
+def test_the_fence_stays_bounded_and_consistent_under_any_requests() -> None:
     chance, fence, now_us = Random(5), ServerFence(), 0
     for connection in range(1, 6_000):
         now_us += chance.choice([0, 1_000, HOLD_US])

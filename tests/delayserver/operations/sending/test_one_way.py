@@ -60,7 +60,7 @@ async def test_the_next_reply_counts_refused_messages_and_later_ones_do_not(boot
     assert texts(await client.pull()) == ["x", "x"]
 
 
-async def test_an_error_reply_counts_what_a_full_disk_refused(boot: Boot) -> None:
+async def test_an_error_reply_counts_the_messages_that_a_full_disk_refused(boot: Boot) -> None:
     host = boot()
     await host.start()
     client = await host.client()
@@ -75,7 +75,7 @@ async def test_an_error_reply_counts_what_a_full_disk_refused(boot: Boot) -> Non
     assert reply.refused is not None and reply.refused.messages == 1 and reply.refused.first.name == "disk_full"
 
 
-async def test_while_the_server_starts_or_stops_they_are_refused_without_a_reply(boot: Boot) -> None:
+async def test_one_way_messages_are_refused_without_a_reply_while_the_server_starts_or_stops(boot: Boot) -> None:
     host = boot()
     await host.start()
     client = await host.client()
@@ -108,7 +108,7 @@ async def test_a_frame_that_is_no_request_ends_the_connection_as_ever(boot: Boot
 
 
 @pytest.mark.parametrize("operation", ["send", "publish"])
-async def test_a_ping_waits_until_it_is_known_what_was_refused(boot: Boot, operation: str) -> None:
+async def test_a_ping_waits_until_the_refusals_before_it_are_known(boot: Boot, operation: str) -> None:
     host = boot()
     await host.start()
     client = await host.client()

@@ -65,7 +65,7 @@ async def test_rows_and_columns_are_stored_in_their_order_and_answered_with_thei
         assert host.check_balance(pending=0)["accepted"] == 0
 
 
-async def test_what_came_in_one_step_is_one_write_and_keeps_its_order(boot: Boot) -> None:
+async def test_messages_published_in_one_step_are_one_write_and_keep_their_order(boot: Boot) -> None:
     host = boot()
     server = await host.start()
     client = await host.client()
@@ -123,7 +123,7 @@ async def test_publishes_and_deliveries_of_a_subject_are_one_queue_with_one_sequ
 
 
 @pytest.mark.parametrize("crash", ["kill", "lose_power", "stop"])
-async def test_what_was_answered_survives_and_nothing_twice(boot: Boot, crash: str) -> None:
+async def test_answered_messages_survive_a_crash_and_none_comes_twice(boot: Boot, crash: str) -> None:
     host = boot()
     await host.start()
     client = await host.client()

@@ -80,7 +80,7 @@ def test_a_connection_that_ends_while_it_waits_is_not_granted_anything() -> None
     memory.check_invariants()
 
 
-def test_the_next_request_waits_for_what_is_unread_and_while_memory_is_short_for_all_of_it() -> None:
+def test_the_next_request_waits_until_replies_are_read_and_for_all_of_them_while_memory_is_short() -> None:
     memory = memory_of()
     share, other = memory.join(), memory.join()
     memory.hold_unsent(share, 20)

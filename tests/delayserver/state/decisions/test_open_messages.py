@@ -39,12 +39,12 @@ def test_a_message_is_found_by_its_sequence_and_its_due_time() -> None:
     assert found(messages, [1, 2], due_ms=5_001) == [-1, -1]
 
 
-def test_what_no_message_can_be_called_is_not_found_in_an_empty_place() -> None:
+def test_a_sequence_that_no_message_has_is_not_found_in_an_empty_place() -> None:
     mask, _ = OpenMessages(8).find(np.array([0, -8, -1, 1 << 62]), np.zeros(4, dtype=np.int64))
     assert not mask.any()
 
 
-def test_what_was_removed_is_gone_and_its_neighbours_in_the_ring_stay() -> None:
+def test_a_removed_message_is_gone_and_its_neighbours_in_the_ring_stay() -> None:
     messages = OpenMessages(8)
     messages.add(batch([9, 10, 11]))
     messages.remove(np.array([2, 10, 17, 300]))  # 2 and 17 would stand where 10 and 9 stand
@@ -58,14 +58,14 @@ def test_internal_records_are_not_taken() -> None:
 
 
 @pytest.mark.parametrize("count", [8, 9, 30])
-def test_of_more_messages_than_it_holds_the_last_ones_stay(count: int) -> None:
+def test_open_messages_keep_the_last_ones_beyond_their_bound(count: int) -> None:
     messages = OpenMessages(8)
     messages.add(batch(list(range(1, count + 1))))
     assert found(messages, list(range(1, count + 1))) == [-1] * (count - 8) + [7] * 8
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_it_agrees_with_a_dictionary_of_the_places(seed: int) -> None:
+def test_open_messages_agree_with_a_dictionary_of_their_places(seed: int) -> None:
     chance = np.random.default_rng(seed)
     messages, model = OpenMessages(64), dict[int, int]()
     last = 0

@@ -141,7 +141,7 @@ async def test_an_attempt_while_the_clock_was_ahead_is_not_forgotten_with_the_ch
     host.check_balance(pending=0)
 
 
-async def test_after_the_loss_of_a_checkpoint_what_is_due_later_can_be_cancelled(boot: Boot) -> None:
+async def test_after_the_loss_of_a_checkpoint_messages_due_behind_the_horizon_can_be_cancelled(boot: Boot) -> None:
     host = boot(faked_settings())
     await host.start()
     client = await host.client()

@@ -46,7 +46,7 @@ def test_a_batch_is_bounded_by_rows_and_by_bytes_and_is_never_empty() -> None:
     assert queue.take(100, 1 << 30) is None
 
 
-def test_what_is_put_back_is_taken_first_and_what_is_past_the_bound_is_dropped_last_first() -> None:
+def test_rows_put_back_are_taken_first_and_the_last_rows_past_the_bound_are_dropped() -> None:
     queue = GroupQueue()
     queue.push(rows([3, 4]))
     queue.push(rows([5, 6, 7]))
@@ -132,7 +132,7 @@ def test_small_chunks_of_a_long_queue_are_joined_so_that_a_question_visits_few()
     assert found(queue.holds, [0, 1, 4_097, 39_999, 40_000, 40_001]) == [1, 4_097, 39_999, 40_000]
 
 
-def test_the_last_key_of_a_queue_is_found_whatever_order_its_chunks_have() -> None:
+def test_the_last_key_of_a_queue_is_found_in_chunks_of_any_order() -> None:
     queue = GroupQueue()
     assert queue.last_key() == KEY_LOWEST
     queue.push(rows([5, 7, 6]))
@@ -151,7 +151,7 @@ def test_membership_agrees_with_sets_also_for_sequences_that_are_asked_twice(see
     assert is_member(asked, others).tolist() == [value in set(others.tolist()) for value in asked.tolist()]
 
 
-def test_what_was_released_long_after_its_time_and_what_is_fresh_are_taken_in_turns() -> None:
+def test_rows_released_long_after_their_time_and_fresh_rows_are_taken_in_turns() -> None:
     queue = GroupQueue()
     old, fresh = rows(list(range(1, 9))), rows(list(range(101, 105)))
     old.payload["released_us"] = old.due_ms * 1000 + (BACKLOG_MS + 1) * 1000
