@@ -73,7 +73,7 @@ def test_an_abandoned_range_can_be_retried_in_smaller_slices() -> None:
     assert [t.end_offsets.get("direct", 0) for t in (first, second, third)] == [100, 100, 300]
 
 
-def test_evicted_rows_are_a_later_loads_whatever_their_offset() -> None:
+def test_a_later_load_owns_evicted_rows_at_any_offset() -> None:
     cursors = LoadCursors(MINUTE_MS)
     cursors.finish_load(cursors.begin_load(0, {"direct": 100}))
     cursors.evict(0, Key(30, 5))

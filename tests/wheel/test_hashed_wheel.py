@@ -77,7 +77,7 @@ def test_no_row_leaves_early_while_the_clock_moves_on(spread_ms: int) -> None:
 
 
 @pytest.mark.parametrize("tick_ms", [1, 10, 1000])
-def test_every_millisecond_gives_exactly_its_rows_whatever_the_tick(tick_ms: int) -> None:
+def test_every_millisecond_gives_exactly_its_rows_at_any_tick(tick_ms: int) -> None:
     wheel = new_wheel(tick_ms)
     due_ms = np.repeat(START_MS + np.arange(1000), 3)
     add(wheel, due_ms, np.random.default_rng(8).permutation(3000))
@@ -233,7 +233,7 @@ def test_next_due_is_exact_after_the_first_rows_are_cancelled() -> None:
     assert wheel.next_due_ms() == START_MS + 40
 
 
-def test_evict_drops_what_lies_behind_the_key_and_only_that() -> None:
+def test_evict_drops_exactly_the_rows_behind_the_key() -> None:
     wheel = new_wheel()
     add(wheel, [START_MS + 5, START_MS + 5, START_MS + 5, START_MS + 90_000], [1, 2, 3, 0])
     assert wheel.evict_after(START_MS + 5, 2) == 2
@@ -241,7 +241,7 @@ def test_evict_drops_what_lies_behind_the_key_and_only_that() -> None:
     assert sequences(wheel.advance(START_MS + 100_000, 10)) == [1, 2]
 
 
-def test_evict_between_drops_what_lies_behind_the_key_and_is_due_before_the_time() -> None:
+def test_evict_between_drops_exactly_the_rows_behind_the_key_that_are_due_before_the_time() -> None:
     wheel = new_wheel()
     add(wheel, [START_MS + 5, START_MS + 5, START_MS + 5, START_MS + 60_000, START_MS + 90_000], [1, 2, 3, 4, 0])
     assert wheel.evict_between(START_MS + 5, 2, START_MS + 60_000) == 1
@@ -293,7 +293,7 @@ def test_memory_is_released_as_rows_leave(spread_ms: int, leave: str) -> None:
 
 
 @pytest.mark.parametrize("spread_ms", [1, 320, 60_000])
-def test_what_was_taken_keeps_little_more_than_itself_in_memory(spread_ms: int) -> None:
+def test_taken_rows_keep_little_more_than_themselves_in_memory(spread_ms: int) -> None:
     wheel, rows = new_wheel(), 40_000
     due_ms = START_MS + 1_000 + np.random.default_rng(7).integers(0, spread_ms, rows)
     for start in range(0, rows, 6_000):

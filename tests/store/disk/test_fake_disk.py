@@ -139,7 +139,7 @@ def test_a_failed_sync_is_final_and_later_syncs_make_nothing_of_it_durable() -> 
     assert 0 < lost < 40
 
 
-def test_writing_again_what_a_failed_sync_left_makes_it_durable() -> None:
+def test_writing_pages_of_a_failed_sync_again_makes_them_durable() -> None:
     for seed in range(20):
         fs = disk()
         durable_file(fs, "/d/a", b"o" * 10)
@@ -246,7 +246,7 @@ def test_an_atomic_write_that_finds_the_disk_full_gives_the_space_back() -> None
     assert fs.free_bytes("/d") == 2 * PAGE
 
 
-def test_what_a_loss_of_power_leaves_at_the_least_is_what_was_synced() -> None:
+def test_a_loss_of_power_leaves_at_least_the_synced_bytes() -> None:
     fs = FakeDisk()
     fs.make_directory("/d")
     file = fs.open("/d/a", create=True)

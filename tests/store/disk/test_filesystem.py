@@ -359,7 +359,7 @@ class _SlowFile:
         self._synced.append(self.path)
 
 
-def test_what_the_disk_cannot_read_has_a_name_that_is_not_corruption() -> None:
+def test_bytes_that_the_disk_cannot_read_raise_an_error_that_is_not_corruption() -> None:
     with_hole = RealFileSystem().open("/proc/self/mem", write=False)  # nothing is mapped at its start: EIO
     try:
         with pytest.raises(UnreadableError, match=r"/proc/self/mem: unreadable at offset 0: 8 bytes cannot be read"):

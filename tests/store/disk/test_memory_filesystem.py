@@ -122,7 +122,7 @@ def refused(fs: FileSystem, root: str) -> dict[str, int]:
     return found
 
 
-def test_what_no_disk_allows_is_refused_by_the_same_errors_as_on_a_real_one(tmp_path: Path) -> None:
+def test_impossible_calls_raise_the_same_errors_in_memory_as_on_a_real_disk(tmp_path: Path) -> None:
     fs = MemoryFileSystem(MIB)
     fs.make_directory("/d")
     assert refused(fs, "/d") == refused(RealFileSystem(), str(tmp_path))
@@ -141,7 +141,7 @@ def test_a_lock_is_one_of_the_disk_and_another_disk_has_its_own() -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_it_holds_what_a_real_disk_holds_after_any_calls(seed: int, tmp_path: Path) -> None:
+def test_after_any_calls_a_file_system_in_memory_holds_the_files_of_a_real_one(seed: int, tmp_path: Path) -> None:
     chance = Random(seed)
     disks: list[tuple[FileSystem, str]] = [(MemoryFileSystem(64 * MIB), "/"), (RealFileSystem(), f"{tmp_path}/")]
     files: list[dict[str, File]] = [{}, {}]

@@ -71,7 +71,7 @@ def test_a_log_that_rolls_writes_through_in_each_of_its_segments() -> None:
     assert log.damages == [] and sequences(log) == list(range(1, done + 1))
 
 
-def test_what_is_behind_the_warm_space_or_large_is_synced_with_the_file() -> None:
+def test_a_group_that_is_large_or_behind_the_warm_space_is_synced_with_the_file() -> None:
     fs = FakeDisk()
     log = warmed(fs, segment_bytes=40 * PAGE)
     log.append_durably([batch(1, 20 * PAGE)])
@@ -85,7 +85,7 @@ def test_what_is_behind_the_warm_space_or_large_is_synced_with_the_file() -> Non
     assert sequences(opened(fs)) == [1, 2, 3]
 
 
-def test_a_file_system_without_it_syncs_the_file() -> None:
+def test_a_file_system_that_cannot_write_through_syncs_the_file() -> None:
     fs = FakeDisk()
     fs.caches_everything = True
     log = warmed(fs)
@@ -96,7 +96,7 @@ def test_a_file_system_without_it_syncs_the_file() -> None:
     assert sequences(opened(fs)) == [1, 2]
 
 
-def test_warm_space_that_was_cut_off_with_a_failed_write_is_none() -> None:
+def test_warm_space_that_a_failed_write_cut_off_is_not_used() -> None:
     fs = FakeDisk()
     log = warmed(fs)
     log.append_durably([batch(1)])

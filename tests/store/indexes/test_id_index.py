@@ -80,7 +80,7 @@ def test_copies_are_found_as_a_dictionary_would_even_if_all_hashes_collide(
         assert rebuilt.probe(keys_of(asked), confirm).tolist() == list(originals.values())
 
 
-def test_a_candidate_whose_record_is_gone_is_no_original() -> None:
+def test_a_message_whose_record_is_gone_makes_no_duplicate() -> None:
     log, index = ScheduleLog(FakeDisk(), "/schedule_log", 7, 60_000), IdIndex()
     batch = batch_of([(b"a", 1, 5)], 50)
     keys = id_keys(batch.id_hash, batch.subject, batch.due_ms)
@@ -99,7 +99,7 @@ def test_rows_without_an_id_are_never_copies() -> None:
     assert len(index) == 0
 
 
-def test_the_smallest_sequence_is_the_original_in_whatever_order_the_rows_come() -> None:
+def test_the_smallest_sequence_is_the_original_in_any_order_of_the_rows() -> None:
     keys = np.full(3, 5, np.uint64)
     same = IdIndex().probe_and_add(keys, np.array([9, 7, 8]), lambda rows, _: np.ones(len(rows), np.bool_))
     assert same.tolist() == [7, 0, 7]

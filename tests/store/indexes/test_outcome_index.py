@@ -49,7 +49,7 @@ def test_an_outcome_takes_nine_bytes() -> None:
     assert index.nbytes == 9000
 
 
-def test_no_outcome_is_not_an_outcome() -> None:
+def test_code_0_is_refused_as_an_outcome() -> None:
     with pytest.raises(AssertionError):
         OutcomeIndex().add(column([1]), column([0], np.uint8))
 

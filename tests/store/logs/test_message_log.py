@@ -20,7 +20,7 @@ from tests.fakes.disk import PAGE, FakeDisk, SimulatedCrash
 from tests.store.message_logs import DIRECTORY, SEGMENT_BYTES, batch, fill, lose_power, opened, sequences
 
 
-def test_it_rolls_at_the_segment_boundary_and_offsets_go_on() -> None:
+def test_the_message_log_rolls_at_the_segment_boundary_and_offsets_go_on() -> None:
     log = opened(FakeDisk())
     starts = fill(log, 30)
     segments = log.segments()
@@ -59,7 +59,7 @@ def test_a_group_of_several_kinds_is_read_in_its_order() -> None:
 
 
 @pytest.mark.parametrize("from_checkpoint", [False, True])
-def test_it_reopens_as_it_was(from_checkpoint: bool) -> None:
+def test_a_message_log_reopens_as_it_was(from_checkpoint: bool) -> None:
     fs = FakeDisk()
     log = opened(fs)
     starts = fill(log, 30)
@@ -223,7 +223,7 @@ def test_files_of_other_names_are_left_alone() -> None:
     assert fs.content(f"{DIRECTORY}/notes.log") == b"mine"
 
 
-def test_retiring_removes_what_is_below_and_never_the_tail() -> None:
+def test_retiring_removes_segments_below_an_offset_and_never_the_tail() -> None:
     fs = FakeDisk()
     log = opened(fs)
     fill(log, 30)
@@ -310,7 +310,7 @@ def test_an_interrupted_roll_is_taken_up_again() -> None:
             lose_power(fs, seed, done)
 
 
-def test_warming_writes_only_ahead_and_stops_at_what_is_allocated() -> None:
+def test_warming_writes_only_ahead_and_stops_at_the_allocated_end() -> None:
     fs = FakeDisk()
     log = opened(fs, segment_bytes=3 * WARM_STEP_BYTES_MAX)
     fill(log, 5)
@@ -496,7 +496,7 @@ test_random_histories = MessageLogMachine.TestCase
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_tail_whose_maker_was_killed_before_its_name_was_durable_keeps_what_is_synced_in_it(seed: int) -> None:
+def test_a_tail_whose_name_was_not_durable_at_a_kill_keeps_its_synced_records(seed: int) -> None:
     disk = FakeDisk()
     log = opened(disk)
     log.append([batch(1)])

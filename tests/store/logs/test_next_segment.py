@@ -55,7 +55,7 @@ def test_a_commit_at_the_end_of_a_segment_makes_no_file() -> None:
     assert log.damages == [] and sequences(log) == list(range(1, last + 1))
 
 
-def test_it_is_wanted_once_from_three_quarters_of_a_segment_on() -> None:
+def test_a_next_segment_is_wanted_once_from_three_quarters_of_a_segment_on() -> None:
     log = opened(FakeDisk())
     assert log.preparation() is None
     sequence = 0
@@ -86,7 +86,9 @@ def test_space_that_was_zeroed_ahead_is_warm_from_the_first_append_on() -> None:
 
 
 @pytest.mark.parametrize("zero_bytes", [0, PAGE])
-def test_a_crash_at_each_step_of_making_and_using_it_takes_nothing_that_was_acknowledged(zero_bytes: int) -> None:
+def test_a_crash_at_each_step_of_making_and_using_a_next_segment_takes_nothing_that_was_acknowledged(
+    zero_bytes: int,
+) -> None:
     crashes = 0
     for point in range(1, 18):
         for seed in range(8):
@@ -106,7 +108,7 @@ def test_a_crash_at_each_step_of_making_and_using_it_takes_nothing_that_was_ackn
     assert crashes > 80
 
 
-def test_a_kill_leaves_it_and_the_next_start_removes_it() -> None:
+def test_a_kill_leaves_the_next_segment_and_the_next_start_removes_it() -> None:
     fs = FakeDisk()
     log = opened(fs)
     done = fill_up(log)
@@ -117,7 +119,7 @@ def test_a_kill_leaves_it_and_the_next_start_removes_it() -> None:
     assert NEXT not in fs.files() and log.damages == [] and sequences(log) == list(range(1, done + 1))
 
 
-def test_whatever_bears_its_name_is_removed_and_never_read() -> None:
+def test_a_file_with_the_name_of_the_next_segment_is_removed_and_never_read() -> None:
     fs = FakeDisk()
     log = opened(fs)
     done = fill_up(log)
@@ -127,7 +129,7 @@ def test_whatever_bears_its_name_is_removed_and_never_read() -> None:
     assert NEXT not in fs.files() and log.damages == [] and sequences(log) == list(range(1, done + 1))
 
 
-def test_without_room_none_is_made_and_appends_go_on_in_the_room_that_is_left() -> None:
+def test_without_room_no_next_segment_is_made_and_appends_use_the_room_that_is_left() -> None:
     fs = FakeDisk()
     log = opened(fs)
     sequence = 0
@@ -147,7 +149,7 @@ def test_without_room_none_is_made_and_appends_go_on_in_the_room_that_is_left() 
     prepare(log)
 
 
-def test_one_that_was_taken_away_is_made_by_the_append() -> None:
+def test_an_append_makes_a_next_segment_that_was_taken_away() -> None:
     fs = FakeDisk()
     log = opened(fs)
     done = fill_up(log)
@@ -182,7 +184,7 @@ def test_a_sync_that_fails_in_a_roll_leaves_neither_file() -> None:
     assert sequences(opened(fs)) == list(range(1, done + 1))
 
 
-def test_its_room_is_no_growth_of_the_disk_any_more_and_comes_back_unused() -> None:
+def test_the_room_of_a_next_segment_is_no_growth_of_the_disk_and_comes_back_unused() -> None:
     fs = FakeDisk()
     log = opened(fs)
     fill_up(log)
@@ -196,7 +198,7 @@ def test_its_room_is_no_growth_of_the_disk_any_more_and_comes_back_unused() -> N
     assert fs.used_bytes == used and log.growth_bytes(100) == SEGMENT_BYTES
 
 
-def test_what_waits_for_a_sync_in_two_segments_counts_as_durable_only_after_it() -> None:
+def test_records_that_wait_for_a_sync_in_two_segments_count_as_durable_only_after_it() -> None:
     fs = FakeDisk()
     log = opened(fs)
     fill(log, 2)
@@ -216,7 +218,7 @@ def test_what_waits_for_a_sync_in_two_segments_counts_as_durable_only_after_it()
     assert sequences(opened(fs)) == list(range(1, sequence + 2))
 
 
-def test_two_threads_that_sync_it_first_name_it_once() -> None:
+def test_two_threads_that_sync_a_next_segment_first_name_it_once() -> None:
     fs = FakeDisk()
     log = opened(fs)
     last = fill_up(log)
@@ -240,7 +242,7 @@ def test_where_the_page_cache_counts_as_durable_the_name_is_durable_all_the_same
     assert sequences(opened(fs)) == list(range(1, last + 2))
 
 
-def test_a_full_disk_while_it_gets_its_name_is_tried_again() -> None:
+def test_the_naming_of_a_next_segment_is_tried_again_after_a_full_disk() -> None:
     fs = FakeDisk()
     log = opened(fs)
     last = fill_up(log)

@@ -211,7 +211,9 @@ def test_sequences_must_rise() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5), st.booleans()), max_size=25), st.integers(0, 99))
 @settings(max_examples=80, deadline=None)
-def test_after_a_crash_the_high_water_mark_says_what_to_replay(steps: list[tuple[int, int, bool]], seed: int) -> None:
+def test_after_a_crash_a_replay_above_the_high_water_marks_restores_each_message_once(
+    steps: list[tuple[int, int, bool]], seed: int
+) -> None:
     """The source is replayed from its start; each file skips what it has. Nothing is lost and nothing is doubled."""
     disk, keys = FakeDisk(), [ScheduleKey(MINUTE + 60_000 * minute, Source.DIRECT) for minute in range(4)]
     log, source, sequence = opened(disk, 2), [], 1
@@ -324,7 +326,7 @@ def test_a_file_of_nothing_but_its_header_may_be_gone_later() -> None:
     assert (last.damages, last.keys()) == ([], [])
 
 
-def test_damage_below_what_was_synced_is_reported_and_the_rest_served() -> None:
+def test_damage_of_synced_records_is_reported_and_the_rest_is_served() -> None:
     disk = FakeDisk()
     log, rows = filled(disk, [4, 5, 6])
     second = [header for header, _ in log.batches(KEY)][1]
@@ -373,7 +375,7 @@ def test_padding_that_is_not_zero_is_damage_to_a_reader_of_bodies() -> None:
 
 
 @pytest.mark.parametrize("last", [False, True])
-def test_a_record_whose_sequences_fall_is_damage_that_may_hide_whatever_is_not_found(last: bool) -> None:
+def test_a_record_whose_sequences_fall_is_damage_that_may_hide_any_missing_message(last: bool) -> None:
     disk = FakeDisk()
     log = opened(disk)
     log.append(KEY, messages(10, 3, due_ms=MINUTE))
@@ -467,7 +469,7 @@ def swap(disk: FakeDisk, one: str, other: str) -> None:
         disk.replace(source, target)
 
 
-def test_a_file_is_removed_only_up_to_what_its_remover_has_seen() -> None:
+def test_a_file_with_a_record_that_its_remover_has_not_seen_stays() -> None:
     disk = FakeDisk()
     log, rows = filled(disk, [4])
     seen = log.last_sequence(KEY)

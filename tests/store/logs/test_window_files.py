@@ -159,7 +159,7 @@ def test_rows_appended_while_a_sync_runs_stay_dirty() -> None:
     log.check_invariants()
 
 
-def test_what_a_restart_reads_back_is_made_durable_before_it_counts() -> None:
+def test_records_that_a_restart_reads_back_are_made_durable_before_they_count() -> None:
     """The process died and the machine did not: records that were never synced are read back whole."""
     for seed in range(10):
         disk = FakeDisk()

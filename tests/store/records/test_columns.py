@@ -191,7 +191,7 @@ def test_columns_can_be_replaced_and_unknown_ones_are_a_bug() -> None:
         MessageBatch.filled(3, sequence=np.arange(4))
 
 
-def test_picked_rows_are_those_that_are_taken() -> None:
+def test_pick_gives_the_rows_that_take_gives() -> None:
     batch = StoredBatch.filled(
         5,
         sequence=np.array([5, 1, 9, 2, 7]),

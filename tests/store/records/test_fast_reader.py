@@ -91,7 +91,9 @@ def one_by_one(data: bytes) -> tuple[list[int], ScanReport, dict[str, list[int]]
 @given(
     st.integers(0, 1 << 20), st.integers(0, 60), st.lists(st.tuples(st.integers(0), st.integers(1, 255)), max_size=3)
 )
-def test_a_scan_of_many_says_what_a_scan_of_each_says(seed: int, number: int, flips: list[tuple[int, int]]) -> None:
+def test_a_scan_of_a_log_agrees_with_a_scan_of_each_record(
+    seed: int, number: int, flips: list[tuple[int, int]]
+) -> None:
     data = bytearray(log_of(mixed(seed, number)))
     for place, bits in flips:
         if len(data) > START:
@@ -115,7 +117,7 @@ def test_every_changed_byte_of_a_run_is_noticed() -> None:
 
 
 @pytest.mark.parametrize("number", [1, 4])
-def test_a_record_that_calls_durable_what_came_behind_it_is_none(number: int) -> None:
+def test_a_record_that_calls_later_bytes_durable_is_no_record(number: int) -> None:
     """Alone or in a run of small records."""
     data = bytearray(log_of(mixed(1, number)))
     data[START + 40 : START + 48] = (START + 8).to_bytes(8, "little")

@@ -57,7 +57,7 @@ def test_every_kind_survives_its_bytes(kind: type[ColumnBatch], count: int, plac
 @given(
     st.lists(st.tuples(st.binary(max_size=9), st.binary(max_size=3), st.binary(max_size=50)), min_size=1, max_size=9)
 )
-def test_blobs_survive(rows: list[tuple[bytes, bytes, bytes]]) -> None:
+def test_blobs_of_a_record_are_read_as_they_were_written(rows: list[tuple[bytes, bytes, bytes]]) -> None:
     ids, properties, bodies = zip(*rows, strict=True)
     batch = MessageBatch.filled(
         len(rows),
@@ -112,7 +112,7 @@ def test_a_record_at_another_place_is_not_a_record() -> None:
         decode_header(whole(message_batch(), offset=128), 136)
 
 
-def test_what_was_durable_before_a_record_ends_where_it_starts() -> None:
+def test_a_record_that_claims_durable_bytes_behind_its_start_is_refused() -> None:
     decode_header(whole(message_batch(), synced_before=128, offset=128), 128)
     data = bytearray(whole(message_batch(), synced_before=128, offset=128))
     data[40:48] = (136).to_bytes(8, "little")
@@ -158,7 +158,7 @@ def test_lengths_that_do_not_add_up_are_a_bug_of_the_writer() -> None:
         encode_record(batch, 0)
 
 
-def test_where_the_blob_starts_is_said_when_it_is_written() -> None:
+def test_an_encoded_record_knows_where_its_blob_starts() -> None:
     record = encode_record(message_batch(), 64, 128)
     data = b"".join(map(bytes, record.buffers))
     assert len(data) == record.total_bytes

@@ -21,7 +21,9 @@ def sums(rows: list[bytes], before: bytes = b"", gaps: bytes = b"") -> list[int]
 
 @given(ROWS, st.binary(max_size=20), st.binary(max_size=20))
 @settings(deadline=None)
-def test_neither_place_nor_neighbours_matter(rows: list[bytes], before: bytes, gaps: bytes) -> None:
+def test_the_sum_of_a_row_depends_neither_on_its_place_nor_on_its_neighbours(
+    rows: list[bytes], before: bytes, gaps: bytes
+) -> None:
     alone = [sums([row])[0] for row in rows]
     assert sums(rows) == alone
     assert sums(rows, before, gaps) == alone
@@ -30,7 +32,7 @@ def test_neither_place_nor_neighbours_matter(rows: list[bytes], before: bytes, g
 
 @given(st.integers(1, 40), st.integers(1, 20), st.data())
 @settings(deadline=None)
-def test_rows_of_one_length_in_any_order(width: int, count: int, data: st.DataObject) -> None:
+def test_rows_of_one_length_have_their_sums_in_any_order(width: int, count: int, data: st.DataObject) -> None:
     blob = data.draw(st.binary(min_size=width * count, max_size=width * count))
     offsets = np.array(data.draw(st.permutations([width * row for row in range(count)])), np.int64)
     lengths = np.broadcast_to(np.uint32(width), (count,))

@@ -206,7 +206,7 @@ def test_corruption_without_a_list_for_it_is_raised_with_its_place(written: Writ
     assert raised.value.offset == written.starts[1] and raised.value.path == PATH
 
 
-def test_a_file_shorter_than_what_was_durable_is_corruption_not_a_torn_tail(written: Written) -> None:
+def test_a_file_shorter_than_its_durable_part_is_corruption_not_a_torn_tail(written: Written) -> None:
     written.fs.open(PATH).truncate(written.starts[1] + 100)
     damages: list[Damage] = []
     segment = reopened(written.fs)
@@ -245,7 +245,7 @@ def test_an_old_batch_behind_a_truncation_is_not_read(written: Written) -> None:
     assert sequences(again) == [1, 3, 5, 21]
 
 
-def test_what_a_restart_reads_back_is_durable_before_it_is_believed() -> None:
+def test_records_that_a_restart_reads_back_are_durable_when_recovery_ends() -> None:
     for seed in range(20):
         fs = new_disk()
         segment = Segment.create(fs, PATH, HEADER)
@@ -258,7 +258,7 @@ def test_what_a_restart_reads_back_is_durable_before_it_is_believed() -> None:
         assert sequences(reopened(fs)) == [1]
 
 
-def test_what_a_failed_sync_left_is_written_again_before_it_is_believed() -> None:
+def test_records_that_a_failed_sync_left_are_written_again_before_they_count() -> None:
     for seed in range(20):
         fs = new_disk()
         segment = Segment.create(fs, PATH, HEADER)

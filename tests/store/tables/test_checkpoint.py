@@ -64,7 +64,7 @@ def same(left: Checkpoint, right: Checkpoint) -> bool:
     return True
 
 
-def test_it_comes_back_as_it_was_written() -> None:
+def test_a_checkpoint_is_read_as_it_was_written() -> None:
     fs = disk()
     assert checkpoints.read(fs, PATH) is None
     lost = LostFiles.filled(
@@ -95,7 +95,7 @@ def test_tables_of_any_content_come_back(count: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize("start_ms", [-60_000, 59_907, 60_000 * (1 << 40)])
-def test_a_window_that_is_none_is_damage(start_ms: int) -> None:
+def test_an_impossible_window_in_a_checkpoint_is_damage(start_ms: int) -> None:
     for table in (
         {"schedule": ScheduleFiles.filled(1, start_ms=start_ms)},
         {"dispatch": DispatchFiles.filled(1, start_ms=start_ms)},
@@ -118,7 +118,7 @@ def test_every_changed_byte_and_every_cut_is_detected() -> None:
             checkpoints.decode(data[:offset], PATH)
 
 
-def test_a_crash_leaves_the_old_one_or_the_new_one() -> None:
+def test_a_crash_leaves_the_old_or_the_new_checkpoint() -> None:
     for point in range(1, 8):
         for seed in range(8):
             fs = disk()
@@ -141,7 +141,7 @@ def test_a_newer_version_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> 
         checkpoints.decode(data, PATH)
 
 
-def test_programs_of_before_read_it_unless_files_lost_rows() -> None:
+def test_older_programs_read_a_checkpoint_unless_files_lost_rows() -> None:
     """They would forget what is held back."""
     versions = [
         int.from_bytes(checkpoints.encode(written)[8:10], "little")
@@ -165,7 +165,7 @@ def test_programs_of_before_pass_over_the_counts_of_the_subjects() -> None:
     assert read.totals == sample().totals
 
 
-def test_a_subject_that_is_none_is_corruption() -> None:
+def test_an_impossible_subject_in_a_checkpoint_is_corruption() -> None:
     wrong = PendingSubjects.filled(1, subject=1 << 24, rows=1)
     with pytest.raises(CorruptionError, match="a subject that is none"):
         checkpoints.decode(checkpoints.encode(replace(sample(), pending=wrong)), PATH)

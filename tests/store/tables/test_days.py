@@ -51,7 +51,7 @@ def test_whole_days_are_kept_in_a_table_of_version_2_and_only_there() -> None:
     assert (content["version"], content["whole"]) == (2, [3 * DAY_MS])
 
 
-def test_all_messages_of_a_whole_day_belong_to_its_file_whatever_their_sequences() -> None:
+def test_all_messages_of_a_whole_day_belong_to_its_file_in_spite_of_their_sequences() -> None:
     days = DayTable.open(holding(table()), PATH, 0)
     days.seal(6 * DAY_MS, 20, [3 * DAY_MS, 4 * DAY_MS], [3 * DAY_MS])
     due_ms = np.array([3 * DAY_MS, 4 * DAY_MS - 1, 4 * DAY_MS, 4 * DAY_MS, 6 * DAY_MS, 2 * DAY_MS])

@@ -142,7 +142,7 @@ def test_sequences_start_at_one_and_go_on_exactly_after_a_clean_stop() -> None:
     assert (sequences.next, sequences.clean) == (7, True)
 
 
-def test_after_an_unclean_stop_they_go_on_behind_the_reservation() -> None:
+def test_after_an_unclean_stop_sequences_go_on_behind_the_reservation() -> None:
     fs = FakeDisk()
     opened(fs).close()
     sequences = reservation(fs)
@@ -194,7 +194,7 @@ def test_a_full_disk_gives_the_room_that_was_kept_and_then_takes_nothing() -> No
     assert sequences.take(1) == 2 * BLOCK + 1
 
 
-def test_no_sequence_is_ever_given_out_twice_whatever_happens() -> None:
+def test_no_sequence_is_given_out_twice_through_crashes_and_full_disks() -> None:
     for seed in range(60):
         random = Random(seed)
         fs = FakeDisk()
@@ -229,7 +229,7 @@ def test_a_lost_reservation_is_corruption_and_can_be_rebuilt_above_the_logs() ->
     assert sequences.next > 500 + BLOCK and not sequences.clean
 
 
-def test_a_fence_above_what_the_logs_hold_is_respected() -> None:
+def test_sequences_begin_above_a_fence_that_is_above_the_logs() -> None:
     fs = FakeDisk()
     opened(fs).close()
     assert SequenceReservation.open(fs, "/d", 0xABC, above=9).next == 10

@@ -215,7 +215,7 @@ def test_a_file_that_is_written_anew_holds_the_same_in_few_records(monkeypatch: 
 
 
 @pytest.mark.parametrize("operations", range(12))
-def test_a_crash_while_it_is_written_anew_loses_nothing(operations: int) -> None:
+def test_a_crash_while_the_ledger_is_written_anew_loses_nothing(operations: int) -> None:
     fs = disk()
     ledger = compacted(fs, 8)
     before, totals = contents(ledger), accepted(ledger)
