@@ -357,7 +357,7 @@ def test_stages_meet_in_state_alone() -> None:
     assert [room for room in STAGES if MAY_IMPORT[room] & STAGES] == []
 
 
-def test_what_rooms_may_import_makes_no_circle() -> None:
+def test_the_table_of_rooms_has_no_circle() -> None:
     list(TopologicalSorter(MAY_IMPORT).static_order())
 
 
@@ -385,7 +385,7 @@ def wrong_test_imports(name: str, tree: ast.AST) -> list[tuple[int, str]]:
     return found
 
 
-def test_tests_import_what_they_may_import() -> None:
+def test_tests_import_only_packages_that_they_may_import() -> None:
     found = [
         f"{name_of(path)}:{line} imports {module}"
         for path in sources("tests")

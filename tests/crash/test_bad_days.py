@@ -198,9 +198,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def test_outcomes_of_what_was_delivered_find_room_on_a_disk_that_is_completely_full(
-    small_disk: Path, tmp_path: Path
-) -> None:
+def test_outcomes_of_deliveries_find_room_on_a_completely_full_disk(small_disk: Path, tmp_path: Path) -> None:
     """The broker is another process on another disk, so that delivery goes on while this disk takes nothing more."""
     broker = ServerUnderTest(_folder(tmp_path / "broker"))
     settings = small_settings(str(small_disk / "data"))
@@ -317,7 +315,7 @@ def test_a_sync_that_fails_once_stops_the_server_with_one_line_and_a_restart_rec
 # -- a clock that jumps
 
 
-def test_a_clock_stepped_forward_and_back_delivers_nothing_early_and_what_is_overdue(
+def test_after_steps_of_the_clock_forward_and_back_nothing_is_early_and_overdue_messages_are_delivered(
     server: ServerUnderTest,
 ) -> None:
     assert server.start(), server.said()

@@ -117,7 +117,7 @@ def test_a_consumer_that_dies_with_keys_in_its_hands_holds_up_its_keys_alone_and
         assert client.ack(SUBJECT, GROUP, held).acked == 0, "the lease of the dead consumer is over"
 
 
-def test_of_two_producers_that_answer_a_check_back_differently_one_wins_for_ever(server: ServerUnderTest) -> None:
+def test_one_of_two_producers_that_answer_a_check_back_differently_wins_for_ever(server: ServerUnderTest) -> None:
     assert server.start(), server.said()
     with Client(server.address) as one, Client(server.address) as other:
         prepared = one.prepare(SUBJECT, "deal", group="shop", check_after=timedelta(seconds=1), checks_max=3)

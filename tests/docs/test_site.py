@@ -44,7 +44,7 @@ def text_of(site: Path, page: str) -> str:
     return html.unescape(re.sub(r"<[^>]+>", "", article[0]))
 
 
-def test_nothing_comes_from_another_host(site: Path) -> None:
+def test_the_site_loads_nothing_from_another_host(site: Path) -> None:
     loads = re.compile(
         r"""<(?:script|img|iframe|source)[^>]*\ssrc=["']?https?:|<link[^>]*\shref=["']?https?:|url\(["']?https?:"""
     )

@@ -112,7 +112,7 @@ def test_the_wheel_holds_the_four_packages_and_nothing_else(built: Built) -> Non
     assert not [name for name in names if name.startswith("ops/clients/")]
 
 
-def test_the_wheel_has_what_an_operator_reads_beside_the_packages(built: Built) -> None:
+def test_the_wheel_has_the_documents_of_operators_beside_the_packages(built: Built) -> None:
     names = zipfile.ZipFile(built.wheel).namelist()
     data = f"{next(name for name in names if '.dist-info/' in name).partition('.dist-info/')[0]}.data/data/share"
     for name in ("delayserver.sample.toml", "CHANGELOG.md", "PROTOCOL.md", "HTTP.md", "VERSIONING.md", "RUNBOOK.md"):
@@ -159,7 +159,7 @@ def test_no_file_of_ours_has_the_name_of_one_of_theirs(built: Built, side_by_sid
     assert not ours & theirs
 
 
-def test_side_by_side_both_work(side_by_side: Environment) -> None:
+def test_both_packages_named_wheel_work_side_by_side(side_by_side: Environment) -> None:
     side_by_side.run(
         "-c", "import wheel.hashed_wheel, store.disk.filesystem, delayserver.client; import wheel.wheelfile"
     )

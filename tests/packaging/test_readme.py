@@ -37,7 +37,7 @@ def test_ci_is_executable_and_stops_at_the_first_failure() -> None:
 
 
 @pytest.mark.parametrize("target", sorted(set(re.findall(r"\]\((?!https?:)([^)#]+)", README))))
-def test_what_readme_links_to_is_there(target: str) -> None:
+def test_the_targets_of_links_in_readme_exist(target: str) -> None:
     assert (ROOT / target).exists()
 
 
@@ -49,9 +49,9 @@ def test_every_command_line_of_the_tour_is_accepted(line: str) -> None:
     command.make_context(name, arguments)
 
 
-def test_readme_says_what_one_node_does_not_protect_against() -> None:
+def test_readme_names_the_losses_that_one_node_does_not_protect_against() -> None:
     assert re.search(r"does not protect against: the loss of its disk", README)
 
 
-def test_nothing_is_left_open_in_readme() -> None:
+def test_readme_has_no_open_places() -> None:
     assert not re.search(r"TODO|TBD|FIXME|@\w+@|coming soon", README)

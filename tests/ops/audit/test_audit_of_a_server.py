@@ -88,7 +88,7 @@ def test_a_report_without_spark_has_the_same_figures(spark: Any, seen: Seen, by:
     assert _same(without, with_spark)
 
 
-def test_the_balance_is_what_clients_counted(seen: Seen, balance: dict[str, Any]) -> None:
+def test_the_balance_agrees_with_the_counts_of_clients(seen: Seen, balance: dict[str, Any]) -> None:
     assert balance["accepted"] == seen.accepted.total()
     assert {end: balance[end] for end in ENDS} == {end: seen.total(end) for end in ENDS}
     assert balance["pending"] == seen.pending()
@@ -129,14 +129,14 @@ def test_redeliveries_stand_outside_the_balance(seen: Seen, balance: dict[str, A
     assert lateness["all_deliveries"]["count"] == len(seen.deliveries) + len(seen.redeliveries)
 
 
-def test_unacked_is_what_clients_did_not_ack(seen: Seen, balance: dict[str, Any]) -> None:
+def test_unacked_counts_the_messages_that_clients_did_not_ack(seen: Seen, balance: dict[str, Any]) -> None:
     broker = balance["broker"]
     assert broker["stored"] == len(seen.deliveries) + len(seen.redeliveries)
     assert broker["unacked"] == seen.unacked
     assert [queue["subject"] for queue in broker["queues"] if queue["unacked"]] == ["quiet"]
 
 
-def test_lateness_is_what_the_deliveries_carry(seen: Seen, lateness: dict[str, Any]) -> None:
+def test_the_lateness_of_a_report_is_that_of_the_deliveries(seen: Seen, lateness: dict[str, Any]) -> None:
     exact_us = seen.lateness_us(seen.deliveries)
     assert lateness["count"] == len(exact_us)
     assert lateness["early"] == sum([late < 0 for late in exact_us]) == 0
@@ -199,7 +199,7 @@ def test_the_worst_and_the_fullest_are_those_that_clients_saw(seen: Seen, latene
     assert [(-row["count"], row["minute"]) for row in lateness["thundering_minutes"]] == fullest
 
 
-def test_the_pictures_are_drawn_from_what_clients_saw(seen: Seen, lateness: dict[str, Any]) -> None:
+def test_the_series_of_the_pictures_agree_with_the_deliveries_to_clients(seen: Seen, lateness: dict[str, Any]) -> None:
     over, series = lateness["series"]
     minutes = _by(seen.deliveries, _minute)
     assert over == "minute"
@@ -221,7 +221,7 @@ def rows(seen: Seen) -> list[OutcomeRow]:
     return found
 
 
-def test_each_stage_is_what_its_rows_say(rows: list[OutcomeRow], lateness: dict[str, Any]) -> None:
+def test_the_lateness_of_each_stage_is_that_of_its_rows(rows: list[OutcomeRow], lateness: dict[str, Any]) -> None:
     stages = lateness["stages_ms"]
     exact_us = [row.stages_us() for row in rows]
     assert set(stages) == set(exact_us[0])
@@ -328,7 +328,7 @@ def test_messages_that_retention_removed_are_not_called_lost(
     assert found["broker"]["unacked"] == balance["broker"]["unacked"], "what is gone was acked"
 
 
-def test_the_commands_write_what_the_reports_say(
+def test_the_commands_write_the_figures_of_the_reports(
     spark: Any, seen: Seen, lateness: dict[str, Any], balance: dict[str, Any], tmp_path: Path
 ) -> None:
     files = {name: tmp_path / f"{name}.json" for name in ("latency", "completeness")}

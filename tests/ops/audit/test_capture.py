@@ -50,7 +50,7 @@ def test_a_file_that_goes_while_it_is_captured_counts_as_vanished(tmp_path: Path
     assert [Path(gone).name for gone in captured.vanished(RealFileSystem())] == ["day.log"]
 
 
-def test_what_a_broker_stored_is_captured_behind_what_was_recorded(tmp_path: Path) -> None:
+def test_the_store_of_a_broker_is_captured_behind_the_recorded_outcomes(tmp_path: Path) -> None:
     path = HandMade(tmp_path / "data").write()
     fs = Listed()
     capture_all(fs, [path], [BROKER_LOG, DISPATCH_LOG])

@@ -23,7 +23,7 @@ WIDE = 1 << 61
 
 
 @pytest.mark.parametrize("scale", [1, WIDE])
-def test_grouping_is_what_a_dictionary_counts(scale: int) -> None:
+def test_grouping_equals_counting_in_a_dictionary(scale: int) -> None:
     chance = np.random.default_rng(7)
     a, b, value = (chance.integers(-3, 4, 500) for _ in range(3))
     a = a * (scale // 4)  # so wide that the keys cannot be multiplied

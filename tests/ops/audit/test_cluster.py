@@ -51,7 +51,7 @@ print("FOUND", json.dumps([spark.sparkContext.master, file, found["outcomes"]]))
 """
 
 
-def test_executors_read_with_what_py_files_brought_them(tmp_path: Path) -> None:
+def test_executors_read_with_the_code_of_py_files(tmp_path: Path) -> None:
     packages = tmp_path / "packages"
     for name in ("delayserver", "store", "wheel", "ops"):
         shutil.copytree(ROOT / name, packages / name, ignore=shutil.ignore_patterns("__pycache__"))

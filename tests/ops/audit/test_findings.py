@@ -92,7 +92,7 @@ def test_a_message_with_two_ends_is_found_and_one_whose_end_was_moved_is_not(spa
     }  # fmt: skip
 
 
-def test_a_cancel_makes_no_message_of_what_is_gone(spark: Any, tmp_path: Path) -> None:
+def test_a_cancel_of_a_message_that_is_gone_counts_as_no_message(spark: Any, tmp_path: Path) -> None:
     path = HandMade(tmp_path / "data", messages=[1], scheduled=[1], cancels=[2]).write()
     found = _balance(spark, path)
     assert (found["accepted"], found["pending"], found["orphaned"], found["lost"]) == (1, 1, 0, 0)
@@ -204,7 +204,7 @@ def test_the_worst_and_the_fullest_come_in_order_and_only_the_first_ten(spark: A
         assert [row["count"] for row in found[rows]] == [counts[index] for index in order]
 
 
-def test_retired_windows_count_with_what_the_ledger_says(spark: Any, tmp_path: Path) -> None:
+def test_retired_windows_count_as_the_ledger_counts_them(spark: Any, tmp_path: Path) -> None:
     # The window's files are gone, one message of it is still in message_log, and so is a later one of another window.
     path = HandMade(
         tmp_path / "data",

@@ -104,7 +104,7 @@ def test_a_task_that_spark_runs_again_sends_nothing_twice(spark: Any, servers: l
     assert status["accepted"] - status["deduplicated"] == status["pending"] == 1600
 
 
-def test_what_is_delivered_is_what_the_row_said(spark: Any, servers: list[ServerProcess]) -> None:
+def test_a_delivered_message_has_the_fields_of_its_row(spark: Any, servers: list[ServerProcess]) -> None:
     due = datetime.fromtimestamp(time.time() + 1.5, UTC)
     rows = spark.createDataFrame(
         [("hello", due, "given-id", {"a": "1"}), (None, due, None, None)],

@@ -29,7 +29,7 @@ def noting(path: Path, who: str) -> OpenSend:
     return open_send
 
 
-def test_the_rates_are_what_was_sent_in_turns(tmp_path: Path) -> None:
+def test_the_rates_are_those_of_bursts_sent_in_turns(tmp_path: Path) -> None:
     noted = tmp_path / "sent"
     rates = bursts_in_turns({who: noting(noted, who) for who in "abc"}, 3, 10, 4, BURST_S)
     lines = [line.split() for line in noted.read_text().splitlines()]

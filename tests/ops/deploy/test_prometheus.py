@@ -213,7 +213,7 @@ def test_the_queries_of_variables_and_annotations_are_valid(prometheus: Promethe
         prometheus.query(shown(annotation["expr"]))
 
 
-def test_openmetrics_is_what_prometheus_asks_for(server: Web, prometheus: Prometheus) -> None:
+def test_prometheus_is_answered_in_openmetrics(server: Web, prometheus: Prometheus) -> None:
     accept = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
     answer = server.ask("GET", "/metrics", headers={"accept": accept})
     assert answer.headers["content-type"].startswith("application/openmetrics-text")

@@ -88,7 +88,7 @@ def test_the_command_lines_of_the_units_are_accepted(unit: str) -> None:
 
 
 @pytest.mark.parametrize("unit", [SERVER, BROKER])
-def test_the_facts_that_the_program_relies_on(unit: str) -> None:
+def test_a_unit_has_the_settings_that_the_program_relies_on(unit: str) -> None:
     values = dict(lines_of(unit))
     assert (values["Type"], values["NotifyAccess"]) == ("notify", "main")
     assert values["WatchdogSec"].endswith("s") and int(values["WatchdogSec"][:-1]) >= 30

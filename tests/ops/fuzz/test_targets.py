@@ -27,7 +27,7 @@ def changed(data: bytes, places: Changes, length: int) -> bytes:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_what_was_written_is_accepted_and_mending_leaves_it_alone(name: str) -> None:
+def test_a_sound_input_is_accepted_and_mending_leaves_it_alone(name: str) -> None:
     target = TARGETS[name]
     first = target.seeds()[0]
     assert target.check(first) and target.mend(first) == first
@@ -77,7 +77,7 @@ def test_an_unknown_record_that_is_cut_off_is_refused_at_the_first_opening_as_at
 
 
 @pytest.mark.parametrize(("seed", "places"), [(4, range(141, 159)), (9, range(64, 200))])
-def test_columns_and_windows_that_are_none_behind_right_checksums_end_no_check(seed: int, places: range) -> None:
+def test_a_check_survives_impossible_columns_and_windows_behind_right_checksums(seed: int, places: range) -> None:
     target = TARGETS["check"]
     data = target.seeds()[seed]
     for place in places:

@@ -26,7 +26,7 @@ def test_an_answer_before_its_time_is_a_violation(outcome: Outcome, due_ms: int,
     assert record.violations_total == 2
 
 
-def test_what_has_no_expiry_is_never_expired() -> None:
+def test_an_expired_answer_for_a_message_without_expiry_is_a_violation() -> None:
     record = Record(lambda: NOW_MS * 1000)
     sent = record.new("s", NOW_MS - 10)
     record.looked_up(sent, Outcome.EXPIRED)

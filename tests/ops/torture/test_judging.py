@@ -61,7 +61,7 @@ def test_an_error_that_speaks_of_a_fault_is_a_violation_even_of_a_server_that_st
     assert len(record.violations) == 1
 
 
-def test_where_the_power_fails_the_disk_may_hide_what_is_asked_for_until_the_next_start(record: Record) -> None:
+def test_after_a_loss_of_power_the_disk_may_hide_messages_until_the_next_start(record: Record) -> None:
     record.power_fails()
     record.failed(MessageDamaged("its disk is gone"))
     assert record.violations == []
@@ -72,7 +72,7 @@ def test_where_the_power_fails_the_disk_may_hide_what_is_asked_for_until_the_nex
 
 
 @pytest.mark.parametrize("error", [QueueFull, NotReady, ConnectionLost, TooOld])
-def test_an_error_of_a_server_that_is_full_starts_or_is_gone_is_none(
+def test_errors_of_a_full_a_starting_and_a_gone_server_are_no_violation(
     record: Record, error: type[DelayServerError]
 ) -> None:
     record.failed(error("for now"))

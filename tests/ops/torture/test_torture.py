@@ -90,7 +90,7 @@ def arrive(record: Record, number: int = 1, **more: Any) -> Instance:
     return instance
 
 
-def test_what_was_accepted_and_did_not_come_is_missing(record: Record) -> None:
+def test_an_accepted_message_that_did_not_come_is_missing(record: Record) -> None:
     assert [sent.number for sent in record.missing()] == [1]
     arrive(record)
     assert record.missing() == []
@@ -119,7 +119,7 @@ def test_a_cancelled_message_that_arrives_is_a_violation_in_either_order(record:
     assert "had arrived and its cancel was answered cancelled" in record.violations[1]
 
 
-def test_a_message_that_comes_again_after_its_ack_is_a_violation_whatever_crashed(record: Record) -> None:
+def test_a_message_that_comes_again_after_its_ack_is_a_violation_even_after_a_crash(record: Record) -> None:
     instance = arrive(record)
     record.acking([instance])
     record.acked([instance])
@@ -128,7 +128,7 @@ def test_a_message_that_comes_again_after_its_ack_is_a_violation_whatever_crashe
     assert "came again after its ack" in record.violations[0]
 
 
-def test_a_delivery_that_comes_again_after_its_nack_is_a_violation_whatever_crashed(record: Record) -> None:
+def test_a_delivery_that_comes_again_after_its_nack_is_a_violation_even_after_a_crash(record: Record) -> None:
     instance = arrive(record)
     record.handed_back([instance], record.handing_back([instance], 0))
     record.crashed()
@@ -176,7 +176,7 @@ def test_the_retry_of_an_answered_nack_must_come(record: Record) -> None:
     assert record.unsettled() == []
 
 
-def test_of_a_nack_that_a_crash_cut_off_the_instance_must_come_again_or_its_retry(record: Record) -> None:
+def test_a_nack_that_a_crash_cut_off_must_bring_its_instance_or_its_retry_again(record: Record) -> None:
     record.handing_back([arrive(record)], -200)
     record.crashed()
     assert [sent.number for sent in record.unsettled()] == [1]
@@ -274,7 +274,7 @@ def test_a_server_whose_disk_loses_power_again_and_again_keeps_every_promise(tmp
 
 
 @pytest.mark.parametrize("kind", FILE_SYSTEMS)
-def test_a_disk_that_loses_power_keeps_what_was_synced_and_nothing_else(kind: str, tmp_path: Path) -> None:
+def test_a_disk_that_loses_power_keeps_synced_bytes_alone(kind: str, tmp_path: Path) -> None:
     if missing := why_not(kind):
         pytest.skip(missing)
     disk = PowerDisk(str(tmp_path), kind)
