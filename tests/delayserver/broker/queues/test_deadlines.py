@@ -44,7 +44,11 @@ def test_the_next_deadline_of_a_thousand_groups_looks_at_one(monkeypatch: pytest
     first = Deadlines.first
 
     def counting(self: Deadlines, true_deadline_us: TrueDeadline) -> tuple[int, GroupKey] | None:
-        return first(self, lambda key: looked.append(key) or true_deadline_us(key))
+        def look(key: GroupKey) -> int | None:
+            looked.append(key)
+            return true_deadline_us(key)
+
+        return first(self, look)
 
     monkeypatch.setattr(Deadlines, "first", counting)
     assert broker.next_lease_deadline_us() == 1_000_000
