@@ -97,9 +97,11 @@ def test_an_interrupted_flush_leaves_the_lingering_as_it_was(server: FakeServer)
         first = batcher.send(b"", due_ms=1)
         interrupter = threading.Thread(target=interrupt)
         interrupter.start()
-        with pytest.raises(KeyboardInterrupt):
-            batcher.flush()
-        flushed.set()
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                batcher.flush()
+        finally:
+            flushed.set()
         interrupter.join()
         first.result(timeout=30)
         batcher.send(b"", due_ms=2)

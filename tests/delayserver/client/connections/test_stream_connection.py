@@ -8,6 +8,8 @@ import pytest
 from delayserver.client import AsyncClient
 from delayserver.client.connections import stream_connection
 from delayserver.protocol.errors import QueueFull
+from delayserver.protocol.frames import encode_request
+from tests.delayserver.client.both import connection_of
 from tests.delayserver.client.fake_server import FakeServer, Garbage
 
 pytestmark = pytest.mark.parametrize("backend", ["trio", "asyncio"])
@@ -20,17 +22,17 @@ def test_a_request_that_never_got_its_turn_closes_no_connection(
     server.misbehave("pull", Garbage(b""), Garbage(b""))
 
     async def main() -> None:
-        async with AsyncClient(server.address, retries=0, timeout_s=0.2) as client, anyio.create_task_group() as pulls:
+        async with AsyncClient(server.address, retries=0) as client, anyio.create_task_group() as pulls:
             for _ in range(2):
                 pulls.start_soon(client.pull, "a", "g", 1, 60.0)
             while server.count("pull") < 2:
                 await anyio.sleep(0.01)
-            pings = server.count("ping")
+            connection, pings = connection_of(client), server.count("ping")
             with pytest.raises(QueueFull):
-                await client.ping()
-            assert server.count("ping") == pings
+                await connection.exchange(2**62, encode_request(2**62, "ping", {}), 0.2)
+            assert not connection.closed
             pulls.cancel_scope.cancel()
-        assert server.connections == 1
+        assert server.count("ping") == pings
 
     anyio.run(main, backend=backend)
 
