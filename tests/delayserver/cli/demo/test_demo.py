@@ -88,6 +88,7 @@ def test_the_verdict_is_bad_when_something_went_wrong(bad: str) -> None:
 
 
 def note(demo: Demo, sequence: list[int], dispatched_us: int, received_us: int) -> Progress:
+    """The progress behind one pull of these messages. No server delivers early or twice for a test."""
     rows = np.array(sequence, np.int64)
     due_ms = np.full(len(rows), 10, np.int64)
     dispatched = np.full(len(rows), dispatched_us, np.int64)

@@ -10,6 +10,7 @@ from delayserver.state.memory.group_rows import GroupRows
 from delayserver.state.memory.residency import Residency
 from tests.fakes.host import Host, faked_settings
 from wheel.due_rows import DueRows
+from wheel.hashed_wheel import HashedWheel
 from wheel.keys import KEY_LOWEST, Key
 
 Boot = Callable[..., Host]
@@ -68,23 +69,24 @@ async def test_a_cancelled_row_leaves_every_place_but_an_attempt(boot: Boot) -> 
     residency.check_invariants()
 
 
-async def test_rows_of_a_millisecond_that_wait_for_one_that_left_memory_are_not_moved_at_each_look(boot: Boot) -> None:
+async def test_rows_of_a_millisecond_that_wait_for_one_that_left_memory_are_not_moved_at_each_look(
+    boot: Boot, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A hundred thousand may be due at one moment, and they are looked at every few milliseconds."""
     host = boot(faked_settings())
     server = await host.start()
     client, wheel, due_ms = await host.client(), server.parts.residency.wheel, host.now_ms + 20_000
-    await client.send(*[{"subject": "s", "body": "m", "due_ms": due_ms, "order_key": "k"} for _ in range(20)])
+    sent = await client.send(*[{"subject": "s", "body": "m", "due_ms": due_ms, "order_key": "k"} for _ in range(20)])
+    first = min(int(row["sequence"]) for row in sent)
     await host.until(lambda: len(wheel) == 20)
     (code,) = wheel.keyed_codes
-    keyed = wheel._keyed[code]
-    first = min(int(rows.sequence[0]) for rows in keyed.runs_below(due_ms + 1))
-    moved, advance = [], keyed.advance
+    moved, advance = list[DueRows](), HashedWheel.advance
 
-    def advancing(now_ms: int, rows_max: int) -> DueRows:
-        moved.append(advance(now_ms, rows_max))
+    def advancing(keyed: HashedWheel, now_ms: int, rows_max: int) -> DueRows:
+        moved.append(advance(keyed, now_ms, rows_max))
         return moved[-1]
 
-    keyed.advance = advancing  # type: ignore[method-assign]
+    monkeypatch.setattr(HashedWheel, "advance", advancing)
     for before in (Key(due_ms - 1, first + 5), Key(due_ms, KEY_LOWEST.sequence), Key(due_ms, first)):
         assert not len(wheel.advance_keyed(code, due_ms, 10, before))
     assert not any(map(len, moved))
