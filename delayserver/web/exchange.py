@@ -31,6 +31,8 @@ class Exchange(RequestResponseCycle):
 
     _head = b""
     """The head of an answer, until its body comes."""
+    _ends_with_connection = False
+    """Whether the answer is a stream to a client that knows no chunks."""
 
     async def send(self, message: ASGISendEvent) -> None:
         """Send a part of the answer. Raises RuntimeError for parts that make no answer."""
@@ -66,8 +68,11 @@ class Exchange(RequestResponseCycle):
         if not self.keep_alive and not closes:
             lines.append(b"connection: close\r\n")
         if self.chunked_encoding is None and self.scope["method"] != "HEAD" and status not in (204, 304):
-            self.chunked_encoding = True
-            lines.append(b"transfer-encoding: chunked\r\n")
+            if self.scope["http_version"] == "1.0":
+                self._ends_with_connection = True
+            else:
+                self.chunked_encoding = True
+                lines.append(b"transfer-encoding: chunked\r\n")
         lines.append(b"\r\n")
         return b"".join(lines)
 
@@ -78,7 +83,7 @@ class Exchange(RequestResponseCycle):
             body = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
             if not more:
                 body += b"0\r\n\r\n"
-        else:
+        elif not self._ends_with_connection:
             self.expected_content_length -= len(body)
             if self.expected_content_length < 0 or (self.expected_content_length and not more):
                 raise RuntimeError("the body of an answer has another length than its head says")

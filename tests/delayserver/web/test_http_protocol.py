@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
@@ -18,6 +19,7 @@ from delayserver.web.addresses import counted_address
 from delayserver.web.bodies import LINES
 from delayserver.web.http_protocol import BODY, HEAD, BoundedProtocol, Connections
 from delayserver.web.problems import Problem
+from delayserver.web.process import within_descriptors
 
 
 async def _application(_scope: Any, _receive: Any, _send: Any) -> None:
@@ -127,6 +129,26 @@ def test_the_head_waits_for_the_body_unless_it_is_a_stream(headers: list[tuple[b
             b"2\r\nab\r\n",
             b"2\r\nab\r\n0\r\n\r\n",
         ]
+
+
+def test_a_stream_to_a_client_of_version_1_0_is_not_chunked() -> None:
+    """Such as nginx, as it is without `proxy_http_version`. The end of the connection is that of the stream."""
+
+    async def ask(connection: BoundedProtocol, client: socket.socket) -> None:
+        async def answer(_scope: Any, _receive: Any, send: Any) -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            for more in (True, False):
+                await send({"type": "http.response.body", "body": b"ab", "more_body": more})
+
+        connection.app = answer
+        client.setblocking(False)
+        client.sendall(b"GET / HTTP/1.0\r\nHost: a\r\nConnection: keep-alive\r\n\r\n")
+        found = b""
+        while data := await connection.loop.sock_recv(client, 65_536):
+            found += data
+        assert found == b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\nabab"
+
+    with_a_connection(ask)
 
 
 @pytest.mark.parametrize("header", [(b"x", b"a\r\nb: c"), (b"x: y\r\nz", b"a")])
@@ -279,6 +301,12 @@ def test_one_address_takes_no_more_than_its_share_of_the_connections(monkeypatch
 )
 def test_addresses_that_one_machine_has_are_counted_together(host: str, counted: str) -> None:
     assert counted_address(host) == counted
+
+
+def test_one_address_keeps_its_share_when_descriptors_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("delayserver.web.process.DESCRIPTORS_KEPT", resource.getrlimit(resource.RLIMIT_NOFILE)[1] - 100)
+    settings = within_descriptors(HttpSettings(connections_max=4000, connections_of_address_max=1000))
+    assert (settings.connections_max, settings.connections_of_address_max) == (100, 25)
 
 
 def test_answers_that_no_client_reads_have_a_bound_together(monkeypatch: pytest.MonkeyPatch) -> None:

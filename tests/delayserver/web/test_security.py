@@ -210,6 +210,58 @@ def test_no_request_about_another_tenant_is_served_and_nothing_of_it_changes(
     assert state_of(guarded, theirs) == before
 
 
+# Which roles may use an endpoint, beside `admin`. A request of another role is `forbidden`.
+ROLES: dict[str, list[tuple[str, str, object]]] = {
+    "send": [
+        ("POST", "/v1/messages", MESSAGE),
+        ("PATCH", "/v1/messages/{receipt}", {"delay": "2h"}),
+        ("PATCH", f"/v1/messages?{KEY}", {"delay": "2h"}),
+        ("DELETE", "/v1/messages/{receipt}", None),
+        ("DELETE", f"/v1/messages?{KEY}", None),
+        ("POST", "/v1/subjects/orders.a/publish", {"body": "x"}),
+    ],
+    "consume": [
+        ("POST", f"{IN_GROUP}/pull", {}),
+        ("POST", f"{IN_GROUP}/ack", {"deliveries": ["1"]}),
+        ("POST", f"{IN_GROUP}/nack", {"deliveries": ["1"]}),
+        ("GET", f"{IN_GROUP}/deliveries", None),
+    ],
+    "look": [
+        ("GET", "/v1/subjects/orders.a/groups", None),
+        ("GET", "/v1/groups", None),
+        ("GET", "/v1/pending", None),
+        ("GET", "/v1/find?message_id=theirs", None),
+        ("GET", "/v1/status", None),
+        ("GET", "/v1/live", None),
+        ("GET", "/metrics", None),
+    ],
+    "send look": [("GET", "/v1/messages/{receipt}", None), ("GET", f"/v1/messages?{KEY}", None)],
+}
+
+STREAMS = ("/v1/live", f"{IN_GROUP}/deliveries")
+
+
+def test_the_table_of_roles_has_every_endpoint(guarded: Guarded) -> None:
+    def named(table: list[tuple[str, str, object]]) -> set[tuple[str, str]]:
+        return {(method, path.partition("?")[0]) for method, path, _ in table}
+
+    assert named([each for table in ROLES.values() for each in table]) == named([*FORBIDDEN, *LEFT_OUT])
+
+
+@pytest.mark.parametrize("role", ["send", "consume", "look"])
+def test_no_token_does_what_another_role_may(guarded: Guarded, theirs: Theirs, role: str) -> None:
+    with Client(guarded.web.address, token=guarded.admin) as client:
+        token = client.token(role).text
+    before = state_of(guarded, theirs)
+    for roles, table in ROLES.items():
+        for method, path, document in table:
+            if role not in roles.split():
+                problem(guarded.ask(token, method, theirs.fill(path), document), 403, "forbidden")
+            elif method == "GET" and path not in STREAMS:
+                assert guarded.ask(token, method, theirs.fill(path)).status == 200
+    assert state_of(guarded, theirs) == before
+
+
 def test_an_expired_token_is_unauthenticated(guarded: Guarded) -> None:
     with Client(guarded.web.address, token=guarded.admin) as client:
         until = datetime.now(UTC) + timedelta(seconds=2)
