@@ -20,6 +20,7 @@ _NO_URL: Final = frozenset("/?#@\\")
 """What would make a host more than a name and a port."""
 _OURS: Final = frozenset({b"same-origin", b"none"})
 _CROSS_SITE: Final = "the request comes from a page of another site; open the console, or call the API from a program"
+_OTHER_ORIGIN: Final = f"{_CROSS_SITE}. A proxy before the console passes Host on as it came"
 
 
 def check_site(headers: Iterable[tuple[bytes, bytes]]) -> None:
@@ -34,7 +35,7 @@ def check_site(headers: Iterable[tuple[bytes, bytes]]) -> None:
         elif name == b"host":
             host = value.lower()
     if any(_place(origin) != host for origin in origins):
-        raise Problem(403, "cross_site", _CROSS_SITE)
+        raise Problem(403, "cross_site", _OTHER_ORIGIN)
 
 
 def _place(origin: bytes) -> bytes:
