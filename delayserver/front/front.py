@@ -191,8 +191,9 @@ class Front:
         return memory.allowance_bytes if memory.used_bytes and memory.short else RECEIVE_BYTES
 
     def _end_step(self) -> bool:
-        self._decode.add(self._clock.monotonic_us() - self._step_began_us)
+        decoded_us = self._clock.monotonic_us()
         done = self._service is None or self._service.steps.end_step()
+        self._decode.add(decoded_us - self._step_began_us)
         return done and self.handlers.slow_begun == self._slow_before
 
     async def _serve(self, transport: Transport) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import trio
@@ -24,6 +25,7 @@ from delayserver.protocol.errors import (
     copied,
 )
 from delayserver.runtime.disk_pace import DiskPace
+from delayserver.runtime.name_look import NameLook
 from delayserver.runtime.runtime import Runtime
 from delayserver.state.counts.balance import Balance
 from delayserver.state.positions.gathering import CommitGroup, Committed, Done, Gathering, RowsDone
@@ -37,6 +39,14 @@ from store.tables.identity import SequenceReservation
 
 # Memory of one row or item besides its bytes, for the bound on gathered bytes.
 ROW_OVERHEAD_BYTES = 120
+
+
+class _Written(NamedTuple):
+    """What a group has become in the log, and when its write began and was durable."""
+
+    entries: list[LogEntry]
+    started_us: int
+    ended_us: int
 
 
 class GroupCommit:
@@ -72,6 +82,7 @@ class GroupCommit:
         self.groups = 0
         self.sync_us_max = 0
         self._pace = DiskPace()
+        self._name = NameLook(log.require_name)
 
     # -- handing in
 
@@ -141,12 +152,12 @@ class GroupCommit:
             return False
         group = self._gathering.next()
         try:
-            entries = self._write(self._number(group), group.size_bytes, self._gathered_us)
+            written = self._write(self._number(group))
         except StoreError as error:
             self._refused(group, error)
             self._work.set()
             return False
-        self._committed(group, entries)
+        self._committed(group, written, self._gathered_us)
         return True
 
     def _lagging(self) -> bool:
@@ -210,17 +221,17 @@ class GroupCommit:
 
     async def _commit_group(self, group: CommitGroup) -> None:
         try:
-            batches, size, gathered_us = self._number(group), group.size_bytes, self._gathered_us
+            batches, gathered_us = self._number(group), self._gathered_us
             # Rows that gather meanwhile have waited at least since now.
             self._gathered_us = self._clock.monotonic_us()
-            if size <= self._settings.inline_sync_bytes_max and self._pace.quick:
-                entries = self._write(batches, size, gathered_us)
+            if group.size_bytes <= self._settings.inline_sync_bytes_max and self._pace.quick:
+                written = self._write(batches)
             else:
-                entries = await self._workers.run(partial(self._write, batches, size, gathered_us))
+                written = await self._workers.run(partial(self._write, batches))
         except StoreError as error:
             self._refused(group, error)
         else:
-            self._committed(group, entries)
+            self._committed(group, written, gathered_us)
 
     def _refused(self, group: CommitGroup, error: StoreError) -> None:
         if isinstance(error, DiskFullError):
@@ -235,22 +246,25 @@ class GroupCommit:
         while self._gathering:
             self._gathering.next().fail(error)
 
-    def _committed(self, group: CommitGroup, entries: list[LogEntry]) -> None:
+    def _committed(self, group: CommitGroup, written: _Written, gathered_us: int) -> None:
+        """`gathered_us`: when the first item of the group came."""
         # Answers first, so that the clients go on during the rest of this step.
-        group.tell(entries)
+        group.tell(written.entries)
         self.groups += 1
-        for entry in entries:
-            written = entry.batch
-            if type(written) is MessageRows:
-                self._positions.accepted_sequence.advance(written.last_sequence)
-                self._balance.commit(len(written))
-                self._balance.subjects.accept_rows(written.rows)
-            elif isinstance(written, MessageBatch):
-                self._positions.accepted_sequence.advance(int(written.sequence[-1]))
-                self._balance.commit(len(written) - int(np.count_nonzero(written.origin_sequence)))
-                self._balance.subjects.accept(written)
-        self._positions.durable.advance(entries[-1].end)
-        self._queue.put(entries)
+        self._stages.commit_wait.add(written.started_us - gathered_us)
+        self._took(written.ended_us - written.started_us, group.size_bytes)
+        for entry in written.entries:
+            batch = entry.batch
+            if type(batch) is MessageRows:
+                self._positions.accepted_sequence.advance(batch.last_sequence)
+                self._balance.commit(len(batch))
+                self._balance.subjects.accept_rows(batch.rows)
+            elif isinstance(batch, MessageBatch):
+                self._positions.accepted_sequence.advance(int(batch.sequence[-1]))
+                self._balance.commit(len(batch) - int(np.count_nonzero(batch.origin_sequence)))
+                self._balance.subjects.accept(batch)
+        self._positions.durable.advance(written.entries[-1].end)
+        self._queue.put(written.entries)
 
     def _took(self, duration_us: int, size_bytes: int) -> None:
         self.sync_us_max = max(self.sync_us_max, duration_us)
@@ -279,21 +293,19 @@ class GroupCommit:
                 numbered.append(batch)
         return numbered
 
-    def _write(self, batches: Sequence[ColumnBatch | MessageRows], size_bytes: int, gathered_us: int) -> list[LogEntry]:
-        """Appends records and makes them durable. Runs on the event loop or in a thread, never twice in parallel.
-        `gathered_us`: when the first item came."""
+    def _write(self, batches: Sequence[ColumnBatch | MessageRows]) -> _Written:
+        """Appends records and makes them durable. Runs on the event loop or in a thread, never twice in parallel."""
         if self._sequences.needs_extension():
             self._sequences.extend()
         started_us = self._clock.monotonic_us()
-        self._stages.commit_wait.add(started_us - gathered_us)
         if self._settings.durability == "sync":
             entries = self._log.append_durably(batches)
         else:
             entries = self._log.append(batches)
             self._log.assume_synced()  # durability "os": the page cache counts as durable
-        self._log.require_name()
-        self._took(self._clock.monotonic_us() - started_us, size_bytes)
-        return entries
+        ended_us = self._clock.monotonic_us()
+        self._name.require(ended_us)
+        return _Written(entries, started_us, ended_us)
 
     # -- around
 

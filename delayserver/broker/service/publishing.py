@@ -17,6 +17,7 @@ from delayserver.broker.actions.arrivals import Published
 from delayserver.broker.service.local_broker import LocalBroker
 from delayserver.config.settings import StorageSettings
 from delayserver.protocol.errors import DelayServerError, DiskFull, QueueFull, StorageFailed
+from delayserver.runtime.name_look import NameLook
 from delayserver.runtime.runtime import Runtime
 from store.errors import DiskFullError, StoreError
 from store.records.batches import FLAG_PUBLISHED, I64, MessageBatch, StoredBatch
@@ -72,6 +73,7 @@ class Publishing:
         self._ahead = trio.Lock()
         # The end of the store at which `run` looks at the space ahead again.
         self._attend_at = 0
+        self._name = NameLook(broker.core.store.require_name)
         self.groups = 0
         self.sync_us_max = 0
 
@@ -143,15 +145,16 @@ class Publishing:
 
         def stored(published: Published) -> None:
             answers = _answers(groups, published.positions, first)
+            ended_us = self._clock.monotonic_us()
             if inline:
-                self._took(self._clock.monotonic_us() - started_us)
+                self._took(ended_us - started_us)
             # With durability `os` the page cache counts as durable, but a start finds a new segment only by its name.
             elif durably or not store.is_named:
                 self._commit.when_stored(published.end, partial(self._synced, answers, size))
                 return
             else:
                 self._commit.soon()
-            store.require_name()
+            self._name.require(ended_us)
             self._answer(answers, size)
 
         published = self._broker.publish(batches, stored, durably=inline)
