@@ -392,13 +392,26 @@ def test_colours_follow_the_system_and_the_switch(desk: Desk) -> None:
 
 @pytest.mark.parametrize("width", [1024, 390, 320])
 def test_no_width_scrolls_sideways(desk: Desk, web: Web, width: int) -> None:
+    wide = f"console.width.{width}" + "w" * 200
+    send(web, wide, delay_ms=0)
+    pull = {"max_messages": 1, "wait_ms": 30_000}
+    assert web.post(f"/v1/subjects/{wide}/groups/{'g' * 200}/pull", pull).json["messages"]
     page = desk.open(width=width)
+    expect(page.locator("#consumer-rows tr", has_text=wide)).to_be_visible()
     sent = send(
         web, "console.width." + "long" * 40, body="x" * 5_000, delay_ms=HOUR_MS, properties={"a" * 90: "b" * 900}
     )
     page.locator("#find-text").fill(sent["receipt"])
     page.keyboard.press("Enter")
     expect(page.locator(".found .body")).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.get_by_role("button", name="Cancel …").click()
+    expect(page.get_by_role("dialog")).to_be_visible()
+    assert page.evaluate("(open => open.scrollWidth - open.clientWidth)(document.querySelector('dialog[open]'))") == 0
+    page.keyboard.press("Escape")
+    page.locator("#find-text").fill("unknown" * 100)
+    page.keyboard.press("Enter")
+    expect(page.locator("#result .answer")).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
