@@ -447,8 +447,8 @@ class Residency:
         route where an idle fallback group takes them."""
         if place is None:
             return bool(group.spilled) and self._is_idle(group) and self._is_its_turn(group)
-        # Those of a key that wait go first. While they fill the queue, what is read back would leave it again.
-        gone = len(group.queue.keyed) <= group.rows_max // 2
+        # Those of a key that wait go first. While they fill the queue, or its share, what is read back would leave it again.
+        gone = len(group.queue.keyed) <= min(self.share, group.rows_max) // 2
         return gone and place in group.spilled.places and self._idle_fallback(group, place) is not None
 
     def routed(self, group: GroupRows, place: int | None, loaded: LoadedRows) -> Mask:

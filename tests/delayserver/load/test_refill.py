@@ -27,8 +27,8 @@ Boot = Callable[..., Host]
 ONE_ALONE = (RouteSettings("a*", ("fakeA", "fakeB")), RouteSettings("c*", ("fakeA",)), RouteSettings("*", ("fakeB",)))
 
 
-def count_reads(server: DelayServer) -> list[int]:
-    """The windows that are read from now on."""
+def count_reads(server: DelayServer, at_most: int = 1 << 30) -> list[int]:
+    """The windows that are read from now on. The server crashes beyond so many."""
     read = server.parts.window_reader.read
     windows: list[int] = []
 
@@ -36,6 +36,7 @@ def count_reads(server: DelayServer) -> list[int]:
         window_ms: int, ends: Mapping[str, int], from_key: Key, to_key: Key, rows_max: int | None = None
     ) -> WindowRows:
         windows.append(window_ms)
+        assert len(windows) <= at_most, "windows are read again and again"
         return read(window_ms, ends, from_key, to_key, rows_max)
 
     server.parts.window_reader.read = counting  # type: ignore[method-assign]
@@ -185,6 +186,24 @@ async def test_rows_without_a_fallback_group_do_not_keep_later_rows_from_theirs(
     host.check_balance(pending=30)
     host.fake("fakeA").up = True
     await host.until(lambda: len(host.fake("fakeA").stored) == 30, within_ms=5_000)
+    await host.settled()
+    host.check_balance(pending=0)
+
+
+async def test_rows_of_keys_beyond_the_share_of_a_group_that_is_down_are_not_read_again_and_again(boot: Boot) -> None:
+    """What is read back beyond the share of the group would leave memory in the same moment."""
+    dispatch = QUICK | {"batch_messages_max": 3}
+    host = boot(small_settings(groups=TWO_GROUPS, routes=ONE_ALONE, wheel={"rows_max": 24}, dispatch=dispatch))
+    await host.start()
+    client = await host.client()
+    count_reads(host.server, at_most=5_000)
+    host.fake("fakeA").up = False
+    for subject in "ca":
+        due_ms = [host.now_ms + 200 + place for place in range(60)]
+        await put_keyed(client, due_ms, lambda place: str(place % 20), subject=subject)
+    await host.sleep_ms(20_000)
+    host.fake("fakeA").up = True
+    await host.until(lambda: len({*host.fake("fakeA").stored, *host.fake("fakeB").stored}) == 120, within_ms=60_000)
     await host.settled()
     host.check_balance(pending=0)
 
