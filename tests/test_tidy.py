@@ -716,3 +716,54 @@ def test_a_long_dataclass_that_acts_is_found(body: str, count: int) -> None:
 )
 def test_an_assignment_to_an_attribute_of_another_object_is_found(code: str, count: int) -> None:
     assert len(assigned_elsewhere(ast.parse(code))) == count
+
+
+# Where tests reach into private parts, because no public door shows the same or makes the same fault: each place says why.
+REACHES_OF_TESTS = """
+delayserver/broker/brokers.py: _state
+delayserver/broker/service/test_pulls.py: _actors
+delayserver/cli/demo/test_demo.py: _note _progress
+delayserver/client/both.py: _connection _core _waiters
+delayserver/dispatch/test_message_reader.py: _parts
+delayserver/embedded/places.py: _running
+delayserver/load/test_refill.py: _files
+delayserver/net/sockets.py: _socket
+delayserver/operations/sending/test_long_texts.py: _mix_in
+delayserver/recover/telling/test_told_plainly.py: _RowGroups
+delayserver/runtime/test_watchdog.py: _parts
+delayserver/server/test_rare_storage.py: _finder _stretches
+delayserver/state/memory/test_group_queue.py: _chunks
+delayserver/upkeep/test_retention.py: _remove
+failing/scenario.py: _ALLOW_DETERMINISTIC_SCHEDULING _r
+ops/audit/evidence.py: _capture _evidence
+ops/torture/test_judging.py: _loop
+simulation/bounds.py: _state
+simulation/mistakes.py: _naming
+simulation/network.py: _closed
+simulation/run.py: _ALLOW_DETERMINISTIC_SCHEDULING _r
+wheel/test_cursors.py: _windows
+"""
+
+
+def reaches(tree: ast.AST) -> set[str]:
+    """The private attributes of other objects that a module uses."""
+    return {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and node.attr.startswith("_")
+        and not node.attr.startswith("__")
+        and ast.unparse(node.value) not in ("self", "cls", "super()")
+        and ast.unparse(node) != "os._exit"
+    }
+
+
+def test_tests_reach_into_private_parts_only_at_the_places_of_this_table() -> None:
+    tests = ROOT / "tests"
+    found = {path.relative_to(tests).as_posix(): reaches(parsed(path)) for path in sorted(tests.rglob("*.py"))}
+    lines = [f"{path}: {' '.join(sorted(names))}" for path, names in found.items() if names]
+    assert lines == REACHES_OF_TESTS.strip().splitlines()
+
+
+def test_a_reach_into_a_private_part_is_found() -> None:
+    assert reaches(ast.parse("self._a; other._b; super()._c; os._exit(1); x.__dict__; f(y)._d")) == {"_b", "_d"}
