@@ -6,6 +6,7 @@ Without Java the tests of Spark are visibly skipped; in CI (CI=true) they fail.
 from __future__ import annotations
 
 import functools
+import gc
 import importlib.util
 import os
 import re
@@ -86,3 +87,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that start Spark come first: they take longest, and the short ones then fill up both processes to the end."""
     items.sort(key=lambda item: AUDIT not in item.path.parents)
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests stay to the end. The collector need not go through them again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)

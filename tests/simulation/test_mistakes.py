@@ -86,7 +86,8 @@ def _is_kept(seed: int) -> bool:
 def test_files_that_are_forgotten_when_they_are_cut_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few seeds cut files, so here all of them do."""
     monkeypatch.setattr(world, "CUTTING_SHARE", 1.0)
-    assert any(_failed(lost_files_forgotten, seed) and not run_seed(seed).failure for seed in range(SEEDS_MAX))
+    seeds = (8, *range(SEEDS_MAX))  # the first one notices it now
+    assert any(_failed(lost_files_forgotten, seed) and not run_seed(seed).failure for seed in seeds)
 
 
 def test_a_bug_that_a_handler_answers_as_an_internal_error_fails_its_seed() -> None:
