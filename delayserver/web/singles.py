@@ -14,6 +14,9 @@ from delayserver.client.values.messages import Message, SendResult
 from delayserver.protocol.errors import ConnectionLost, DelayServerError, copied
 
 BATCH_MESSAGES_MAX: Final = 1000
+BATCH_S: Final = 0.001
+"""While requests come side by side, so much time lies between the begins of two batches at least: each batch costs the server
+a sync, for which deliveries wait."""
 PENDING_MESSAGES_MAX: Final = 20_000
 """Single sends that wait for the server at the same time. Further requests wait before they are sent."""
 
@@ -45,13 +48,17 @@ class Singles:
     async def run(self) -> NoReturn:
         """Send until cancelled. Messages without an answer are abandoned then."""
         sending: Sequence[tuple[Message, Answer]] = ()
+        now_s = asyncio.get_running_loop().time
         try:
             while True:
                 await self._arrived.wait()
                 self._arrived.clear()
                 while self._waiting:
+                    next_s = now_s() + BATCH_S
                     sending = self._take()
                     _settle(sending, await self._outcomes([message for message, _ in sending]))
+                    if len(sending) > 1 and now_s() < next_s:
+                        await asyncio.sleep(next_s - now_s())
         finally:
             self._ended = True
             left = [*sending, *self._waiting]
