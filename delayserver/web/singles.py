@@ -15,8 +15,8 @@ from delayserver.protocol.errors import ConnectionLost, DelayServerError, copied
 
 BATCH_MESSAGES_MAX: Final = 1000
 BATCH_S: Final = 0.001
-"""While requests come side by side, so much time lies between the begins of two batches at least: each batch costs the server
-a sync, for which deliveries wait."""
+"""The time between the begins of two batches, at least, while requests come side by side: each batch costs the server a
+sync, for which deliveries wait."""
 PENDING_MESSAGES_MAX: Final = 20_000
 """Single sends that wait for the server at the same time. Further requests wait before they are sent."""
 

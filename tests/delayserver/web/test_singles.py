@@ -10,6 +10,7 @@ import pytest
 from delayserver.client import AsyncClient
 from delayserver.client.values.messages import Message
 from delayserver.protocol.errors import ConnectionLost, DelayServerError, InvalidArgument, TooFar
+from delayserver.web import singles as singles_module
 from delayserver.web.singles import Singles
 from tests.delayserver.client.fake_server import TOO_FAR_MS, FakeServer, Garbage
 
@@ -45,6 +46,30 @@ def test_sends_during_a_batch_form_the_next_batch_and_each_gets_its_own_answer()
         assert isinstance(sent[2], TooFar)
         assert server.count("send") == 2
 
+    on_a_server(send)
+
+
+def test_sends_that_come_side_by_side_form_few_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def send(server: FakeServer, singles: Singles, _: asyncio.Task[None]) -> None:
+        await asyncio.gather(*[singles.send(Message("a", b"", each)) for each in (1, 2)])
+        later = []
+        for each in range(3, 8):
+            later.append(asyncio.create_task(singles.send(Message("a", b"", each))))
+            await asyncio.sleep(0.005)
+        await asyncio.gather(*later)
+        assert server.count("send") == 2
+
+    monkeypatch.setattr(singles_module, "BATCH_S", 0.5)
+    on_a_server(send)
+
+
+def test_a_send_alone_does_not_make_the_next_one_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def send(server: FakeServer, singles: Singles, _: asyncio.Task[None]) -> None:
+        for each in (1, 2, 3):
+            await singles.send(Message("a", b"", each))
+        assert server.count("send") == 3
+
+    monkeypatch.setattr(singles_module, "BATCH_S", SECONDS_MAX)
     on_a_server(send)
 
 
