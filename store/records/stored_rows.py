@@ -42,24 +42,21 @@ class StoredRows:
         positions: list[int],
         accepted_us: int,
         server_id: int,
-        blob_bytes: int | None = None,
     ) -> None:
-        """`blob_bytes`: the bytes of ids, properties, bodies and order keys, where the caller knows them."""
         self.rows = rows
         self.sequences = sequences
         self.positions = positions
         self.accepted_us = accepted_us
         self.server_id = server_id
-        if blob_bytes is None:
-            blob_bytes = sum([len(row[3]) + len(row[4]) + len(row[5]) + len(row[7]) for row in rows])
-        self.blob_bytes = blob_bytes
+        # The bytes of ids, properties, bodies and order keys.
+        self.blob_bytes = sum([len(row[3]) + len(row[4]) + len(row[5]) + len(row[7]) for row in rows])
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def at(self, positions: list[int]) -> StoredRows:
-        """The same rows at other positions."""
-        return StoredRows(self.rows, self.sequences, positions, self.accepted_us, self.server_id, self.blob_bytes)
+    def place(self, positions: list[int]) -> None:
+        """Give the rows their positions in the queue of their subject."""
+        self.positions = positions
 
     def to_batch(self) -> StoredBatch:
         """The columns of the rows."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import groupby
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +28,7 @@ from store.records.batches import I64, U8, StoredBatch
 from store.records.stored_rows import StoredRows
 
 
-@dataclass(frozen=True, slots=True)
-class Published:
+class Published(NamedTuple):
     """Answer of `publish`: the positions of each batch's rows (i64[n] or a list), in the order in which they were given.
     `arrived`: queues with new messages. The rows are durable once the broker's `synced_offset` has reached `end`."""
 
@@ -194,7 +192,8 @@ class Arrivals:
             key = (rows[0][1], 0)
             first = self._reserve(key, count, ends)
             positions = list(range(first, first + count))
-            return batch.at(positions), [QueueRun(key, 0, count)], positions
+            batch.place(positions)
+            return batch, [QueueRun(key, 0, count)], positions
         order = sorted(range(count), key=lambda place: rows[place][1])  # stable: a producer's order stays
         runs: list[QueueRun] = []
         given, in_order = [0] * count, list[int]()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,8 +33,7 @@ class Delivered:
         return bool((self.outcome == REFUSED).all())
 
 
-@dataclass(frozen=True, slots=True)
-class QueueRun:
+class QueueRun(NamedTuple):
     """Consecutive rows of one queue in a batch."""
 
     key: QueueKey

@@ -244,6 +244,8 @@ def _answers(
     groups: list[list[_Part]], positions_of: Sequence[I64 | list[int]], first: int
 ) -> list[tuple[_Part, StoredPart]]:
     """The answer to each part. Sequences count from `first` on."""
+    if len(groups) == len(groups[0]) == 1:  # a single producer waits for this
+        return [(groups[0][0], StoredPart(first, positions_of[0]))]
     answers = []
     for group, positions in zip(groups, positions_of, strict=True):
         begin = 0
