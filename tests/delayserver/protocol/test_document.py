@@ -32,7 +32,6 @@ VALUES = re.findall(r"```value (.+?)\n(.*?)```", TEXT, re.DOTALL)
 EXPLAINED = re.findall(r"```bytes (.+?)\n(.*?)```", TEXT, re.DOTALL)
 MADE_BY_CLIENTS = {"connection_lost", "timed_out", "unknown_error"}
 CLIENT_SECONDS_MAX = 60
-WORDS_MAX = 25
 
 
 def section(title: str) -> str:
@@ -163,26 +162,3 @@ def test_every_link_of_the_page_leads_somewhere() -> None:
             assert target[1:] in anchors
         elif not target.startswith("https://"):
             assert (vectors.ROOT / target).exists()
-
-
-def sentences(text: str) -> list[str]:
-    """All sentences outside of blocks of code: of paragraphs, list items and table cells."""
-    blocks = [""]
-    for line in re.sub(r"```.*?```", "", text, flags=re.DOTALL).splitlines():
-        if line.startswith("|"):
-            blocks += [*line.strip("|").split("|"), ""]
-        elif not line.strip() or re.match(r"\s*(\*|\d+\.) |#", line):
-            blocks += [line]
-        else:
-            blocks[-1] += f" {line.strip()}"
-    return [sentence for block in blocks for sentence in re.split(r"(?<=[.?]) +", block)]
-
-
-def words(sentence: str) -> int:
-    """A list of names in code counts as one word, a link as its text."""
-    named = re.sub(r"`[^`]*`(\s*,?\s*`[^`]*`)*", "x", re.sub(r"\]\([^)]*\)", "]", sentence))
-    return len(re.findall(r"\S*\w\S*", named))
-
-
-def test_a_sentence_has_at_most_25_words() -> None:
-    assert [sentence for sentence in sentences(TEXT) if words(sentence) > WORDS_MAX] == []
