@@ -24,8 +24,8 @@ REMOTE_SUBJECTS = ("remote.mail",)
 # The rows of one request fall due around so many times: a window costs the server far more than a row, and with a window
 # for each row a seed would hold fewer windows with many.
 TIMES_AT_ONCE = 5
-# A reply of these says for certain that nothing happened.
-_REFUSED_FOR_CERTAIN_NOT = ("storage_failed", "internal_error")
+# Any other error says for certain that nothing happened.
+REFUSED_FOR_CERTAIN_NOT = ("storage_failed", "internal_error")
 
 
 def pick_delay_ms(chance: Random) -> int:
@@ -135,16 +135,12 @@ class Producer:
         messages = []
         asked_ms, steps = self._clock.now_ms(), self._clock.step_count
         for row in rows:
-            message: dict[str, Any] = {"subject": row.subject, "body": row.body, "due_ms": row.due_ms}
+            message = map_of(row)
             if row.message_id is None and self._chance.random() < 0.3:
                 del message["due_ms"]
                 message["delay_ms"] = max(row.due_ms - self._clock.now_ms(), 0)
                 row.due_ms = None
-            if row.message_id is not None:
-                message["message_id"] = row.message_id
-            if row.expires_ms:
-                message["expires_ms"] = row.expires_ms
-            messages.append(with_kind(message, row.kind))
+            messages.append(message)
         self._note(self._client.name, "send", tokens=[row.token for row in rows])
         self.rows += rows
         sending = self._model.asking_to_send(rows)
@@ -190,34 +186,13 @@ class Producer:
                 self._model.fail("a whole request was refused as too old", row)
             else:
                 self._model.too_old(row, sending)
-        if error not in _REFUSED_FOR_CERTAIN_NOT:
+        if error not in REFUSED_FOR_CERTAIN_NOT:
             self._model.refused(row)
 
     async def _send_columns(self) -> None:
         times: list[int] = []
         rows = [self._new_row(times) for _ in range(self._chance.choice([1, 3, self._rows_max]))]
-        subjects = sorted({row.subject for row in rows})
-        count = len(rows)
-        ids = [(row.message_id or "").encode() for row in rows]
-        arguments: dict[str, Any] = {
-            "count": count,
-            "subjects": subjects,
-            "subject_index": struct.pack(f"<{count}I", *[subjects.index(row.subject) for row in rows]),
-            "due_ms": struct.pack(f"<{count}q", *[row.due_ms or 0 for row in rows]),
-            "bodies": b"".join(row.body for row in rows),
-            "body_length": struct.pack(f"<{count}I", *[len(row.body) for row in rows]),
-            "message_ids": b"".join(ids),
-            "message_id_length": struct.pack(f"<{count}I", *map(len, ids)),
-            "expires_ms": struct.pack(f"<{count}q", *[row.expires_ms for row in rows]),
-        }
-        tags = [tag_of(row.kind) for row in rows]
-        properties = [msgpack.packb(properties_of(row.kind)) if properties_of(row.kind) else b"" for row in rows]
-        arguments |= {
-            "tags": ["a", "b"],
-            "tag_index": struct.pack(f"<{count}I", *[0 if tag is None else 1 + "ab".index(tag) for tag in tags]),
-            "properties": b"".join(properties),
-            "properties_length": struct.pack(f"<{count}I", *map(len, properties)),
-        }
+        arguments = columns_of(rows)
         self._note(self._client.name, "send columns", tokens=[row.token for row in rows])
         self.rows += rows
         sending = self._model.asking_to_send(rows)
@@ -256,7 +231,7 @@ class Producer:
             outcomes = await self._ask_cancel(rows)
         except (Lost, DelayServerError) as error:
             if (isinstance(error, Lost) and error.sent) or (
-                isinstance(error, DelayServerError) and (error.name in _REFUSED_FOR_CERTAIN_NOT)
+                isinstance(error, DelayServerError) and (error.name in REFUSED_FOR_CERTAIN_NOT)
             ):
                 for identity in identities:
                     identity.maybe_cancelled = True
@@ -306,7 +281,7 @@ class Producer:
         try:
             reply = await self._client.request("reschedule", {"items": [item for _, _, item in pairs]})
         except (Lost, DelayServerError) as error:
-            in_doubt = error.sent if isinstance(error, Lost) else error.name in _REFUSED_FOR_CERTAIN_NOT
+            in_doubt = error.sent if isinstance(error, Lost) else error.name in REFUSED_FOR_CERTAIN_NOT
             for identity, (_, new, _) in zip(identities, pairs, strict=True):
                 self._not_moved(identity, new, in_doubt)
             raise
@@ -321,7 +296,7 @@ class Producer:
             if "error" in result:
                 if result["error"] == "too_old":
                     self._model.too_old(new, sending)
-                self._not_moved(identity, new, result["error"] in _REFUSED_FOR_CERTAIN_NOT)
+                self._not_moved(identity, new, result["error"] in REFUSED_FOR_CERTAIN_NOT)
                 continue
             if result["outcome"] == "cancelled":
                 self._model.accepted(new, result["sequence"], result["new_receipt"], result["due_ms"], sending)
@@ -395,6 +370,43 @@ OUTCOMES = [
     "prepared",
     "committed",
 ]
+
+
+def map_of(row: Sent) -> dict[str, Any]:
+    """The row of a `send`."""
+    message: dict[str, Any] = {"subject": row.subject, "body": row.body, "due_ms": row.due_ms}
+    if row.message_id is not None:
+        message["message_id"] = row.message_id
+    if row.expires_ms:
+        message["expires_ms"] = row.expires_ms
+    return with_kind(message, row.kind)
+
+
+def columns_of(rows: list[Sent]) -> dict[str, Any]:
+    """The arguments of a `send` in columns."""
+    subjects = sorted({row.subject for row in rows})
+    count = len(rows)
+    ids = [(row.message_id or "").encode() for row in rows]
+    arguments: dict[str, Any] = {
+        "count": count,
+        "subjects": subjects,
+        "subject_index": struct.pack(f"<{count}I", *[subjects.index(row.subject) for row in rows]),
+        "due_ms": struct.pack(f"<{count}q", *[row.due_ms or 0 for row in rows]),
+        "bodies": b"".join(row.body for row in rows),
+        "body_length": struct.pack(f"<{count}I", *[len(row.body) for row in rows]),
+        "message_ids": b"".join(ids),
+        "message_id_length": struct.pack(f"<{count}I", *map(len, ids)),
+        "expires_ms": struct.pack(f"<{count}q", *[row.expires_ms for row in rows]),
+    }
+    tags = [tag_of(row.kind) for row in rows]
+    properties = [msgpack.packb(properties_of(row.kind)) if properties_of(row.kind) else b"" for row in rows]
+    arguments |= {
+        "tags": ["a", "b"],
+        "tag_index": struct.pack(f"<{count}I", *[0 if tag is None else 1 + "ab".index(tag) for tag in tags]),
+        "properties": b"".join(properties),
+        "properties_length": struct.pack(f"<{count}I", *map(len, properties)),
+    }
+    return arguments
 
 
 def named(model: Model, rows: list[Sent], chance: Random) -> dict[str, Any]:

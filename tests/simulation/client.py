@@ -9,6 +9,7 @@ import trio
 
 from delayserver.protocol.errors import DelayServerError
 from delayserver.protocol.frames import FrameDecoder, Reply, decode_reply, encode_request
+from tests.simulation.failures import SimulationFailure
 from tests.simulation.network import Network, SimulatedTransport
 
 FRAME_BYTES_MAX = 16 << 20
@@ -36,6 +37,8 @@ class Client:
         self.connections = 0
         self._transports: list[SimulatedTransport] = []
         self.one_way_refused = 0
+        self.first_refusal = ""
+        self._posted: set[int] = set()
         self._unread: deque[tuple[int, dict[str, Any] | DelayServerError]] = deque()
 
     @property
@@ -101,11 +104,17 @@ class Client:
             timeout.action = None
         return [answers.get(number) for number in ids]
 
-    async def post(self, operation: str, arguments: dict[str, Any]) -> None:
+    async def post(self, operation: str, arguments: dict[str, Any], timeout_s: float = 30.0) -> None:
         """Send a request that gets no reply. Raises Lost."""
         try:
             transport = self._transport or await self._connect()
-            self._last_id += 1
+        except OSError as error:
+            raise Lost(f"cannot connect: {error}", sent=False) from error
+        self._last_id += 1
+        self._posted.add(self._last_id)
+        time = self._network.time
+        timeout = time.at(time.now_s + timeout_s, transport.close)
+        try:
             await self._send(transport, encode_request(self._last_id, operation, arguments | {"one_way": True}))
         except OSError as error:
             self.close()
@@ -113,11 +122,16 @@ class Client:
         except trio.Cancelled:
             self.close()
             raise
+        finally:
+            timeout.action = None
 
     def _note_refused(self, reply: Reply) -> None:
         """Count what the reply says of requests without one."""
+        if reply.id in self._posted:
+            raise SimulationFailure(f"a request without a reply got one: {reply}")
         if reply.refused is not None:
             self.one_way_refused += reply.refused.messages
+            self.first_refusal = reply.refused.first.name
 
     async def _any_reply(self, transport: SimulatedTransport) -> tuple[int, dict[str, Any] | DelayServerError]:
         while not self._unread:

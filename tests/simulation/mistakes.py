@@ -30,7 +30,9 @@ from delayserver.broker.service.commit import BrokerCommit
 from delayserver.broker.service.pulls import PullService
 from delayserver.dispatch import broker_group, message_reader
 from delayserver.dispatch.broker_group import BrokerGroup
-from delayserver.front.connection import Connection
+from delayserver.front.connection import Connection, is_one_way
+from delayserver.front.handlers import send as send_handlers
+from delayserver.front.handlers.send import SendHandlers
 from delayserver.load import window_reader
 from delayserver.load.loader import Loader
 from delayserver.load.turns import LoadTurn
@@ -39,7 +41,8 @@ from delayserver.operations.groups import filtering
 from delayserver.operations.messages import check_backs
 from delayserver.operations.messages.cancellation import Cancellation
 from delayserver.operations.messages.transactions import Transactions
-from delayserver.protocol.errors import FilterInvalid, TooFar
+from delayserver.operations.sending.send import SentColumns, SentRows
+from delayserver.protocol.errors import DelayServerError, FilterInvalid, TooFar
 from delayserver.protocol.outcomes import Outcome
 from delayserver.receive.intake import Intake
 from delayserver.replay import publisher
@@ -577,6 +580,60 @@ def refused_without_a_word() -> list[Change]:
     return [(Connection, "refuse_one_way", lambda _right: lambda _connection, _messages, _error: None)]
 
 
+def one_way_send_that_loses_its_last() -> list[Change]:
+    """A one-way send in rows takes all of its messages but the last, and counts none as refused."""
+
+    def mistaken(right: Any) -> Any:
+        def send_rows(handlers: SendHandlers, connection: Connection, request: Any) -> None:
+            messages = request.arguments["messages"]
+            if is_one_way(request) and len(messages) > 1:
+                request.arguments["messages"] = messages[:-1]
+            right(handlers, connection, request)
+
+        return send_rows
+
+    return [(SendHandlers, "_send_rows", mistaken)]
+
+
+def refused_row_of_a_one_way_send_untold() -> list[Change]:
+    """A one-way send counts its messages if all of them are refused, and not where some are."""
+
+    def mistaken(right: Any) -> Any:
+        def unless_one_way(connection: Connection, request: Any, messages: int, answer: Any) -> Any:
+            count = right(connection, request, messages, answer)
+            if count is answer:
+                return answer
+
+            def count_all_or_none(answered: SentRows | SentColumns | DelayServerError) -> None:
+                if isinstance(answered, SentRows):
+                    answered = SentRows(answered.messages, [])
+                elif isinstance(answered, SentColumns):
+                    answered = replace(answered, rejections=[])
+                count(answered)
+
+            return count_all_or_none
+
+        return unless_one_way
+
+    return [(send_handlers, "unless_one_way", mistaken)]
+
+
+def one_way_send_told_before_its_sync() -> list[Change]:
+    """A ping behind a one-way send is answered before the messages are durable, or refused."""
+
+    def mistaken(right: Any) -> Any:
+        def unless_one_way(connection: Connection, request: Any, messages: int, answer: Any) -> Any:
+            count = right(connection, request, messages, answer)
+            if count is not answer:
+                number = connection.begin_one_way()  # the one behind it
+                connection.end_one_way(number - 1, number)
+            return count
+
+        return unless_one_way
+
+    return [(send_handlers, "unless_one_way", mistaken)]
+
+
 def stored_behind_its_deadline() -> list[Change]:
     """A request whose deadline has passed is served all the same."""
     return [(Connection, "_require_time", lambda _right: lambda _connection, _request: None)]
@@ -669,6 +726,9 @@ MISTAKES: tuple[Callable[[], list[Change]], ...] = (
     back_to_a_group_that_is_gone,
     a_gate_that_waits_for_nothing,
     refused_without_a_word,
+    one_way_send_that_loses_its_last,
+    refused_row_of_a_one_way_send_untold,
+    one_way_send_told_before_its_sync,
     stored_behind_its_deadline,
     let_go_without_a_word,
     a_bad_filter_is_no_filter,

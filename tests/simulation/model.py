@@ -123,6 +123,11 @@ class Identity:
         return sum(copy.state == UNKNOWN for copy in self.copies)
 
     @property
+    def unnamed(self) -> bool:
+        """Whether it has, or may have, a copy whose sequence is not known: no answer came, or it was sent one-way."""
+        return any(copy.state != REFUSED and not copy.sequence for copy in self.copies)
+
+    @property
     def first_sequence(self) -> int:
         """The smallest sequence that was answered; 0 if none was."""
         return min([copy.sequence for copy in self.copies if copy.state == ACCEPTED], default=0)
@@ -244,15 +249,20 @@ class Model:
             self.fail("refused as too old, and nothing was ever sent for its window", row)
 
     def _not_too_old(self, row: Sent, sending: Sending) -> None:
+        if why := self.why_too_old(row, sending):
+            self.fail(f"accepted {why}", row)
+
+    def why_too_old(self, row: Sent, sending: Sending) -> str:
+        """Why a row must be refused as too old; "" where it need not."""
         if row.due_ms is None or self.damage.flips:
-            return
+            return ""
         start_ms = self._window(row.due_ms)
         if start_ms in sending.retired:
-            self.fail("accepted for a window that was retired before", row)
-        if self.clock.step_count == sending.steps:
-            oldest_ms = self._window(sending.asked_us // 1000 - self.storage.retention_ms)
-            if start_ms < oldest_ms:
-                self.fail(f"accepted, and the oldest window kept was {oldest_ms}", row)
+            return "for a window that was retired before"
+        oldest_ms = self._window(sending.asked_us // 1000 - self.storage.retention_ms)
+        if self.clock.step_count == sending.steps and start_ms < oldest_ms:
+            return f"for a window before the oldest one kept, {oldest_ms}"
+        return ""
 
     # -- asked
 
@@ -312,6 +322,21 @@ class Model:
             self.fail(f"asked for due_ms {row.due_ms}, the answer says {due_ms}", row)
         row.state, row.sequence, row.receipt, row.due_ms = ACCEPTED, sequence, receipt, due_ms
         self.by_receipt[receipt] = row
+
+    def accepted_unnamed(self, row: Sent, sending: Sending) -> None:
+        """A row of a one-way send, and the server has told that it refused none of them. Its sequence is known later."""
+        self._not_too_old(row, sending)
+        row.state = ACCEPTED
+
+    def _named(self, row: Sent, sequence: int) -> None:
+        """A delivery, or a lookup, says which sequence a row of a one-way send has."""
+        if sequence in self.sequences:
+            self.fail(f"sequence {sequence} was given twice", row)
+        assert row.due_ms is not None
+        self.sequences.add(sequence)
+        self.highest_sequence = max(self.highest_sequence, sequence)
+        row.sequence, row.receipt = sequence, f"{self.server_id}-{row.due_ms:012x}-{sequence:012x}"
+        self.by_receipt[row.receipt] = row
 
     def refused(self, row: Sent) -> None:
         """A send was refused: nothing of it may ever arrive."""
@@ -386,7 +411,10 @@ class Model:
         if result.get("subject", row.subject) != row.subject or result.get("due_ms", row.due_ms) != row.due_ms:
             self.fail(f"looked up as {result}", row)
         copies = {copy.receipt for copy in identity.copies if copy.state == ACCEPTED}
-        if not identity.unknown and {result["receipt"], result.get("original_receipt", row.receipt)} - copies:
+        if not row.sequence and len(identity.copies) == 1:
+            self._named(row, int(str(result["receipt"])[-12:], 16))
+            copies = {row.receipt}
+        if not identity.unnamed and {result["receipt"], result.get("original_receipt", row.receipt)} - copies:
             self.fail(f"looked up as {result}, its receipts are {sorted(copies)}", row)
         dispatched_us = result.get("dispatched_us", 0)
         assert isinstance(dispatched_us, int)
@@ -473,7 +501,7 @@ class Model:
         if len(identity.arrived_tokens) > 1:
             self.fail(f"copies {sorted(identity.arrived_tokens)} of one message arrived", row)
         if again and not retry:
-            if identity.unknown:
+            if identity.unnamed:
                 # The sequence of a copy without an answer is not known: it may as well be this one.
                 identity.arrived.setdefault(
                     f"{group}@{place}", Handed(wall_us, lives, until_us, steps, uptime_us=self._uptime_us)
@@ -554,7 +582,12 @@ class Model:
             self.fail(f"arrived in the subject {fields['subject']}", row)
         if row.message_id is not None and fields["message_id"] != row.message_id:
             self.fail(f"arrived with the id {fields['message_id']}", row)
-        if row.state == ACCEPTED and not fields["retry"] and fields["sequence"] != row.sequence:
+        if row.state != ACCEPTED or fields["retry"]:
+            return
+        if not row.sequence:
+            assert isinstance(fields["sequence"], int)
+            self._named(row, fields["sequence"])
+        if fields["sequence"] != row.sequence:
             self.fail(f"arrived as sequence {fields['sequence']}", row)
 
     def _check_again(
@@ -755,6 +788,11 @@ class Model:
         """Sequences that a flipped bit hit and that no answer has named."""
         known = {copy.sequence for identity in self.identities.values() for copy in identity.copies}
         return {sequence for flip in self.damage.flips for sequence in flip.sequences} - known
+
+    def fail_of(self, what: str, rows: list[Sent]) -> None:
+        """A broken promise about a number of messages. No damage explains it: it is not about what lies on the disk."""
+        self._note("model", "FAILURE", promise=what, rows=[row.brief() for row in rows])
+        raise SimulationFailure(f"{what}: {[row.token for row in rows]}")
 
     def fail(self, what: str, row: Sent, *, again: bool = False, kept: bool = False) -> None:
         """Raise the verdict with all that is known of the message; where a flipped bit may be the cause, keep it until

