@@ -72,6 +72,8 @@ class Ordering:
         self._asked = False
         # Where the group goes on after the node kept no more for it.
         self._first = 0
+        # A pull without an answer may have been the one that was told so.
+        self._first_unsure = False
         # Requests without an answer: each may have been a delivery of each message.
         self._lost = 0
         self.ending = False
@@ -93,6 +95,7 @@ class Ordering:
                 await act(client)
             except Lost:
                 self._lost += 1
+                self._first_unsure |= self._host.may_let_go
                 await client.sleep(0.3)
             except DelayServerError as error:
                 self._note(client.name, "refused", error=error.name)
@@ -134,6 +137,9 @@ class Ordering:
         rows = (await client.request("pull", arguments))["messages"]
         if not rows:
             return 0
+        if self._first_unsure:
+            page = await client.request("read", {"subject": SUBJECT, "position": 0})
+            self._first, self._first_unsure = max(self._first, page["first"]), False
         found = self._arrived(rows)
         self._note(client.name, "pulled in order", tokens=[message.token for message in found])
         deliveries = [row["delivery"] for row in rows]
@@ -229,6 +235,7 @@ class Ordering:
             try:
                 came = await self._consume(self._consumers[0])
             except Lost:
+                self._first_unsure |= self._host.may_let_go
                 came = 0
             except DelayServerError as error:
                 came = 0
