@@ -280,6 +280,11 @@ class Publishing:
         if message.position not in (-1, position):
             self._fail(message, f"it stands at {position} too")
         other = self._messages[self._at.setdefault(position, message.token)]
+        if (
+            self._damage.of_store and other is not message
+        ):  # the last record is lost with its bits, and its position is free
+            other = message
+            self._at[position] = message.token
         if other is not message:
             if other.state != UNKNOWN or other.acked or other.life == self._host.lives:
                 self._fail(message, f"position {position} is that of p{other.token}")

@@ -135,7 +135,8 @@ class Residency:
         """Whether there is no more room than `wanted`, also after the queues have given up what is beyond their shares."""
         if self.room <= wanted and self.is_short:
             self._make_room()
-            self._shed_keyed(wanted + 1)
+        # Also while memory is not short: rows with an order key may wait for the very load that wants this room.
+        self._shed_keyed(wanted + 1)
         return self.room <= wanted
 
     def want_room(self, rows: int | None) -> None:
