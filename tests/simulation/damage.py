@@ -227,6 +227,12 @@ class Damage:
         return any(flip.path.startswith(STORE) for flip in self.flips)
 
     @property
+    def of_logs(self) -> bool:
+        """Whether a log of the delay pipeline was damaged. Redeliveries lie there too, with due times and sequences that no
+        producer knows."""
+        return any(flip.path.startswith(LOGS) for flip in self.flips)
+
+    @property
     def of_progress(self) -> bool:
         """Whether a bit of the broker's progress log flipped: a start may forget acks, seeks and removals of groups."""
         return any(flip.path == PROGRESS for flip in self.flips)

@@ -19,7 +19,7 @@ from tests.simulation.client import Client, Lost
 from tests.simulation.damage import POLICIES, PROGRESS
 from tests.simulation.failures import SimulationFailure
 from tests.simulation.host import Host
-from tests.simulation.model import ACCEPTED, Identity, Model
+from tests.simulation.model import ACCEPTED, NODE_KEEPS_US, Identity, Model
 
 SUBJECT, GROUP = "orders", "dying"
 NAMES = {"subject": SUBJECT, "group": GROUP}
@@ -49,6 +49,8 @@ class Fate:
     """Acked or dropped, or it may be: it need not be a letter at the end."""
     letter_life: int = 0
     """The life in which a letter of it was listed, which was not sent again; 0 if there is none."""
+    first_us: int = 0
+    first_uptime_us: int = 0
     last_us: int = 0
     last_uptime_us: int = 0
 
@@ -231,12 +233,19 @@ class GivingUp:
     def _identity(self, token: int) -> Identity:
         return self._model.identity(self._model.rows[token])
 
+    def _may_come_again(self, token: int) -> bool:
+        return self._model.may_come_again(self._model.rows[token])
+
     def _delivered(self, token: int, life: int) -> None:
         fate = self._fates.setdefault(token, Fate(life, self._has_policy))
         fate.deliveries += 1
         fate.last_us, fate.last_uptime_us = self._host.clock.now_us(), self._host.clock.monotonic_us()
-        if self._identity(token).redispatched or self._host.lives != fate.life:
+        if fate.deliveries == 1:
+            fate.first_us, fate.first_uptime_us = fate.last_us, fate.last_uptime_us
+        if self._may_come_again(token) or self._host.lives != fate.life:
             return  # a crash may bring it once more, and a redispatch any number of times
+        if max(fate.last_us - fate.first_us, fate.last_uptime_us - fate.first_uptime_us) > NODE_KEEPS_US:
+            return  # the node has forgotten it, and a server that lost its outcome hands it over again
         if fate.letter_life == life:
             self._fail(token, "it is a dead letter, and was handed out again")
         if fate.acked and not fate.resends:
@@ -254,11 +263,10 @@ class GivingUp:
             self._fail(token, f"a letter without a cause or an origin: {letter['reason']} {letter['sequence']}")
         if self._gone.get(letter["position"]) == life:
             self._fail(token, f"the letter at {letter['position']} was sent again or dropped, and is still there")
-        identity = self._identity(token)
         crashes = self._host.lives - fate.life
-        if len(fate.positions) > 1 + fate.resends + crashes and not identity.redispatched:
+        if len(fate.positions) > 1 + fate.resends + crashes and not self._may_come_again(token):
             self._fail(token, f"letters at {sorted(fate.positions)} after {fate.resends} resends and {crashes} crashes")
-        if fate.acked and not (fate.resends or crashes or identity.redispatched):
+        if fate.acked and not (fate.resends or crashes or self._may_come_again(token)):
             self._fail(token, "it was acked, and is a dead letter")
         if not fate.letter_life and life == self._host.lives and not fate.resends:
             fate.letter_life = life
@@ -287,6 +295,8 @@ class GivingUp:
         limits = self._host.settings.broker
         if self._client.out_of_range or limits.lag_bytes_max:  # the group may have lost any message, or any letter
             return
+        if self._model.damage.of_logs:  # the redelivery of any message may be held back
+            return
         kept_us = min(KEPT_US, limits.lag_ms_max * 1000) if limits.lag_ms_max else KEPT_US
         for token, fate in self._fates.items():
             clock = self._host.clock
@@ -294,7 +304,7 @@ class GivingUp:
             ages_us = (clock.peak_us - fate.last_us, clock.monotonic_us() - fate.last_uptime_us)
             old = max(ages_us) > kept_us
             identity = self._identity(token)
-            elsewhere = fate.done or fate.resends or old or identity.redispatched or identity.may_expire
+            elsewhere = fate.done or fate.resends or old or self._may_come_again(token) or identity.may_expire
             if token not in letters and not elsewhere:
                 self._fail(token, "it was handed out, is not acked, and is no dead letter")
         for identity in self._model.identities.values():

@@ -432,6 +432,10 @@ class Model:
             if row.due_ms is None or from_ms <= row.due_ms < to_ms:
                 self.identity(row).redispatched = True
 
+    def may_come_again(self, row: Sent) -> bool:
+        """Whether a redispatch, answered or not, covers the message."""
+        return self.identity(row).redispatched or self._may_be_redispatched(row)
+
     def _may_be_redispatched(self, row: Sent) -> bool:
         """Whether a redispatch without an answer covers the message."""
         return any(row.due_ms is None or from_ms <= row.due_ms < to_ms for from_ms, to_ms in self._redispatches)

@@ -78,6 +78,8 @@ class Publishing:
         self._posted: dict[Client, list[Published]] = {client: [] for client in producers}
         # Where the group goes on after the node kept no more for it.
         self._first = 0
+        # The latest wall time, and the time since the start, at which a pull got no answer.
+        self._lost_us = self._lost_uptime_us = 0
         self.ending = False
         self._done = [trio.Event() for _ in range(len(producers) + 1)]
 
@@ -230,6 +232,11 @@ class Publishing:
             if error.name == "position_out_of_range":
                 self._first = max(self._first, error.details["first"])
             raise
+        except Lost:
+            clock = self._host.clock
+            if clock.now_us() > self._lost_us:
+                self._lost_us, self._lost_uptime_us = clock.now_us(), clock.monotonic_us()
+            raise
         if not messages:
             return 0
         found = [self._arrived(message) for message in messages]
@@ -317,7 +324,9 @@ class Publishing:
         ages_us = (clock.peak_us - message.asked_us, clock.monotonic_us() - message.asked_uptime_us)
         old = max(ages_us) > KEPT_US
         posted = message.state == POSTED and message.posted_life == self._host.lives
-        lost = old or self._damage.of_store or 0 <= message.position < self._first
+        # A pull without an answer may have had it while the clock was ahead. Its redelivery is due by that clock.
+        waits = self._lost_us > clock.now_us() and message.asked_uptime_us <= self._lost_uptime_us
+        lost = old or waits or self._damage.of_store or 0 <= message.position < self._first
         return (message.state == STORED or posted) and not message.arrived and not lost
 
     def _fail(self, message: Published, what: str) -> None:
