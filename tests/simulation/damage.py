@@ -227,10 +227,9 @@ class Damage:
         return any(flip.path.startswith(STORE) for flip in self.flips)
 
     @property
-    def of_logs(self) -> bool:
-        """Whether a log of the delay pipeline was damaged. Redeliveries lie there too, with due times and sequences that no
-        producer knows."""
-        return any(flip.path.startswith(LOGS) for flip in self.flips)
+    def of_outcomes(self) -> list[Flip]:
+        """The damages of dispatch files. Redeliveries of their windows are held back, and no producer knows which."""
+        return [flip for flip in self.flips if "/dispatch_log/" in flip.path]
 
     @property
     def of_progress(self) -> bool:

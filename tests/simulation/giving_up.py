@@ -242,11 +242,12 @@ class GivingUp:
         fate.last_us, fate.last_uptime_us = self._host.clock.now_us(), self._host.clock.monotonic_us()
         if fate.deliveries == 1:
             fate.first_us, fate.first_uptime_us = fate.last_us, fate.last_uptime_us
-        if self._may_come_again(token) or self._host.lives != fate.life:
+        if self._identity(token).redispatched or self._host.lives != fate.life:
             return  # a crash may bring it once more, and a redispatch any number of times
-        if max(fate.last_us - fate.first_us, fate.last_uptime_us - fate.first_uptime_us) > NODE_KEEPS_US:
-            return  # the node has forgotten it, and a server that lost its outcome hands it over again
-        if fate.letter_life == life:
+        # By a redispatch without an answer yet. Or the node forgot it, and a server without its outcome hands it over again.
+        again = self._may_come_again(token)
+        again |= max(fate.last_us - fate.first_us, fate.last_uptime_us - fate.first_uptime_us) > NODE_KEEPS_US
+        if fate.letter_life == life and not again:
             self._fail(token, "it is a dead letter, and was handed out again")
         if fate.acked and not fate.resends:
             self._fail(token, "it was acked, and was handed out again")
@@ -295,8 +296,6 @@ class GivingUp:
         limits = self._host.settings.broker
         if self._client.out_of_range or limits.lag_bytes_max:  # the group may have lost any message, or any letter
             return
-        if self._model.damage.of_logs:  # the redelivery of any message may be held back
-            return
         kept_us = min(KEPT_US, limits.lag_ms_max * 1000) if limits.lag_ms_max else KEPT_US
         for token, fate in self._fates.items():
             clock = self._host.clock
@@ -306,7 +305,7 @@ class GivingUp:
             identity = self._identity(token)
             elsewhere = fate.done or fate.resends or old or self._may_come_again(token) or identity.may_expire
             if token not in letters and not elsewhere:
-                self._fail(token, "it was handed out, is not acked, and is no dead letter")
+                self._fail(token, "it was handed out, is not acked, and is no dead letter", waits=True)
         for identity in self._model.identities.values():
             self._check_seen(identity)
 
@@ -319,9 +318,11 @@ class GivingUp:
         if seen and not any(copy.token in self._fates for copy in identity.copies):
             self._fail(copies[0].token, "the group that gives up never got it")
 
-    def _fail(self, token: int, what: str) -> None:
+    def _fail(self, token: int, what: str, *, waits: bool = False) -> None:
+        """`waits`: it may be that a redelivery is held back."""
         damage = self._model.damage
-        if flips := [flip for flip in damage.flips if flip.path in (POLICIES, PROGRESS)]:
+        flips = [flip for flip in damage.flips if flip.path in (POLICIES, PROGRESS)]
+        if flips := flips or (damage.of_outcomes if waits else []):
             # The group may have gone by the defaults, or a start may have forgotten its acks.
             damage.excused.append((flips, f"group {GROUP}: {what}"))
             return
