@@ -21,6 +21,7 @@ from tests.delayserver.recover.directories import in_process
 SUBJECT, GROUP = "bad.day", "g"
 WAIT_S = 60.0
 BATCH = 10
+PULL_MAX = 16_384  # of `broker.pull_messages_max`
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ def pull(client: Client, group: str, count: int, subject: str = SUBJECT) -> list
     """This many deliveries, acked."""
     came: list[Delivery] = []
     while len(came) < count:
-        some = client.pull(subject, group, count - len(came), WAIT_S)
+        some = client.pull(subject, group, min(count - len(came), PULL_MAX), WAIT_S)
         assert some, f"only {[name_of(delivery) for delivery in came]}"
         client.ack(subject, group, some)
         came += some

@@ -169,7 +169,8 @@ class MessageStates:
         return state
 
     async def with_rows(self, found: Sequence[Found], due_ms: Sequence[int], work: Work) -> list[Found]:
-        """The same answers with the fields of their outcome rows, such as time and group of the dispatch.
+        """The same answers with the fields of their outcome rows, such as time and group of the dispatch. `error` is set
+        where only the row can tell a commit from a cancel, and damage hides it.
 
         Reads each file once."""
         wanted: dict[DispatchKey, list[int]] = {}
@@ -178,9 +179,13 @@ class MessageStates:
                 wanted.setdefault(self._decided.key_of(due), []).append(each.message)
         # Unwritten rows are collected before the files are read, because rows move from memory to the files.
         batches = self._decided.unwritten()
+        hidden: set[int] = set()
         for key, messages in wanted.items():
             await work.items(WINDOW_ITEMS)
-            batches.append(await self._written(key, np.array(messages, dtype=np.int64)))
+            written = await self._written(key, np.array(messages, dtype=np.int64))
+            if written is not None:
+                batches.append(written)
+                hidden.update(messages)
         asked = np.array([message for messages in wanted.values() for message in messages], dtype=np.int64)
         rows: dict[int, tuple[OutcomeBatch, int]] = {}
         for batch in batches:
@@ -190,7 +195,12 @@ class MessageStates:
         answers = []
         for each in found:
             await work.items()
-            answers.append(self._with_row(each, *rows[each.message]) if each.has_row and each.message in rows else each)
+            if each.has_row and each.message in rows:
+                answers.append(self._with_row(each, *rows[each.message]))
+            elif each.prepared and each.outcome == Outcome.CANCELLED and each.message in hidden:
+                answers.append(replace(each, error=MessageDamaged("the row that tells how it ended is damaged")))
+            else:
+                answers.append(each)
         return answers
 
     def _with_row(self, found: Found, batch: OutcomeBatch, row: int) -> Found:
@@ -207,15 +217,16 @@ class MessageStates:
             times=Times(**{field.name: int(getattr(batch, field.name)[row]) for field in fields(Times)}),
         )
 
-    async def _written(self, key: DispatchKey, messages: I64) -> OutcomeBatch:
-        """The readable rows of a file. Reports damage; the answer is valid without them, as the codes are known."""
+    async def _written(self, key: DispatchKey, messages: I64) -> OutcomeBatch | None:
+        """The readable rows of a file; None if the file is gone. Reports damage; the answer is valid without the rows, as
+        the codes are known."""
         damages: list[Damage] = []
         read = partial(self._dispatch.rows_of, key, messages, damages)
         try:
             large = key in self._dispatch and self._dispatch.end(key) > INLINE_READ_BYTES_MAX
             written = await self._workers.run(read) if large else read()
         except KeyError:  # retired, or moved with its day
-            return OutcomeBatch.filled(0)
+            return None
         except (CorruptionError, FormatError) as error:
             self._damage.report(CorruptionError(error.path, 0, error.detail))
             return OutcomeBatch.filled(0)

@@ -11,6 +11,8 @@ from delayserver.operations.messages import check_backs
 from delayserver.protocol.errors import DelayServerError
 from delayserver.protocol.receipts import format_receipt
 from delayserver.recover.checking.check import check_directory
+from store.records.file_header import FILE_HEADER_BYTES
+from store.records.record import HEADER_BYTES
 from store.records.transaction_timer import TIMERS_SUBJECT
 from tests.fakes.host import Client, Host, small_settings, texts
 
@@ -133,6 +135,23 @@ async def test_a_repeated_end_gets_the_same_answer_and_another_end_is_refused(bo
     assert await client.cancel(first, second) == ["already_cancelled", "rolled_back"]
     await host.settled()
     host.check_balance()
+
+
+async def test_an_end_whose_row_is_damaged_is_not_taken_for_a_cancel(boot: Boot) -> None:
+    host = boot(small_settings())
+    await host.start()
+    client = await host.client()
+    (prepared,) = await prepare(client, "body", due_ms=host.now_ms)
+    receipt = prepared["receipt"]
+    assert [row["outcome"] for row in await end(client, "commit", receipt)] == ["committed"]
+    await host.settled()
+    assert await client.lookup(receipt) == ["committed"]  # its code stays in memory
+    (path,) = host.disk.files("/data/dispatch_log")
+    host.disk.flip_bit(path, FILE_HEADER_BYTES + HEADER_BYTES + 3)
+    for operation in ("commit", "rollback"):
+        assert [row["error"] for row in await end(client, operation, receipt)] == ["message_damaged"]
+    assert await client.lookup(receipt) == ["message_damaged"]
+    assert any(path in text for text in (await client.status())["corruption"])
 
 
 async def test_a_message_that_was_never_prepared_is_no_transaction(boot: Boot) -> None:
