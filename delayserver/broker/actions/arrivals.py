@@ -160,12 +160,12 @@ class Arrivals:
         growth_bytes = state.files.store.growth_bytes(*placed)
         if growth_bytes:
             state.room.require_beside(growth_bytes)
-        extents = state.files.store.append_all(placed, durably=durably)
-        published = Published(positions, list(ends), state.files.store.end)
+        entries = state.files.store.append_all(placed, durably=durably)
+        published = Published(positions, list(ends), entries[-1].end)
         if stored is not None:
             stored(published)
-        state.files.store.keep(extents, placed)
-        for (start, _end), own, runs in zip(extents, placed, runs_of, strict=True):
+        state.files.store.keep(entries)
+        for (start, _, _), own, runs in zip(entries, placed, runs_of, strict=True):
             queues = [state.queue(run.key) for run in runs]
             for run, queue in zip(runs, queues, strict=True):
                 queue.append(start, run.row_start, run.row_count)

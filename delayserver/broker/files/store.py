@@ -17,7 +17,7 @@ from delayserver.broker.limits import BrokerLimits
 from delayserver.broker.reads import KEYS, REBUILD, SELECTED, STORE, ReadNeeded, ReadPlan, Reads
 from store.disk.filesystem import FileSystem
 from store.errors import CorruptionError, StoreError
-from store.logs.message_log import LogDamage, MessageLog, WarmStep
+from store.logs.message_log import LogDamage, LogEntry, MessageLog, WarmStep
 from store.records.batches import I64, StoredBatch
 from store.records.lazy_record import LazyRecord
 from store.records.record import HEADER_BYTES, BadRecordError, decode_header, verify_columns
@@ -108,17 +108,16 @@ class BrokerStore:
         self._appended.shrink(self._limits.cache_bytes_max - self._read_back.bytes)
         return entry.start, entry.end
 
-    def append_all(self, batches: Sequence[StoredBatch | StoredRows], *, durably: bool) -> list[tuple[int, int]]:
-        """Write records, all or none; returns the start and end offset of each. `keep` follows. With `durably` they are
-        synced as well, as quick as the disk can. Raises DiskFullError (nothing appended), StoreError, SyncFailedError
-        (final)."""
-        entries = self._log.append_durably(batches) if durably else self._log.append(batches)
-        return [(entry.start, entry.end) for entry in entries]
+    def append_all(self, batches: Sequence[StoredBatch | StoredRows], *, durably: bool) -> list[LogEntry]:
+        """Write records, all or none. `keep` follows. With `durably` they are synced as well, as quick as the disk can.
 
-    def keep(self, extents: Sequence[tuple[int, int]], batches: Sequence[StoredBatch | StoredRows]) -> None:
+        Raises DiskFullError (nothing appended), StoreError, SyncFailedError (final)."""
+        return self._log.append_durably(batches) if durably else self._log.append(batches)
+
+    def keep(self, entries: Sequence[LogEntry]) -> None:
         """Keep records that `append_all` wrote in memory, for consumers that keep up."""
-        for (start, _), batch in zip(extents, batches, strict=True):
-            self._appended.add(start, batch)
+        for entry in entries:
+            self._appended.add(entry.start, cast(StoredBatch | StoredRows, entry.batch))
         self._appended.shrink(self._limits.cache_bytes_max - self._read_back.bytes)
 
     @property

@@ -146,16 +146,16 @@ class Publishing:
         def stored(published: Published) -> None:
             answers = _answers(groups, published.positions, first)
             ended_us = self._clock.monotonic_us()
-            if inline:
-                self._took(ended_us - started_us)
             # With durability `os` the page cache counts as durable, but a start finds a new segment only by its name.
-            elif durably or not store.is_named:
+            if not inline and (durably or not store.is_named):
                 self._commit.when_stored(published.end, partial(self._synced, answers, size))
                 return
-            else:
-                self._commit.soon()
             self._name.require(ended_us)
             self._answer(answers, size)
+            if inline:
+                self._took(ended_us - started_us)
+            else:
+                self._commit.soon()
 
         published = self._broker.publish(batches, stored, durably=inline)
         self.groups += 1

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -25,12 +25,8 @@ from store.tables.names import Names
 __all__ = ["NO_TIMES", "Publish", "PublishedColumns", "PublishedMessage", "PublishedRows"]
 
 
-class PublishedMessage(NamedTuple):
-    """One stored message: its id (the producer's, or the derived id), its subject and its place in the subject's queue."""
-
-    message_id: str
-    subject: str
-    position: int
+PublishedMessage: TypeAlias = tuple[str, str, int]
+"""One stored message: its id (the producer's, or the derived id), its subject and its place in the subject's queue."""
 
 
 class PublishedRows(NamedTuple):
@@ -87,12 +83,12 @@ class Publish:
         self._publishing.submit_rows(rows, done)
 
     def _told(self, rows: list[Row], stored: StoredPart) -> list[PublishedMessage]:
-        sequence, name_of = stored.first_sequence, self._names.name
-        positions = stored.positions if isinstance(stored.positions, list) else stored.positions.tolist()
-        told = []
-        for row, position in zip(rows, positions, strict=True):
-            message_id = row[3].decode() if row[3] else derived_message_id(self._server_id, sequence)
-            told.append(PublishedMessage(message_id, name_of(row[1]), position))
+        (sequence, positions), server_id, name_of, told = stored, self._server_id, self._names.name, []
+        if not isinstance(positions, list):
+            positions = positions.tolist()
+        for (_, subject, _, own_id, _, _, _, _), position in zip(rows, positions, strict=True):
+            message_id = own_id.decode() if own_id else derived_message_id(server_id, sequence)
+            told.append((message_id, name_of(subject), position))
             sequence += 1
         return told
 
