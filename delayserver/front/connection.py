@@ -397,17 +397,8 @@ class Connection:
                 quick(self, request)
             else:
                 self._begin_slow(request, payload)
-        except DelayServerError as error:
-            if is_one_way(request):
-                self.refuse_one_way(_messages_of(request), error)
-            else:
-                self.fail(request.id, error)
-            self._end_one_way_behind(last_one_way)
-        except (StoreError, FileNotFoundError) as error:
-            self._refused_by_disk(request.id, error)
-            self._end_one_way_behind(last_one_way)
         except Exception as error:  # noqa: BLE001 - a bug in one handler must not end the other clients
-            self._bug(request.id, request.operation, error)
+            self._answer_error(request, self._named(request.operation, error))
             self._end_one_way_behind(last_one_way)
 
     def _require_time(self, request: Request) -> None:
@@ -476,12 +467,8 @@ class Connection:
                     self.reply(encode_reply(request_id, result))
                 else:
                     self.when_room(partial(self._reply_result, request_id, result))
-        except DelayServerError as error:
-            self.fail(request_id, error)
-        except (StoreError, FileNotFoundError) as error:
-            self._refused_by_disk(request_id, error)
         except Exception as error:  # noqa: BLE001 - a bug in one handler must not end the other clients
-            self._bug(request_id, operation, error)
+            self.fail(request_id, self._named(operation, error))
         finally:
             self._slow -= 1
 
@@ -492,25 +479,26 @@ class Connection:
     def _reply_result(self, request_id: int, result: dict[str, Any]) -> None:
         self.reply(encode_reply(request_id, result))
 
-    def _refused_by_disk(self, request_id: int, error: StoreError | FileNotFoundError) -> None:
-        """Answers with a named disk error and reports it to the operator without a traceback."""
-        if self._handlers.closed:
-            self._cut_off(request_id)
-            return
-        refused = as_disk_error(error)
-        self._handlers.damage.report(refused)
-        self.fail(request_id, named(refused))
+    def _answer_error(self, request: Request, error: DelayServerError) -> None:
+        """Tells the client of an error of its request: in a reply, or in the next one."""
+        if is_one_way(request):
+            self.refuse_one_way(_messages_of(request), error)
+        else:
+            self.fail(request.id, error)
 
-    def _cut_off(self, request_id: int) -> None:
-        """Answers a request that the stopping server interrupted; its result is unknown."""
-        self.fail(request_id, StorageFailed("the server stopped while it worked on this; look when it is back"))
-
-    def _bug(self, request_id: int, operation: str, error: Exception) -> None:
+    def _named(self, operation: str, error: Exception) -> DelayServerError:
+        """What a client is told of an error of its request. An error of the disk goes to the operator too, and a bug to the
+        log. What a stopping server interrupted has an unknown result."""
+        if isinstance(error, DelayServerError):
+            return error
         if self._handlers.closed:
-            self._cut_off(request_id)
-            return
+            return StorageFailed("the server stopped while it worked on this; look when it is back")
+        if isinstance(error, StoreError | FileNotFoundError):
+            refused = as_disk_error(error)
+            self._handlers.damage.report(refused)
+            return named(refused)
         events.error("request_bug", "bug while answering {operation}", error, operation=operation)
-        self.fail(request_id, InternalError(f"{operation} met a bug of the server; its log says more"))
+        return InternalError(f"{operation} met a bug of the server; its log says more")
 
     def fail(self, request_id: int, error: DelayServerError) -> None:
         """Answers a request with a named error."""

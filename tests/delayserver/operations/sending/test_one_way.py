@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from delayserver.protocol.frames import encode_request
+from store.errors import StoreError
 from tests.fakes.host import Client, Host, small_settings, texts
 
 Boot = Callable[..., Host]
@@ -121,3 +122,24 @@ async def test_a_ping_waits_until_the_refusals_before_it_are_known(boot: Boot, o
     # What a handler refuses as a whole is known at once.
     await tell(client, operation, messages="none")
     assert (await refused(client) or {})["messages"] == 1
+
+
+@pytest.mark.parametrize(
+    ("met", "name"), [(ZeroDivisionError(), "internal_error"), (StoreError("bad disk"), "storage_failed")]
+)
+async def test_a_one_way_request_that_meets_a_bug_or_a_bad_disk_gets_no_reply_and_is_counted(
+    boot: Boot, met: Exception, name: str
+) -> None:
+    host = boot()
+    await host.start()
+
+    def broken(_connection: object, _request: object) -> None:
+        raise met
+
+    host.server.handlers.quick["publish"] = broken
+    client = await host.client()
+    await tell(client, "publish", messages=[{"subject": "s", "body": "x"}] * 3)
+    await host.sleep_ms(50)
+    assert not client.replies
+    told = await refused(client)
+    assert told is not None and (told["messages"], told["error"]) == (3, name)
