@@ -301,8 +301,7 @@ class GroupCommit:
         if self._settings.durability == "sync":
             entries = self._log.append_durably(batches)
         else:
-            entries = self._log.append(batches)
-            self._log.assume_synced()  # durability "os": the page cache counts as durable
+            entries = self._log.append_assumed(batches)  # durability "os": the page cache counts as durable
         ended_us = self._clock.monotonic_us()
         self._name.require(ended_us)
         return _Written(entries, started_us, ended_us)

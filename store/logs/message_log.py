@@ -206,11 +206,17 @@ class MessageLog:
         return _entries(base, segment.append_all(batches), batches)
 
     def append_durably(self, batches: Sequence[Appendable]) -> list[LogEntry]:
-        """Appends and syncs in the fastest way for this disk. Raises what `append` and `sync` raise."""
+        """Appends and syncs in the fastest way for this disk. Raises DiskFullError (nothing appended), StoreError,
+        SyncFailedError."""
         base, segment = self._writable()
         if self._image is None:
             self._image = TailImage()
         return _entries(base, segment.append_durably(batches, self._warm, self._image), batches)
+
+    def append_assumed(self, batches: Sequence[Appendable]) -> list[LogEntry]:
+        """Appends, and lets it count as durable: durability `os`. Raises what `append_durably` does."""
+        base, segment = self._writable()
+        return _entries(base, segment.append_assumed(batches), batches)
 
     def _writable(self) -> tuple[int, Segment]:
         base, segment = self._tail

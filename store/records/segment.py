@@ -6,7 +6,7 @@ may read what is below an `end` they were given. Recovery steps and disk assumpt
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from threading import Lock
 from typing import NamedTuple, TypeAlias
 
@@ -203,15 +203,32 @@ class Segment:
 
     def append_durably(self, batches: Sequence[Appendable], warm: int, image: TailImage) -> list[Appended]:
         """`append_all` and `sync` in one. A small group that ends below offset `warm` goes past the page cache by way of
-        `image`. Below `warm` the file was written with zeros and synced before."""
+        `image`. Below `warm` the file was written with zeros and synced before. Raises what `append_all` does; after a
+        DiskFullError of the sync nothing was appended either."""
         buffers, places, end = self._encode(batches)
         # A failed write was undone by cutting the file off: then there is no space behind it any more.
         warm = min(warm, self.allocated)
         small = end <= warm and end - self.end <= THROUGH_BYTES_MAX and self.synced == self.end and self.is_named
         if not small or not self._write_through(buffers, end, image):
-            self._write(buffers, end)
-            self.sync()
+            self._write_and(self.sync, buffers, end)
         return places
+
+    def append_assumed(self, batches: Sequence[Appendable]) -> list[Appended]:
+        """`append_all` and `assume_synced` in one. Raises what `append_durably` does."""
+        buffers, places, end = self._encode(batches)
+        self._write_and(self.assume_synced, buffers, end)
+        return places
+
+    def _write_and(self, sync: Callable[[], None], buffers: list[Buffer], end: int) -> None:
+        """Write, then sync. The sync may meet a full disk where it seals the segment before, or names this one."""
+        before = self.end
+        self._write(buffers, end)
+        try:
+            sync()
+        except DiskFullError as error:
+            self.end = before
+            self._failed(error)
+            raise
 
     def _encode(self, batches: Sequence[Appendable]) -> tuple[list[Buffer], list[Appended], int]:
         if self._refusal:

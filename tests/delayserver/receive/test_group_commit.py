@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -172,6 +173,36 @@ async def test_a_full_disk_that_cannot_reserve_sequences_refuses_the_whole_group
     await clients[0].put("after", host.now_ms + 1_000)  # the server went on
     await host.sleep_ms(2_000)
     assert texts(await clients[0].pull()) == ["after"]
+    host.check_balance(pending=0)
+
+
+@pytest.mark.parametrize("durability", ["sync", "os"])
+async def test_what_was_refused_since_a_new_segment_found_no_room_for_its_name_never_comes(
+    boot: Boot, durability: str
+) -> None:
+    host = boot(small_settings(storage={"message_log_segment_bytes": 1 << 14, "durability": durability}))
+    server = await host.start()
+    client = await host.client()
+    log, due_ms = server.parts.files.log, host.now_ms + 60_000
+    kept = await client.put("kept", due_ms)
+    while log.end - log.segments()[-1][0] < 1 << 14:
+        await client.put("x" * 1_000, due_ms)
+        await host.settled()
+    host.disk.refuse = lambda operation, path: errno.ENOSPC if operation == "replace" and "/message_log/" in path else 0
+    message = {"subject": "s", "body": "refused", "due_ms": due_ms}
+    assert [await client.refused("send", {"messages": [message]}) for _ in range(2)] == ["disk_full"] * 2
+    assert await client.refused("cancel", {"receipts": [kept["receipt"]]}) == "disk_full"
+    host.disk.refuse = None
+    after = await client.put("after", due_ms)
+    assert len(log.segments()) == 2
+    await host.kill()
+    await host.start()
+    client = await host.client()
+    assert await client.lookup(kept["receipt"], after["receipt"]) == ["pending", "pending"]
+    await host.sleep_ms(61_000)
+    await host.settled()
+    bodies = texts(await client.pull())
+    assert "refused" not in bodies and {"kept", "after"} <= set(bodies)
     host.check_balance(pending=0)
 
 
