@@ -243,7 +243,9 @@ class DispatchLog(WindowLog[DispatchKey]):
         if key not in self._files.states:
             return OutcomeBatch.filled(0)
         stop = self.end(key) if stop is None else stop
-        with self._files.reading(key) as segment:
+        with self._files.reading_if_there(key) as segment:
+            if segment is None:
+                return OutcomeBatch.filled(0)
             records = list(RecordReader(segment.file, start or 0, stop, blobs=False, damages=damages))
             return _verified(records, segment.path, damages)
 

@@ -262,6 +262,19 @@ class WindowFiles(Generic[Key]):
         finally:
             self.table.unpin(pinned)
 
+    @contextmanager
+    def reading_if_there(self, key: Key) -> Iterator[Segment | None]:
+        """As `reading`; None for a key without a file, which another thread may have removed just now."""
+        try:
+            pinned = self.table.pin(key)
+        except KeyError:
+            yield None
+            return
+        try:
+            yield pinned.segment
+        finally:
+            self.table.unpin(pinned)
+
     # Syncing
 
     def _datasync(self, state: FileState, segment: Segment) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
@@ -60,11 +61,13 @@ class RedispatchReader:
         return columns["sequence"][rows[:count]], count < len(rows)
 
     async def read(self, key: ScheduleKey, sequences: I64, unread: Unread) -> MessageBatch:
-        """The whole messages with these sequences. Unreadable ones are left out and counted in `unread`."""
+        """The whole messages with these sequences. Unreadable ones are left out and counted in `unread`; those that are
+        retired meanwhile are left out."""
         met: list[CorruptionError] = []
         batch = await self._run(partial(self._rows, key, sequences, met))
         self._tell(met, unread)
-        unread.count(len(sequences) - len(batch))
+        if met or key in self._schedule:
+            unread.count(len(sequences) - len(batch))
         return batch
 
     async def _outcomes(self, file: DispatchKey, sequences: I64, unread: Unread) -> tuple[U8, bool]:
@@ -148,15 +151,19 @@ def _outcome_file(key: ScheduleKey) -> DispatchKey:
 def _around_damage(
     read: Callable[[list[Damage]], Read], nothing: Read, path: Callable[[], str], met: list[CorruptionError]
 ) -> Read:
-    """The result of `read`, or `nothing` if the file cannot be read at all. All damage goes to `met`."""
+    """The result of `read`, or `nothing` if the file cannot be read at all. All damage goes to `met`. A file that retention
+    removes meanwhile has nothing, and is not damaged."""
     damages: list[Damage] = []
     try:
-        return read(damages)
+        result = read(damages)
     except _UNREADABLE as error:
         met.append(_named(error))
+        result = nothing
+    except KeyError:
         return nothing
-    finally:
+    with suppress(KeyError):
         met += [damage.error(path()) for damage in damages]
+    return result
 
 
 def _named(error: CorruptionError | FormatError | FileNotFoundError) -> CorruptionError:

@@ -17,6 +17,8 @@ from delayserver.protocol.outcomes import Outcome
 from store.errors import StoreError
 from store.indexes.outcome_index import OutcomeIndex
 from store.logs.dispatch_log import DispatchKey
+from store.logs.open_files import OpenFiles
+from store.records.batches import LedgerBatch
 from tests.fakes.disk import FakeDisk
 from tests.fakes.host import Client, Host, faked_settings, small_settings
 from wheel.keys import Key
@@ -564,3 +566,31 @@ async def test_a_clean_stop_does_not_settle_an_unanswered_attempt_whose_row_left
     await host.stop()
     await host.start()
     assert await (await host.client()).cancel(receipt) == ["too_late"]
+
+
+@pytest.mark.parametrize("operation", ["cancel", "lookup"])
+async def test_a_message_whose_window_is_retired_beside_the_read_of_its_outcomes_is_retired(
+    boot: Boot, monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    host = boot(faked_settings())
+    server = await host.start()
+    client = await host.client()
+    receipt = (await client.put("m", host.now_ms))["receipt"]
+    await host.until(lambda: host.fake().texts == ["m"])
+    await host.settled()
+    files, pin = server.parts.files, OpenFiles.pin
+    (scheduled,), (decided,) = files.schedule.keys(), files.dispatch.keys()
+    sequence = files.schedule.last_sequence(scheduled)
+
+    def pin_behind_the_removal(table: Any, key: Any) -> Any:  # a thread saw that there is a file, and it is removed now
+        if key == decided and decided in files.dispatch:
+            counts = {"accepted": 1, "delivered": 1, "last_sequence": sequence}
+            files.ledger.append(LedgerBatch.filled(1, subject=1, start_ms=decided.start_ms, **counts))
+            files.schedule.remove(scheduled)
+            files.dispatch.remove(decided)
+        return pin(table, key)
+
+    server.parts.decided.forget(decided)
+    monkeypatch.setattr(OpenFiles, "pin", pin_behind_the_removal)
+    assert await (client.cancel(receipt) if operation == "cancel" else client.lookup(receipt)) == ["retired"]
+    assert decided not in files.dispatch
