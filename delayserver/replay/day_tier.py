@@ -85,8 +85,10 @@ class DayTier:
         self._slice_of = 0
         self._slice_end = 0
         self._drained_again: set[int] = set()
-        # Days among them whose outcomes the disk refused to give; asked for again.
+        # Days whose outcomes the disk refused to give at their sealing, and those whose files it refused since; both are
+        # asked for again.
         self._refused: set[int] = set()
+        self._paused: set[int] = set()
         self._damage = runtime.damage
         self.moved_already = np.zeros(16, dtype=np.int64)
 
@@ -161,10 +163,17 @@ class DayTier:
         self._drains.hold(start_ms)
         self._damage.report(error)
 
+    def _pause(self, start_ms: int, error: DiskError) -> None:
+        """Nothing is known to be wrong with the day: `run` frees it, and what was begun is done again."""
+        self._hold(start_ms, error)
+        self._paused.add(start_ms)
+
     async def run(self) -> None:
         """Look now and then whether a day comes near; cancelled from outside."""
         while True:
             self._take_refused()
+            while self._paused:
+                self._drains.free(self._paused.pop())
             if self._drains.drainable() or self.fine_until_ms() > self._days.fine_until_ms:
                 self.is_due = True
                 self._arrived.ring()
@@ -224,6 +233,9 @@ class DayTier:
                 whole, self._slice_end = await self._workers.run(read)
             except CorruptionError as error:
                 self._hold(start_ms, error)
+                return
+            except DiskError as error:
+                self._pause(start_ms, error)
                 return
             if whole is not None:
                 self._pieces += by_windows(whole, self._settings.window_ms, DRAIN_FILES)
@@ -309,6 +321,9 @@ class DayTier:
             await self._move_outcomes(start_ms)
         except CorruptionError as error:
             self._hold(start_ms, error)
+            return
+        except DiskError as error:
+            self._pause(start_ms, error)
             return
         await self._sync(self._minutes(start_ms))
         self._days.drained(start_ms)

@@ -10,6 +10,9 @@ import pytest
 
 from delayserver.runtime.damage import LINES_A_MINUTE, UNREADABLE_MAX, DamageReport
 from store.errors import CorruptionError, DiskError, UnreadableError
+from store.logs.windows import day_name, day_of
+from tests.delayserver.replay.test_day_tier import coarse_settings
+from tests.delayserver.server.test_rare_interleavings import day_after_next
 from tests.fakes.host import Host, faked_settings
 
 Boot = Callable[..., Host]
@@ -124,3 +127,45 @@ async def test_a_damage_report_lists_an_unreadable_file_once_and_not_as_corrupti
     for _ in range(2):
         report.report(CorruptionError("/data/c", 8, "checksum"))
     assert report.corruption == ["/data/c: corrupt at offset 8: checksum"]
+
+
+@pytest.mark.parametrize("step", ["seal", "read", "finish"])
+async def test_a_day_whose_files_the_disk_refuses_to_give_waits_and_others_are_served(boot: Boot, step: str) -> None:
+    host = boot(coarse_settings())
+    await host.start()
+    client = await host.client()
+    due_ms = day_after_next(host) + 3_600_000
+    await client.put("kept", due_ms)
+    cancelled = (await client.put("cancelled", due_ms))["receipt"]
+    assert await client.cancel(cancelled) == ["cancelled"]
+    await host.settled()
+    await host.stop()
+    await host.start()
+    client = await host.client()
+    day, begun, refused = day_name(day_of(due_ms)), [], []
+
+    def refuse(operation: str, path: str) -> int:
+        if operation == "pread" and path.endswith(f"schedule_log/{day}/day.log"):
+            begun.append(path)
+        if step == "read":
+            mine = operation == "open" and path.endswith(f"schedule_log/{day}/day.log")
+        else:  # the outcomes of a day are read when it is sealed, and again when its messages are in their minutes
+            mine = operation == "pread" and f"dispatch_log/{day}/day" in path and (step == "seal" or bool(begun))
+        if not mine:
+            return 0
+        refused.append(path)
+        return errno.ENOMEM
+
+    host.disk.refuse = refuse
+    host.clock.step(due_ms - 3_600_000 * 2 - host.now_ms)
+    await host.sleep_ms(5_000)
+    assert host.died_of is None and len(refused) > 3
+    await client.put("other", host.now_ms)
+    await host.until(lambda: host.fake().texts == ["other"])
+    host.disk.refuse = None
+    await host.sleep_ms(3_000)
+    host.clock.step(due_ms - host.now_ms)
+    await host.until(lambda: host.fake().texts == ["other", "kept"])
+    assert await client.lookup(cancelled) == ["cancelled"]
+    await host.settled()
+    assert host.check_balance(pending=0)["corruption"] == []
