@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import trio
+
 from delayserver.config.settings import StorageSettings
 from delayserver.runtime.runtime import Runtime
 from delayserver.state.positions.positions import Positions
@@ -24,18 +26,21 @@ class LogRetention:
         """Retire until cancelled."""
         while True:
             await self._clock.sleep_ms(INTERVAL_MS)
-            self.retire()
+            while self.retire():
+                await trio.lowlevel.checkpoint()  # each removal costs milliseconds, and many segments may go at once
 
-    def retire(self) -> None:
-        """Remove segments that a checkpoint has passed and that were sealed longer ago than their retention."""
+    def retire(self) -> bool:
+        """Remove the first segment if a checkpoint has passed it and it was sealed longer ago than its retention. Returns
+        whether it went."""
         now_ms = self._clock.monotonic_us() // 1000  # a wall clock that was set back would hold all of them for as long
-        limit = self._positions.checkpointed.value
-        below = 0
-        for base, end, _ in self._log.segments()[:-1]:
-            sealed_ms = self._segments_seen.setdefault(base, now_ms)
-            if end > limit or now_ms - sealed_ms < self._settings.message_log_retention_ms:
-                break
-            below = end
-        if below:
-            self._log.retire(below)
-            self._segments_seen = {base: seen for base, seen in self._segments_seen.items() if base >= below}
+        sealed = self._log.segments()[:-1]
+        # All of them, not only the first: each has its own time.
+        self._segments_seen = {base: self._segments_seen.get(base, now_ms) for base, _, _ in sealed}
+        if not sealed:
+            return False
+        base, end, _ = sealed[0]
+        if end > self._positions.checkpointed.value:
+            return False
+        if now_ms - self._segments_seen[base] < self._settings.message_log_retention_ms:
+            return False
+        return bool(self._log.retire(end))
