@@ -32,7 +32,7 @@ from delayserver.runtime.watchdog import Watchdog
 from delayserver.server.parts import Outside, Parts
 from delayserver.startup.lost_outcomes import LostOutcomes, cancels_in
 from delayserver.startup.opening import count_placed, open_directory
-from delayserver.startup.orphans import OrphanSearch
+from delayserver.startup.orphans import OrphanSearch, sequences_behind
 from delayserver.startup.replay_ahead import read_ahead
 from delayserver.state.connections.connection_memory import ConnectionMemory
 from delayserver.state.connections.connections import Connections
@@ -261,7 +261,7 @@ class DelayServer:
         parts = self.parts
         await parts.positions.replayed.reached(parts.positions.durable.value)
         if not parts.opened.found.lost:
-            behind = count_placed(parts.files, parts.positions.replayed_sequence.value)
+            behind = await self._count_unreplayed()
             parts.balance.place(*behind)
             if any(behind):
                 parts.balance.subjects.doubt()
@@ -287,6 +287,19 @@ class DelayServer:
         parts.decided.holds.release_start()
         parts.book.open()
         parts.residency.loadable.ring()
+
+    async def _count_unreplayed(self) -> tuple[int, int]:
+        """Counts messages and internal records that are in schedule files, and that neither the checkpoint nor a round has
+        counted: message_log has lost them."""
+        parts, checkpoint = self.parts, self.parts.opened.found.checkpoint
+        if not parts.replayer.met_damage and not parts.files.log.damages:
+            return count_placed(parts.files, parts.positions.replayed_sequence.value)
+
+        def count() -> tuple[int, int]:
+            replayed = sequences_behind(parts.files.log, checkpoint.replay_offset)
+            return count_placed(parts.files, checkpoint.replayed_sequence, replayed)
+
+        return await self.runtime.workers.run(count)
 
     async def _restore_outcomes(self) -> None:
         """Restores lost outcomes from message_log. A window or day whose outcomes stay unknown is held back."""

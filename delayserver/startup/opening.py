@@ -29,6 +29,7 @@ from store.logs.window_files import FileUse
 from store.logs.window_span import find_span_ms
 from store.logs.window_state import FileMark
 from store.logs.windows import DAY_MS, day_of
+from store.records.batches import I64
 from store.records.scan import Damage
 from store.tables import checkpoint as checkpoint_file
 from store.tables.checkpoint import Checkpoint
@@ -292,8 +293,8 @@ def count_accepted(files: Files) -> tuple[int, int]:
     return rows + int(files.ledger.totals().accepted.sum()), internal
 
 
-def count_placed(files: Files, above: int) -> tuple[int, int]:
-    """Counts messages and internal records in schedule files behind the sequence `above`.
+def count_placed(files: Files, above: int, replayed: I64 | None = None) -> tuple[int, int]:
+    """Counts messages and internal records in schedule files behind the sequence `above`, but for those in `replayed`.
 
     Some are behind the end of message_log only after damage of its tail or a loss of power (durability `os`). The
     latter may keep these pages and not those of the log."""
@@ -309,7 +310,10 @@ def count_placed(files: Files, above: int) -> tuple[int, int]:
             counted = ledger.last_sequence(key.start_ms)
         elif days.is_whole(key.start_ms):
             counted = ledger.last_sequence_between(key.start_ms, key.start_ms + DAY_MS)
-        origin = columns["origin_sequence"][columns["sequence"] > max(above, counted)]
+        uncounted = columns["sequence"] > max(above, counted)
+        if replayed is not None:
+            uncounted &= ~np.isin(columns["sequence"], replayed)
+        origin = columns["origin_sequence"][uncounted]
         rows += len(origin)
         internal += int(np.count_nonzero(origin))
     return rows - internal, internal

@@ -203,7 +203,7 @@ class OrphanSearch:
         their file, which an operator found, are counted again."""
         counted = orphans.sequence <= self._checkpoint.replayed_sequence
         if not counted.all():  # messages that a loss of power also took from message_log were never counted
-            replayed = await self._workers.run(partial(_sequences_behind, self._log, self._checkpoint.replay_offset))
+            replayed = await self._workers.run(partial(sequences_behind, self._log, self._checkpoint.replay_offset))
             counted |= np.isin(orphans.sequence, replayed)
         counted_orphans = orphans.take(np.flatnonzero(counted))
         more = len(counted_orphans) - before
@@ -217,7 +217,7 @@ def _files_of(start_ms: int) -> tuple[DispatchKey, DispatchKey]:
     return DispatchKey(start_ms, False), DispatchKey(day_of(start_ms), True)
 
 
-def _sequences_behind(log: MessageLog, offset: int) -> I64:
+def sequences_behind(log: MessageLog, offset: int) -> I64:
     """The sequences of the readable messages in message_log behind a logical offset."""
     parts = [np.zeros(0, np.int64)]
     offset = max(offset, log.first)

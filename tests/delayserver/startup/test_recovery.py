@@ -192,6 +192,41 @@ async def test_damage_in_message_log_behind_the_checkpoint_does_no_harm(boot: Bo
     host.check_balance(pending=0)
 
 
+@pytest.mark.parametrize("delivered", [False, True])
+@pytest.mark.parametrize("damage", ["record", "segment"])
+async def test_messages_that_only_schedule_log_still_has_count_as_accepted(
+    boot: Boot, damage: str, delivered: bool
+) -> None:
+    host = boot(faked_settings(storage={"checkpoint_interval_ms": 3_600_000, "message_log_segment_bytes": 1 << 14}))
+    await host.start()
+    await host.stop()
+    server = await host.start()
+    client = await host.client()
+    for number in range(6):
+        await client.put(f"{number}" * 8_000, host.now_ms + (0 if delivered else 60_000))
+        await host.settled()
+    await host.sleep_ms(1_000)
+    await host.settled()
+    log = server.parts.files.log
+    (_, _, path), *others = log.segments()
+    assert others
+    second = log.read(log.first, log.synced, 1 << 20)[1].start
+    await host.kill()
+    if damage == "record":
+        host.disk.flip_bit(path, second + 100)
+    else:
+        host.disk.remove(path)
+    await host.start()
+    client = await host.client()
+    host.check_balance(pending=0 if delivered else 6)
+    await host.sleep_ms(61_000)
+    await host.settled()
+    assert host.check_balance(pending=0)["accepted"] == 6
+    await host.stop()
+    await host.start()
+    assert host.check_balance(pending=0)["accepted"] == 6
+
+
 @pytest.mark.parametrize("checkpoint", ["kept", "lost"])
 async def test_a_damaged_record_does_not_keep_new_messages_with_ids_from_its_window(
     boot: Boot, checkpoint: str
