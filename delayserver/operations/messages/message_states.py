@@ -87,6 +87,7 @@ class MessageStates:
         self._decided = decided
         self._dispatch = files.dispatch
         self._residency = residency
+        self._book = windows.book
         self._retired = windows.retired
         self._names = files.names
         self._damage = runtime.damage
@@ -176,17 +177,18 @@ class MessageStates:
         wanted: dict[DispatchKey, list[int]] = {}
         for each, due in zip(found, due_ms, strict=True):
             if each.has_row:
-                wanted.setdefault(self._decided.key_of(due), []).append(each.message)
-        # Unwritten rows are collected before the files are read, because rows move from memory to the files.
+                for key in self._files_of(due):
+                    wanted.setdefault(key, []).append(each.message)
+        # Unwritten rows are collected before the files are read, because rows move from memory to the files. So are the
+        # files of days, because rows move from these to the files of minutes.
         batches = self._decided.unwritten()
         hidden: set[int] = set()
-        for key, messages in wanted.items():
+        for key in sorted(wanted, key=lambda key: not key.coarse):
             await work.items(WINDOW_ITEMS)
-            written = await self._written(key, np.array(messages, dtype=np.int64))
-            if written is not None:
-                batches.append(written)
-                hidden.update(messages)
-        asked = np.array([message for messages in wanted.values() for message in messages], dtype=np.int64)
+            batches.append(await self._written(key, np.array(wanted[key], dtype=np.int64)))
+            if key in self._dispatch:  # a file that was retired, or moved with its day, hides nothing
+                hidden.update(wanted[key])
+        asked = np.unique(np.array([each.message for each in found if each.has_row], dtype=np.int64))
         rows: dict[int, tuple[OutcomeBatch, int]] = {}
         for batch in batches:
             await work.items(WINDOW_ITEMS)
@@ -203,6 +205,11 @@ class MessageStates:
                 answers.append(each)
         return answers
 
+    def _files_of(self, due_ms: int) -> list[DispatchKey]:
+        """The files that may have the outcome row of a message: until its day is drained, that of the day is one."""
+        files = self._book.outcome_files(self._book.start_of(due_ms))
+        return [key for key in files if not key.coarse or key in self._dispatch]
+
     def _with_row(self, found: Found, batch: OutcomeBatch, row: int) -> Found:
         group, attempts = int(batch.broker_group[row]), batch.attempts[row : row + 1]
         replaced = int(batch.replaced_by_sequence[row])
@@ -217,16 +224,15 @@ class MessageStates:
             times=Times(**{field.name: int(getattr(batch, field.name)[row]) for field in fields(Times)}),
         )
 
-    async def _written(self, key: DispatchKey, messages: I64) -> OutcomeBatch | None:
-        """The readable rows of a file; None if the file is gone. Reports damage; the answer is valid without the rows, as
-        the codes are known."""
+    async def _written(self, key: DispatchKey, messages: I64) -> OutcomeBatch:
+        """The readable rows of a file. Reports damage; the answer is valid without them, as the codes are known."""
         damages: list[Damage] = []
         read = partial(self._dispatch.rows_of, key, messages, damages)
         try:
             large = key in self._dispatch and self._dispatch.end(key) > INLINE_READ_BYTES_MAX
             written = await self._workers.run(read) if large else read()
         except KeyError:  # retired, or moved with its day
-            return None
+            return OutcomeBatch.filled(0)
         except (CorruptionError, FormatError) as error:
             self._damage.report(CorruptionError(error.path, 0, error.detail))
             return OutcomeBatch.filled(0)

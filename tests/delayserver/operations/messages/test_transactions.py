@@ -14,6 +14,7 @@ from delayserver.recover.checking.check import check_directory
 from store.records.file_header import FILE_HEADER_BYTES
 from store.records.record import HEADER_BYTES
 from store.records.transaction_timer import TIMERS_SUBJECT
+from tests.delayserver.replay.test_day_tier import DAY_MS, coarse_settings, drain_slowly
 from tests.fakes.host import Client, Host, small_settings, texts
 
 Boot = Callable[..., Host]
@@ -498,3 +499,23 @@ async def test_the_first_timer_may_come_while_a_hot_second_is_taken_in_slices(bo
     await host.settled()
     status = host.check_balance(pending=0)
     assert (status["delivered"], status["rolled_back"]) == (5_000, 1)
+
+
+async def test_a_transaction_of_a_far_day_stays_committed_while_its_day_moves_to_minutes(boot: Boot) -> None:
+    host = boot(coarse_settings())
+    drain_slowly(host, 10_000)
+    server = await host.start()
+    client = await host.client()
+    due_ms = (host.now_ms // DAY_MS + 2) * DAY_MS + HOUR_MS
+    (prepared,) = await prepare(client, "body", due_ms=due_ms, check_after_ms=10 * DAY_MS)
+    (committed,) = await end(client, "commit", prepared["receipt"])
+    (moved,) = await client.send({"subject": "s", "body": "m", "due_ms": due_ms})
+    item = {"receipt": moved["receipt"], "due_ms": due_ms + 1}
+    await client.request("reschedule", {"items": [item]})
+    before = [await client.find(receipt) for receipt in (prepared["receipt"], moved["receipt"])]
+    assert [row["outcome"] for row in before] == ["committed", "cancelled"]
+    host.clock.step(due_ms - HOUR_MS - host.now_ms)
+    for draining in (True, False):
+        await host.until(lambda: bool(server.parts.files.days.draining()) == draining, within_ms=60_000)  # noqa: B023
+        assert await end(client, "commit", prepared["receipt"]) == [committed]
+        assert [await client.find(receipt) for receipt in (prepared["receipt"], moved["receipt"])] == before
