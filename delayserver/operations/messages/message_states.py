@@ -151,6 +151,8 @@ class MessageStates:
             key = self._decided.key_of(start_ms)
             try:
                 async with self._decided.pinned(key) as index:
+                    if self._decided.key_of(start_ms) != key:
+                        continue  # its day was sealed meanwhile: the file of the day may be gone
                     free = self._decided.holds.not_held(message[rest])
                     code[rest[free]] = self._decided.outcome_of(key, index, message[rest[free]])
             except CorruptionError:  # reported; the outcomes of most messages are unknown

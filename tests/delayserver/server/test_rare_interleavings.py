@@ -328,3 +328,25 @@ async def test_the_outcome_of_a_late_message_survives_the_crash_that_takes_its_s
     await host.sleep_ms(3_000)
     await host.settled()
     assert host.fake().stored == [1, 2, 3]
+
+
+async def test_a_lookup_across_the_whole_end_of_a_day_knows_what_became_of_its_messages(boot: Boot) -> None:
+    host = boot(coarse_settings())
+    server = await host.start()
+    client = await host.client()
+    due_ms = day_after_next(host) + HOUR_MS
+    receipt = (await client.put("m", due_ms))["receipt"]
+    assert await client.cancel(receipt) == ["cancelled"]
+    await host.settled()
+    held: list[str] = []
+
+    async def around(name: str, work: Callable[[], Any]) -> Any:
+        if name == "_read_index" and not held:  # all threads are busy while the day moves to its minutes
+            held.append(name)
+            host.clock.step(due_ms - HOUR_MS - host.now_ms)
+            await host.until(lambda: server.parts.files.days.is_drained(due_ms - HOUR_MS))
+        return work()
+
+    host.workers.around = around
+    assert await client.lookup(receipt) == ["cancelled"]
+    assert held
