@@ -149,15 +149,16 @@ class DayTier:
     def _take_refused(self) -> None:
         """Ask once more for the outcomes of days that the disk refused when they were sealed."""
         for day in [day for day in self._days.draining() if day.start_ms in self._refused]:
+            # Before they are read: where they are damaged, `_take_outcomes` holds the day back again.
+            self._overlays.show(day.start_ms)
+            self._drains.free(day.start_ms)
             try:
                 self._take_outcomes(day)
             except DiskError as error:
-                self._damage.report(error)
+                self._overlays.hide(day.start_ms, day.sequence)
+                self._hold(day.start_ms, error)
                 return
             self._refused.discard(day.start_ms)
-            if self._overlays.is_read(day.start_ms):
-                self._overlays.show(day.start_ms)
-                self._drains.free(day.start_ms)
 
     def _hold(self, start_ms: int, error: CorruptionError | DiskError) -> None:
         self._drains.hold(start_ms)

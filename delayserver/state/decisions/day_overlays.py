@@ -50,10 +50,6 @@ class DayOverlays:
         """All outcomes of the day are known again."""
         self._unknown.pop(start_ms, None)
 
-    def is_read(self, start_ms: int) -> bool:
-        """Whether what can be read of the outcomes of a day was put here."""
-        return start_ms in self._indexes
-
     def remove(self, start_ms: int) -> None:
         """The day is drained: its outcomes lie in the files of the minutes."""
         self._indexes.pop(start_ms, None)

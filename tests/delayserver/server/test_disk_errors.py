@@ -169,3 +169,29 @@ async def test_a_day_whose_files_the_disk_refuses_to_give_waits_and_others_are_s
     assert await client.lookup(cancelled) == ["cancelled"]
     await host.settled()
     assert host.check_balance(pending=0)["corruption"] == []
+
+
+@pytest.mark.parametrize("refusals", [0, 2])
+async def test_a_day_whose_outcomes_the_disk_refused_first_is_held_back_if_they_are_damaged(
+    boot: Boot, refusals: int
+) -> None:
+    host = boot(coarse_settings())
+    await host.start()
+    client = await host.client()
+    due_ms = day_after_next(host) + 3_600_000
+    await client.put("pending", due_ms)
+    cancelled = (await client.put("cancelled", due_ms))["receipt"]
+    assert await client.cancel(cancelled) == ["cancelled"]
+    await host.settled()
+    await host.stop()
+    (path,) = host.disk.files("/data/dispatch_log")
+    host.disk.flip_bit(path, host.disk.size(path) - 16)
+    server = await host.start()
+    host.disk.refuse = refusing("open", path, errno.EMFILE, refusals)
+    host.clock.step(due_ms - 3_600_000 - host.now_ms)
+    await host.sleep_ms(3_000)
+    host.clock.step(due_ms - host.now_ms)
+    await host.sleep_ms(60_000)
+    assert server.damage.refused == refusals and any(path in text for text in server.damage.corruption)
+    assert host.fake().texts == [], "one of the two was answered `cancelled`"
+    assert await (await host.client()).cancel(cancelled) == ["too_late"]
