@@ -285,7 +285,7 @@ class ProgressBatch(ColumnBatch):
     when they wait (`stop`, milliseconds since 1970). `change` 4: redeliveries of the group took `stop` bytes of disk in
     the time that began at `start` (milliseconds since 1970). `change` 5: the group goes on at `stop`, and earlier rows of
     it and this queue are void; `times` counts such moves. `change` 6: the group was removed, and its earlier rows are
-    void, as are the messages below `stop` in its retry queue. `anew` is 1 on rows of change 5 and 6.
+    void, as are the messages below `stop` in its retry queue; `times` counts moves. `anew` is 1 on rows of change 5 and 6.
     """
 
     start: I64

@@ -497,7 +497,8 @@ class Consuming:
         """Whether an unknown group may have pulled before a crash that lost its row of the progress log."""
         if len(self._state.groups) >= self._state.limits.groups_max:
             return False
-        return any(part.lease_in(self._state.files.epoch - 1) is not None for part in parts)
+        moves = self._state.moves % MOVES  # a group that was removed has fewer: its acks make no new one
+        return any(part.moves == moves and part.lease_in(self._state.files.epoch - 1) is not None for part in parts)
 
     def _ack_limit(self, key: GroupKey, part: DeliveryRanges, cursor: Cursor) -> int:
         """The position up to which an ack counts. For deliveries of the process before, it is the queue's end at the

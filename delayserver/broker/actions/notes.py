@@ -64,9 +64,9 @@ class ProgressNotes:
         """Note that a group has nothing to get below its position."""
         self.pending.add(ACKED, *key, retry, 0, cursor.committed)
 
-    def removed(self, key: GroupKey, retry_end: int) -> None:
-        """Note that a group is gone, with what its retry queue had below its end."""
-        self.pending.add(REMOVED, *key, False, 0, retry_end)
+    def removed(self, key: GroupKey, retry_end: int, moves: int, rows: ProgressRows | None = None) -> None:
+        """Note that a group is gone, with what its retry queue had below its end, for the log (or a snapshot of it)."""
+        (self.pending if rows is None else rows).add(REMOVED, *key, False, 0, retry_end, moves & TIMES_MAX)
 
     def in_place(self, key: GroupKey, retry: bool, place: Place, rows: ProgressRows | None = None) -> None:
         """Note a range that is redelivered in its place, for the log (or a snapshot of it)."""

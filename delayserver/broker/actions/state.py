@@ -74,10 +74,11 @@ class BrokerState:
             group = ConsumerGroup(Cursor(main[0], self.moves), Cursor(retry[0], self.moves))
             self.groups[key] = group
             self.seen_changed.add(key)
-            if group.main.committed:  # a start must know later that the group never had what was before it
-                self.notes.moved_up(key, False, group.main)
-            if group.retry.committed:
-                self.notes.moved_up(key, True, group.retry)
+            for cursor, of_retries in ((group.main, False), (group.retry, True)):
+                if self.moves:  # a start must know which acks are of a group that was here before
+                    self.notes.moved(key, of_retries, cursor)
+                elif cursor.committed:  # and that the group never had what was before it
+                    self.notes.moved_up(key, of_retries, cursor)
         return group
 
     def move(self, key: GroupKey, main: int, retry: int) -> None:
@@ -91,7 +92,7 @@ class BrokerState:
         self.seen_changed.add(key)
 
     def recovered_moves(self, moves: int) -> None:
-        """The progress log knows a group with this count of moves."""
+        """The progress log or the checkpoint knows this count of moves."""
         self.moves = max(self.moves, moves)
 
     def remove_group(self, key: GroupKey) -> None:
@@ -106,7 +107,7 @@ class BrokerState:
         if retry is not None:
             retry.drop_below(end)
         self.removed[key] = end
-        self.notes.removed(key, end)
+        self.notes.removed(key, end, self.moves)
 
     def checkpoint_covers(self, removed: dict[GroupKey, int]) -> None:
         """A checkpoint is durable that was captured behind these removals."""

@@ -33,7 +33,7 @@ class BrokerCheckpoint:
     """`epoch` counts starts. The other fields cover the store up to `store_offset`, blocks up to `blocks_offset`.
 
     `letters_offset`: acks of the messages of dead letters from here on may be missing in the progress log; None: of those
-    from `store_offset` on."""
+    from `store_offset` on. `moves` counts seeks and removals of consumer groups."""
 
     server_id: int
     epoch: int = 0
@@ -43,6 +43,7 @@ class BrokerCheckpoint:
     windows: dict[Window, list[Extent]] = field(default_factory=dict)
     segment_newest_us: dict[int, int] = field(default_factory=dict)
     letters_offset: int | None = None
+    moves: int = 0
 
     def queue_bounds(self) -> Iterator[tuple[QueueKey, int, int]]:
         """Key, first position and end of each queue."""
@@ -68,6 +69,8 @@ def encode_checkpoint(checkpoint: BrokerCheckpoint) -> bytes:
     }
     if checkpoint.letters_offset is not None:
         content["letters_offset"] = checkpoint.letters_offset
+    if checkpoint.moves:
+        content["moves"] = checkpoint.moves
     body: bytes = msgpack.packb(content)
     return b"".join((_MAGIC, google_crc32c.value(body).to_bytes(4, "little"), body))
 
@@ -103,6 +106,7 @@ def _decode_content(content: dict[str, Any], server_id: int) -> BrokerCheckpoint
         },
         dict([_pair(pair) for pair in content["segments"]]),
         None if letters_offset is None else _numbers([letters_offset])[0],
+        _numbers([content.get("moves", 0)])[0],
     )
 
 

@@ -13,7 +13,7 @@ from typing import Self
 
 from delayserver.broker.actions.state import BrokerState
 from delayserver.broker.files.checkpoint import BrokerCheckpoint, encode_checkpoint
-from delayserver.broker.files.progress import ACKED, REMOVED, SEEN, TIMES_MAX, ProgressRows, ProgressSync
+from delayserver.broker.files.progress import ACKED, SEEN, TIMES_MAX, ProgressRows, ProgressSync
 from delayserver.broker.files.store import StoreSync
 from delayserver.broker.queues.groups import GroupKey
 from delayserver.broker.queues.queue_table import CapturedQueues, QueueCapture
@@ -71,6 +71,7 @@ class CheckpointCapture:
             windows={window: list(map(copy, extents)) for window, extents in state.windows.extents.items()},
             segment_newest_us=dict(state.files.segment_newest_us),
             letters_offset=letters_offset,
+            moves=state.moves,
         )
         self._removed = dict(state.removed)
         self._queues = state.queues.capture()
@@ -167,7 +168,7 @@ class Durability:
     def _snapshot(self) -> ProgressRows:
         rows = ProgressRows()
         for key, end in self._state.removed.items():
-            rows.add(REMOVED, *key, False, 0, end)
+            self._state.notes.removed(key, end, self._state.moves, rows)
         for (subject, consumer_group), group in self._state.groups.items():
             key = subject, consumer_group
             for retry, cursor in ((False, group.main), (True, group.retry)):

@@ -60,7 +60,7 @@ def recover_broker(
     store = BrokerStore.open(fs, f"{directory}/store", server_id, limits, stored, reads)
     complete = checkpoint is not None
     if checkpoint is None or checkpoint.store_offset > store.end:
-        checkpoint = BrokerCheckpoint(server_id)
+        checkpoint = BrokerCheckpoint(server_id, moves=checkpoint.moves if checkpoint else 0)
     policies = read_policies(fs, directory, server_id)
     # Segments written behind the checkpoint have an unknown age, so they age from now on. The clock may be behind now.
     now_us = max([now_us, *checkpoint.segment_newest_us.values()])
@@ -92,6 +92,7 @@ def recover_broker(
         *[f"{directory}/progress.log: {damage.detail}" for damage in files.progress.damages],
     ):
         state.damages.add(text)
+    state.recovered_moves(checkpoint.moves)
     letters = _scan(state, checkpoint)
     _read_progress(state, now_us, lease_us, letters, complete=complete)
     state.recovered()
@@ -251,6 +252,7 @@ def _remove(state: BrokerState, row: ProgressRow) -> None:
     """A group was removed. An older checkpoint, or the store behind it, may know its retry queue still."""
     key = (row.subject, row.group)
     state.groups.pop(key, None)
+    state.recovered_moves(row.times)
     retry = state.queues.get(key)
     if retry is not None:
         retry.drop_below(row.stop)

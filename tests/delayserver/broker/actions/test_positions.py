@@ -228,6 +228,48 @@ def test_a_group_that_is_made_anew_does_not_take_acks_of_the_one_that_was_remove
     assert broker.ack(SUBJECT, GROUP, before, NOW_US).unknown == 3
 
 
+@pytest.mark.parametrize("clean", [True, False])
+def test_acks_of_a_group_that_is_younger_than_a_seek_of_another_count_after_a_restart(clean: bool) -> None:
+    disk = FakeDisk()
+    broker = open_broker(disk)
+    broker.deliver(messages(1, 4), False, NOW_US)
+    drain(broker, GROUP + 1)
+    broker.positions.seek((SUBJECT, GROUP + 1), 4)
+    _, held = pull(broker, 2)
+    if clean:
+        broker.close()
+    else:
+        broker.sync()
+        disk.crash(Random(1))
+    broker = open_broker(disk)
+    assert broker.ack(SUBJECT, GROUP, held, NOW_US).acked == 2
+    assert pull(broker)[0] == [3, 4]
+
+
+@pytest.mark.parametrize("covered", [False, True], ids=["logged", "covered by a checkpoint"])
+@pytest.mark.parametrize("pulled", [False, True], ids=["gone", "made anew"])
+def test_acks_of_a_removed_group_are_unknown_after_a_restart_too(pulled: bool, covered: bool) -> None:
+    disk = FakeDisk()
+    broker = open_broker(disk, replace(LIMITS, progress_bytes_max=0 if covered else 1 << 20))
+    broker.deliver(messages(1, 4), False, NOW_US)
+    _, before = pull(broker, 2)
+    broker.positions.remove(KEY)
+    if covered:
+        broker.sync()
+        broker.checkpoint()
+        pull(broker, 1, group=GROUP + 1)
+        broker.deliver(messages(5, 1), False, NOW_US)
+        broker.sync()
+    if pulled:
+        assert pull(broker, 2)[0] == [1, 2]
+    broker.sync()
+    disk.crash(Random(1))
+    broker = open_broker(disk)
+    assert broker.ack(SUBJECT, GROUP, before, NOW_US).unknown == 2
+    assert broker.positions.has_group(KEY) == pulled
+    assert pull(broker, 4)[0] == [1, 2, 3, 4]
+
+
 def test_a_removed_group_holds_nothing_back() -> None:
     disk = FakeDisk()
     broker = open_broker(disk, replace(LIMITS, retention_ms=0))
