@@ -21,8 +21,8 @@ from delayserver.broker.actions.arrivals import Arrivals
 from delayserver.broker.actions.retries import RetryBatch, written_ids
 from delayserver.broker.actions.state import BrokerState
 from delayserver.broker.files.store import StoredColumns
-from delayserver.broker.queues.deliveries import unpack_place
-from delayserver.broker.queues.groups import Cursor, GroupKey
+from delayserver.broker.queues.deliveries import has_moves, moves_mark, unpack_place
+from delayserver.broker.queues.groups import ConsumerGroup, Cursor, GroupKey
 from delayserver.broker.queues.queue import QueueKey
 from store.records.batches import FLAG_DEAD_LETTER, FLAG_PUBLISHED, U32, StoredBatch
 from store.records.columns import ragged_offsets
@@ -86,7 +86,7 @@ def letters_of(batch: RetryBatch, subject: str, group: str, made: Made) -> Store
         dispatched_us=made.now_us,
         origin_sequence=np.array(origins, np.int64),
         server_id=made.server_id,
-        window_ms=given_up.places,
+        window_ms=given_up.places | moves_mark(made.moves),
         subject=made.dead_subject,
         ids_length=ids_length,
         properties_length=properties_length,
@@ -104,12 +104,13 @@ def letters_of(batch: RetryBatch, subject: str, group: str, made: Made) -> Store
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """Where and when dead letters are made."""
+    """Where and when dead letters are made. `moves`: the group's count of them."""
 
     server_id: int
     dead_subject: int
     first_sequence: int
     now_us: int
+    moves: int
 
 
 class DeadLetters:
@@ -127,7 +128,9 @@ class DeadLetters:
         given_up = batch.given_up
         assert given_up is not None
         dead_subject = state.policies.rows[key].dead_subject
-        letters = letters_of(batch, subject, group, Made(state.files.server_id, dead_subject, first_sequence, now_us))
+        moves = state.groups[key].main.moves
+        made = Made(state.files.server_id, dead_subject, first_sequence, now_us, moves)
+        letters = letters_of(batch, subject, group, made)
         store_offset = state.files.store.end
         arrived = self._arrivals.store_own(letters, now_us)
         state.letters.ack_is_behind(store_offset)
@@ -164,7 +167,9 @@ def has_letters(record: StoredColumns) -> bool:
 
 
 def ack_originals(state: BrokerState, records: Iterable[StoredColumns]) -> None:
-    """Ack the messages of stored dead letters, since a crash may have lost these acks. For a start."""
+    """Ack the messages of stored dead letters, since a crash may have lost these acks. For a start.
+
+    A group that was moved or removed since then gets these messages again, as it was told."""
     for record in records:
         dead_subject = int(record.columns["subject"][0])
         key = state.policies.owner_of_dead(dead_subject)
@@ -173,9 +178,13 @@ def ack_originals(state: BrokerState, records: Iterable[StoredColumns]) -> None:
                 f"store offset {record.offset}: dead letters of an unknown group; their messages may come to it again"
             )
             continue
+        known: ConsumerGroup | None = state.groups.get(key)
+        places = record.columns["window_ms"].tolist()
+        if not has_moves(places[0], state.moves if known is None else known.main.moves):
+            continue
         group = state.group(key)
         state.group((dead_subject, key[1]))
-        for packed in record.columns["window_ms"].tolist():
+        for packed in places:
             retry, position = unpack_place(packed)
             queue = state.queues.get(key if retry else (key[0], 0))
             for start, stop in group.cursor(retry).ack(position, position + 1, queue.end if queue else 0):

@@ -29,6 +29,9 @@ LEASES = 1024
 _EPOCH_STEP = 5 * LEASES + 1
 _RETRY = 1 << 62 - POSITION_BITS
 _POSITION_MASK = (1 << POSITION_BITS) - 1
+# Where a dead letter has the moves of its group.
+_MARK_BITS = POSITION_BITS + 1
+_MARKS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,16 @@ def pack_place(positions: I64, *, retry: bool) -> I64:
 def unpack_place(packed: int) -> tuple[bool, int]:
     """Whether the place is one of the retry queue, and the position."""
     return bool(packed >> POSITION_BITS & 1), packed & _POSITION_MASK
+
+
+def moves_mark(moves: int) -> int:
+    """The mark of a group's count of moves, to be added to a place."""
+    return (moves % _MARKS + 1) << _MARK_BITS
+
+
+def has_moves(packed: int, moves: int) -> bool:
+    """Whether a place has the mark of this count of moves, or none: older dead letters have none."""
+    return packed >> _MARK_BITS in (0, moves % _MARKS + 1)
 
 
 def split_deliveries(deliveries: I64) -> list[DeliveryRanges]:

@@ -99,6 +99,45 @@ def test_a_crash_between_the_letter_and_its_ack_acks_at_the_start(checkpoint: st
         broker.check_invariants()
 
 
+@pytest.mark.parametrize("row", ["durable", "lost"])
+def test_a_crash_that_lost_the_group_too_still_acks_the_messages_of_its_letters(row: str) -> None:
+    disk = FakeDisk()
+    broker = with_policy(disk)
+    broker.deliver(messages(1, 3), False, NOW_US)
+    drain(broker, GROUP + 1)
+    broker.positions.seek((SUBJECT, GROUP + 1), 3)  # a younger group has a count of moves
+    broker.sync()
+    batch = give_up(broker, 2)
+    if row == "durable":
+        broker.sync()
+    bury(broker, batch)
+    broker.sync_plan().store.run()
+    disk.crash(Random(1))
+    broker = open_broker(disk)
+    assert letters(broker) == [1, 2]
+    assert drain(broker) == [3]
+
+
+@pytest.mark.parametrize("how", ["seek", "removal", "made anew"])
+def test_after_a_crash_letters_ack_nothing_of_a_group_that_was_moved_or_removed_since(how: str) -> None:
+    disk = FakeDisk()
+    broker = with_policy(disk)
+    broker.deliver(messages(1, 3), False, NOW_US)
+    bury(broker, give_up(broker, 2))
+    broker.sync()
+    if how == "seek":
+        broker.positions.seek((SUBJECT, GROUP), 0)
+    else:
+        broker.positions.remove((SUBJECT, GROUP))
+        if how == "made anew":
+            broker.pull(SUBJECT, GROUP, 1, 1 << 20, NOW_US, NOW_US)
+    broker.sync()
+    disk.crash(Random(1))
+    broker = open_broker(disk)
+    assert broker.positions.has_group((SUBJECT, GROUP)) == (how != "removal")
+    assert drain(broker) == [1, 2, 3] and letters(broker) == [1, 2]
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_after_any_crash_a_message_is_a_letter_or_comes_again(seed: int) -> None:
     disk = FakeDisk()
