@@ -22,6 +22,7 @@ from delayserver.broker.queues.places import WAITING, Place
 from delayserver.broker.queues.ranges import Range, RangeSet, ranges_of
 from delayserver.broker.reads import Steps, having_read
 from delayserver.broker.redelivery import COPIES, KeptBytes, RedeliveryPolicy
+from store.errors import UnreadableError
 from store.records.batches import I64, MessageBatch, StoredBatch
 from store.records.columns import has_any
 from store.records.expiry import expired_rows
@@ -332,7 +333,8 @@ class Retries:
         """Gather a range from its stored batches; returns the position that it reached within the bound.
 
         Messages that would come again at or behind their expiry are done. Messages without room on disk wait in their
-        place. After `attempts_max` attempts (0: without end) a message that has not expired is given up."""
+        place. Those that the disk cannot read stay leased, until so many reads have failed as a pull makes. After
+        `attempts_max` attempts (0: without end) a message that has not expired is given up."""
         queue_key = key if retry else (key[0], 0)
         position, stop = span
         pauses = self._state.policies.pauses(key)
@@ -343,10 +345,15 @@ class Retries:
                 return stop
             position = left[0][0]
             run = yield from having_read(partial(self._state.messages.run_at, queue_key, position))
-            batch = yield from having_read(partial(self._state.messages.read, run))
+            count = min(left[0][1], run.position + run.row_count) - position
+            try:
+                batch = yield from having_read(partial(self._state.messages.read, run, patient=True))
+            except UnreadableError:  # a later read may succeed, as for a pull
+                pause_ms = max(moment.delay_ms or 0, self._state.limits.ack_timeout_ms_default)
+                self._lease_again(key, cursor, (position, position + count), moment.lease_us + pause_ms * 1000)
+                continue
             if cursor.retrying.common(position, stop) != left or not self._is_current(key, retry, cursor):
                 continue
-            count = min(left[0][1], run.position + run.row_count) - position
             if batch is None:
                 self._state.damages.lost(count)
             else:
@@ -356,9 +363,8 @@ class Retries:
                 attempts = attempts_before(part.redelivery) + before + 1
                 due_ms = moment.due_ms(pauses, attempts)
                 last = attempts >= attempts_max if attempts_max else None
-                if last is not None and self._state.policies.of(key).failed_key == WAIT:
-                    last &= part.order_hash == 0
                 if last is not None:
+                    last &= (part.order_hash == 0) | (self._state.policies.of(key).failed_key != WAIT)
                     due_ms[last] = moment.now_us // 1000
                 expired = expired_rows(part.expires_ms, due_ms * 1000)
                 if expired is not None:

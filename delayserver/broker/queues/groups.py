@@ -9,6 +9,7 @@ with an order key are in `KeyOrder` until they are acked, with a state and a dea
 from __future__ import annotations
 
 import heapq
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -514,13 +515,21 @@ class Cursor:
         abandoned = self.retrying.common(start, stop)
         self.retrying.remove(start, stop)
         for low, high in abandoned:
-            if self._places is not None:
-                for place in self._places.parts(low, high):
-                    self._places.put(place._replace(until_us=deadline_us))
+            self._lease_in_place(low, high, deadline_us)
             if self._order is not None:
                 self._order.lease_again(low, high, deadline_us)
             self.hold(low, high, deadline_us)
         return bool(abandoned)
+
+    def _lease_in_place(self, start: int, stop: int, deadline_us: int) -> None:
+        """Give positions without an order key places with this deadline. Their lease of before is still in the heap, and
+        must not end them earlier."""
+        times = self.attempts_before(start, stop - start) + 1
+        keyed = _NO_POSITIONS if self._order is None else self._order.within(start, stop)
+        for low, high in without([(start, stop)], keyed):
+            edges = low + np.flatnonzero(np.diff(times[low - start : high - start])) + 1
+            for first, last in pairwise([low, *edges.tolist(), high]):
+                self.places.put(Place(first, last, int(times[first - start]), LEASED, deadline_us))
 
     def acked_to_log(self) -> list[Range]:
         """All acked ranges, for a snapshot of the progress log; the first one begins at 0. Without the range that the group

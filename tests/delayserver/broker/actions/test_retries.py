@@ -1,0 +1,98 @@
+"""Redeliveries that cannot be made at once: beyond the bound of a step, and of messages that the disk cannot read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from delayserver.broker.actions.retries import NACKED, Failure
+from delayserver.broker.actions.stored_messages import READ_TRIES
+from tests.delayserver.broker.brokers import (
+    GROUP,
+    HOUR_US,
+    LIMITS,
+    NOW_US,
+    SUBJECT,
+    DirectBroker,
+    messages,
+    open_broker,
+)
+from tests.fakes.disk import FakeDisk
+
+LEASE_MS = 2_000
+
+
+def pull(broker: DirectBroker, count: int = 100) -> np.ndarray:
+    pulled = broker.pull(SUBJECT, GROUP, count, 1 << 20, NOW_US, NOW_US, LEASE_MS)
+    assert pulled is not None
+    return pulled.delivery
+
+
+def ended(broker: DirectBroker, now_us: int) -> list[int]:
+    """End the leases that are over; the sequences of the redeliveries."""
+    found: list[int] = []
+    for batch in broker.expired_leases(now_us, now_us, 100):
+        found += [] if batch.messages is None else batch.messages.origin_sequence.tolist()
+        broker.settle_retry(batch)
+    broker.check_invariants()
+    return found
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+def test_what_a_nack_has_no_room_for_keeps_its_delay_though_it_was_leased_for_less(keyed: bool) -> None:
+    broker = open_broker(FakeDisk(), replace(LIMITS, retry_bytes_max=100))
+    for first in (1, 3, 5):
+        broker.deliver(messages(first, 2).with_columns(order_hash=np.full(2, 7 * keyed, np.uint64)), False, NOW_US)
+    held = pull(broker)
+    batch = broker.nack(SUBJECT, GROUP, held, HOUR_US // 1000, NOW_US, NOW_US, Failure(NACKED))
+    assert batch.unknown == 0
+    broker.settle_retry(batch)
+    broker.check_invariants()
+    assert ended(broker, NOW_US + LEASE_MS * 1000) == []
+    assert ended(broker, NOW_US + HOUR_US - 1) == []
+    assert ended(broker, NOW_US + HOUR_US) == ([] if keyed else [3, 4])
+
+
+def test_an_ack_of_what_a_nack_had_no_room_for_still_counts() -> None:
+    broker = open_broker(FakeDisk(), replace(LIMITS, retry_bytes_max=100))
+    broker.deliver(messages(1, 2), False, NOW_US)
+    broker.deliver(messages(3, 2), False, NOW_US)
+    held = pull(broker)
+    broker.settle_retry(broker.nack(SUBJECT, GROUP, held, HOUR_US // 1000, NOW_US, NOW_US))
+    assert broker.ack(SUBJECT, GROUP, held, NOW_US).acked == 2
+    assert broker.next_lease_deadline_us() is None
+    broker.check_invariants()
+
+
+@pytest.mark.parametrize("how", ["nack", "end of the lease"])
+@pytest.mark.parametrize("readable_again", [True, False])
+def test_a_message_that_the_disk_cannot_read_is_asked_for_again_before_it_is_given_up(
+    how: str, readable_again: bool
+) -> None:
+    disk = FakeDisk()
+    broker = open_broker(disk)
+    for first in (1, 11):
+        broker.deliver(messages(first, 10), False, NOW_US)
+    held = pull(broker)
+    for first in range(100, 1000, 10):  # so that the cache forgets them
+        broker.deliver(messages(first, 10, subject=SUBJECT + 1), False, NOW_US)
+    disk.unreadable[disk.files("/data/broker/store")[0]] = [(512, 520)]
+    now_us = NOW_US + LEASE_MS * 1000
+    if how == "nack":
+        batch = broker.nack(SUBJECT, GROUP, held, 0, NOW_US, NOW_US)
+        assert batch.messages is not None and batch.messages.origin_sequence.tolist() == list(range(11, 21))
+        broker.settle_retry(batch)
+    else:
+        assert ended(broker, now_us) == list(range(11, 21))
+    assert broker.status()["damaged_messages"] == 0
+    if readable_again:
+        disk.unreadable.clear()
+    came: list[int] = []
+    for _ in range(READ_TRIES - 1):
+        now_us += HOUR_US
+        came += ended(broker, now_us)
+    assert came == (list(range(1, 11)) if readable_again else [])
+    assert broker.status()["damaged_messages"] == (0 if readable_again else 10)
+    assert broker.next_lease_deadline_us() is None
