@@ -63,7 +63,7 @@ def recover_broker(
         checkpoint = BrokerCheckpoint(server_id, moves=checkpoint.moves if checkpoint else 0)
     policies = read_policies(fs, directory, server_id)
     # Segments written behind the checkpoint have an unknown age, so they age from now on. The clock may be behind now.
-    now_us = max([now_us, *checkpoint.segment_newest_us.values()])
+    newest_us = max([now_us, *checkpoint.segment_newest_us.values()])
     files = BrokerFiles(
         fs,
         directory,
@@ -74,7 +74,7 @@ def recover_broker(
         ProgressLog.open(fs, f"{directory}/progress.log", server_id),
         reads,
         {
-            base: checkpoint.segment_newest_us.get(base, now_us) if end <= checkpoint.store_offset else now_us
+            base: checkpoint.segment_newest_us.get(base, newest_us) if end <= checkpoint.store_offset else newest_us
             for base, end, _ in store.segments()
         },
     )

@@ -96,3 +96,20 @@ def test_a_message_that_the_disk_cannot_read_is_asked_for_again_before_it_is_giv
     assert came == (list(range(1, 11)) if readable_again else [])
     assert broker.status()["damaged_messages"] == (0 if readable_again else 10)
     assert broker.next_lease_deadline_us() is None
+
+
+def test_a_pause_in_its_place_does_not_end_early_because_the_clock_was_ahead_before_a_restart() -> None:
+    disk = FakeDisk()
+    limits = replace(LIMITS, redelivery_bytes_max=0)
+    broker = open_broker(disk, limits)
+    broker.deliver(messages(1, 2), False, NOW_US)
+    broker.nack(SUBJECT, GROUP, pull(broker), HOUR_US // 1000, NOW_US, NOW_US)
+    broker.deliver(messages(3, 2), False, NOW_US + 10 * HOUR_US)
+    broker.close()
+    now_us = NOW_US + 1000
+    broker = open_broker(disk, limits, now_us)
+    pulled = broker.pull(SUBJECT, GROUP, 100, 1 << 20, now_us, now_us, LEASE_MS)
+    assert pulled is not None and pulled.batch.sequence.tolist() == [3, 4]
+    broker.ack(SUBJECT, GROUP, pulled.delivery, now_us)
+    deadline_us = broker.next_lease_deadline_us()
+    assert deadline_us == NOW_US + HOUR_US
