@@ -78,8 +78,8 @@ class Cursor:
         # Made when a message with an order key is first looked at.
         self._order: KeyOrder | None = None
         self._keys: OrderKeys | None = None
-        # Positions in their place of which the progress log does not say that they were handed out: a filter may have
-        # passed over them.
+        # Positions in their place that the filter has not let through as far as is known: a claim went ahead of it, or the
+        # progress log does not say that they were handed out.
         self._unasked: RangeSet | None = None
         self._prune_at = _PRUNE_MIN
         self._settled = 0
@@ -147,8 +147,8 @@ class Cursor:
         return start, stop
 
     def must_ask(self, position: int) -> bool:
-        """Whether the filter has not let a position through, as far as is known: it was never handed out, or the progress
-        log does not say whether it was handed out or passed over."""
+        """Whether the filter has not let a position through, as far as is known: it was never handed out, a claim went
+        ahead of the filter, or the progress log does not say whether it was handed out or passed over."""
         return position >= self.next or (self._unasked is not None and self._unasked.following(position) is not None)
 
     def available(self, end: int, count_max: int) -> Range | None:
@@ -480,6 +480,7 @@ class Cursor:
         if start > self.next:
             for low, high in self.acked.missing(self.next, start):
                 self.places.put(Place(low, high, 0, READY))
+                self._ask_later(low, high)
         parts = [] if self._places is None else self._places.parts(start, min(stop, self.next))
         if self._order is not None:  # a claim ends the wait for the key; a message that is given back begins it again
             keyed = self._order.unclaimed(start, min(stop, self.next))
@@ -487,6 +488,7 @@ class Cursor:
             parts += keyed
         if stop > self.next:
             parts.append(Place(max(start, self.next), stop, 0, READY))
+            self._ask_later(max(start, self.next), stop)
             self.next = stop
         for place in parts:
             if self._places is not None:
@@ -644,10 +646,14 @@ class Cursor:
                 seen = min(max(self.seen_stop, low), high)
                 places.put(Place(low, seen, self.seen_times, READY))
                 places.put(Place(seen, high, 0, READY))
-                if self._unasked is None:
-                    self._unasked = RangeSet()
-                self._unasked.add(low, high)
+                self._ask_later(low, high)
         self.next = max(self.next, stop)
+
+    def _ask_later(self, start: int, stop: int) -> None:
+        """The filter has to be asked about positions that have a place."""
+        if self._unasked is None:
+            self._unasked = RangeSet()
+        self._unasked.add(start, stop)
 
     def check_invariants(self) -> None:
         """Sets are consistent with the cursor positions."""

@@ -10,6 +10,7 @@ import pytest
 
 from delayserver.broker.actions.retries import ACK_TIMEOUT, NACKED, Failure, RetryBatch
 from delayserver.broker.files.policies import POLICIES_FILE
+from delayserver.broker.filters.filter import Filter
 from delayserver.broker.limits import BrokerLimits
 from delayserver.broker.policy import GroupPolicy
 from delayserver.broker.reads import ReadPlan, read_at_once
@@ -314,6 +315,21 @@ def finished(broker: Broker, plan: ReadPlan) -> None:
     broker.reads.begin(plan)
     plan.run()
     broker.reads.finish(plan)
+
+
+@pytest.mark.parametrize("resent", [True, False])
+def test_a_claim_brings_no_letter_to_a_group_that_its_filter_keeps_away(resent: bool) -> None:
+    broker = open_broker(FakeDisk())
+    broker.use_filter(DEAD_SUBJECT, GROUP, Filter([3], None))
+    tags = np.array([1, 3, 1, 3], np.uint32)
+    broker.deliver(messages(1, 4, subject=DEAD_SUBJECT).with_columns(tag=tags), False, NOW_US)
+    claim = broker.claim_dead(LETTERS, np.array([2, 3]), -1, 10, 1 << 20)
+    if resent:
+        broker.settle_dead(claim)
+    else:
+        broker.give_back_dead(claim)
+    assert drain(broker, GROUP, NOW_US, DEAD_SUBJECT) == [2] + [4] * (not resent)
+    broker.check_invariants()
 
 
 def test_a_seek_or_a_removal_during_a_read_gives_up_nothing_that_it_moved() -> None:
