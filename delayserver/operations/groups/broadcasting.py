@@ -6,6 +6,9 @@ ack. It holds back no message, is not on disk, and ends with its consumer.
 
 from __future__ import annotations
 
+import numpy as np
+import trio
+
 from delayserver.broker.actions.positions import FOUND, RETIRED, TOO_LARGE
 from delayserver.broker.pulled import PulledBatch
 from delayserver.broker.service.local_broker import LocalBroker
@@ -16,6 +19,7 @@ from delayserver.protocol.errors import GroupsFull
 from delayserver.receive.intake import Intake
 from delayserver.runtime.runtime import Runtime
 from delayserver.state.connections.broadcasts import BROADCASTS_MAX, Broadcasts
+from store.records.expiry import expired_rows
 from store.tables.names import SUBJECT, Names
 
 
@@ -37,7 +41,8 @@ class Broadcasting:
         self._clock = runtime.clock
 
     async def pull(self, groups: Broadcasts, pull: Pull) -> PulledBatch | None:
-        """The next messages of a group of a consumer; None if none came in time. The first pull makes the group.
+        """The next messages of a group of a consumer that have not expired; None if none came in time. The first pull makes
+        the group.
 
         Raises SubjectInvalid, GroupsFull, PositionOutOfRange (once for messages that retention removed), QueueFull."""
         name = (self._intake.check_subject(pull.subject), self._intake.check_subject(pull.group, "group"))
@@ -57,8 +62,20 @@ class Broadcasting:
             if found.status == RETIRED:
                 detail = "retention removed messages before this broadcast group got them; the next pull goes on at "
                 raise out_of_range((found.first, found.end), f"{detail}{found.first}")
-            if found.found is not None or found.status not in (FOUND, TOO_LARGE):
-                return found.found
+            pulled = self._unexpired(found.found)
+            if pulled is not None or found.status not in (FOUND, TOO_LARGE):
+                return pulled
+            await trio.lowlevel.checkpoint()  # a whole backlog can have expired
+
+    def _unexpired(self, pulled: PulledBatch | None) -> PulledBatch | None:
+        """The messages that have not expired; None for none."""
+        expired = None if pulled is None else expired_rows(pulled.batch.expires_ms, self._clock.now_us())
+        if pulled is None or expired is None:
+            return pulled
+        rows = np.flatnonzero(~expired)
+        if not len(rows):
+            return None
+        return PulledBatch(pulled.batch.pick(rows), pulled.delivery[rows], pulled.attempt[rows])
 
     async def _place(self, groups: Broadcasts, name: tuple[str, str], start: Goal | None) -> int:
         place = groups.place(name)

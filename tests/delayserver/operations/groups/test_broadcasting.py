@@ -83,6 +83,20 @@ async def test_a_connection_has_a_bounded_number_of_groups(boot: Boot, monkeypat
         await bodies(client, group="i")
 
 
+async def test_a_group_gets_no_expired_message(boot: Boot) -> None:
+    host, client = await booted(boot)
+    assert await bodies(client) == []
+    soon = {"subject": "orders", "due_ms": host.now_ms, "expires_ms": host.now_ms + 1000}
+    await client.send(soon | {"body": "a"}, soon | {"body": "b", "expires_ms": 0}, soon | {"body": "c"})
+    await host.sleep_ms(1000)
+    assert await bodies(client, max_messages=10) == [b"b"]
+    await client.send(*[soon | {"body": text, "expires_ms": host.now_ms + 1000} for text in ("d", "e")])
+    await host.sleep_ms(1000)
+    waiting = await client.ask("pull", PULL | {"wait_ms": 5000})
+    await deliver(host, client, "f")
+    assert [row["body"] for row in (await client.reply(waiting))["messages"]] == [b"f"]
+
+
 async def test_a_group_that_retention_passed_gets_one_error_and_goes_on(boot: Boot) -> None:
     host, client = await booted(boot)
     await deliver(host, client, "a", "b", "c")
