@@ -125,10 +125,13 @@ class ConsumingHandlers:
             key = connection.peer.number, request_id
             if self._waits.get(key) is waiting:
                 del self._waits[key]
-        reply = reply_of(pull.subject, columns, pulled, self._consuming.name)
+        subject, name = pull.subject, self._consuming.name
         if pulled is None:
-            return reply
-        connection.reply(encode_bulk_reply(request_id, reply))
+            return reply_of(subject, columns, None, name)
+        # The room of before may have gone to other replies.
+        connection.when_room(
+            lambda: connection.reply(encode_bulk_reply(request_id, reply_of(subject, columns, pulled, name)))
+        )
         return None
 
     def cancel_wait(self, connection: Connection, request: Request) -> None:

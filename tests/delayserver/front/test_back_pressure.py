@@ -64,6 +64,22 @@ async def test_nothing_is_handed_out_to_a_client_with_much_unread_and_others_get
     assert len(rest) >= 80 - 2 * 4, "at most two replies are made for who does not read"
 
 
+async def test_broadcast_groups_of_a_client_that_does_not_read_hold_no_reply_each(boot: Boot) -> None:
+    host = boot(small_settings(listen=LISTEN))
+    host.network.window_bytes = 1_000
+    await host.start()
+    client, other = await host.client(), await host.client()
+    groups = [PULL | {"group": f"g{number}", "broadcast": True} for number in range(30)]
+    waiting = [await client.ask("pull", pull) for pull in groups]
+    await host.sleep_ms(50)
+    await fill(host, other, 1, 6 * KIB)
+    await host.sleep_ms(100)
+    assert host.server.connections.memory.used_bytes <= 2 * 7 * KIB
+    for number in waiting:
+        assert numbers((await client.reply(number))["messages"]) == [0]
+    assert host.server.connections.memory.used_bytes == 0
+
+
 @pytest.mark.parametrize("end", ["cut off", "closed", "reset"])
 async def test_a_message_handed_out_and_never_sent_comes_again_at_once(boot: Boot, end: str) -> None:
     host = boot(small_settings(listen=LISTEN, broker={"ack_timeout_ms": 3_600_000}))
