@@ -33,7 +33,7 @@ class PositionHandlers:
 
     async def group(self, _connection: Connection, request: Request) -> dict[str, Any]:
         """One consumer group with its backlog."""
-        found = self._positions.group(*_names(request.arguments))
+        found = await self._positions.group(*_names(request.arguments))
         return asdict(found.row) | {"subject": found.subject, "group": found.group, "dead_letters": found.dead_letters}
 
     async def seek(self, _connection: Connection, request: Request) -> dict[str, Any]:

@@ -62,9 +62,9 @@ class QueuePositions:
         """The text of a tag's code."""
         return self._names.name(code)
 
-    def group(self, subject: str, group: str) -> ConsumerGroup:
+    async def group(self, subject: str, group: str) -> ConsumerGroup:
         """One consumer group with its backlog. Raises SubjectInvalid, GroupUnknown."""
-        row = self._core.group_row(self._known(subject, group))
+        row = await self._broker.reads.answer(partial(self._core.group_row, self._known(subject, group)))
         if row is None:
             raise unknown_group()
         return ConsumerGroup(subject, group, row, waiting_letters(self._core, self._names, subject, group))

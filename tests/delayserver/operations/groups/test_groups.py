@@ -27,6 +27,18 @@ async def deliver(host: Host, client: Client, subject: str, count: int) -> int:
     return due_ms
 
 
+async def test_one_group_is_shown_whose_oldest_message_has_to_be_read_from_the_disk(boot: Boot) -> None:
+    host = boot(small_settings())
+    await host.start()
+    client = await host.client()
+    due_ms = await deliver(host, client, "orders", 5)
+    await pull(client, "orders", "shop")
+    await host.stop()
+    await host.start()
+    row = await (await host.client()).request("group", {"subject": "orders", "group": "shop"})
+    assert (row["lag"], row["oldest_ms"]) == (5, due_ms)
+
+
 async def test_a_group_has_its_position_its_lag_and_its_oldest_message(boot: Boot) -> None:
     host = boot(small_settings())
     await host.start()
