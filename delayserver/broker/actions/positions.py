@@ -64,8 +64,7 @@ class Positions:
 
     def begin(self, key: GroupKey, position: int) -> None:
         """Make a group that begins at a position within `bounds`. Durable after the next sync."""
-        retry_first, _ = self._state.queues.bounds(key) or (0, 0)
-        self._state.move(key, position, retry_first)
+        self._state.move(key, position, self._state.retry_first(key))
 
     def remove(self, key: GroupKey) -> None:
         """Remove a group that exists. Durable after the next sync. The messages in its retry queue go with it."""

@@ -25,7 +25,8 @@ class BrokerState:
 
     `recovered_ends`: the end of each queue at the last start. `capturing`: a checkpoint copies the queues in steps, so
     none of them may spill. `moves` counts seeks and removals. `removed`: groups removed since the last checkpoint, with
-    their moves and the end of their retry queue, which older checkpoints still know.
+    the end of their retry queue, which older checkpoints still know. `undropped`: those of them whose removal is not durable
+    yet. Their retry queues keep their messages, because a crash may bring the group back.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class BrokerState:
         self.expired_messages = 0
         self.moves = 0
         self.removed: dict[GroupKey, int] = {}
+        self.undropped: dict[GroupKey, int] = {}
         self.filters: dict[GroupKey, Filter] = {}
         self.filtered_messages = 0
         self.passed_over: set[GroupKey] = set()
@@ -70,8 +72,8 @@ class BrokerState:
         """The group; a new one is made if there is none, and starts at the earliest position kept."""
         group: ConsumerGroup | None = self.groups.get(key)
         if group is None:
-            main, retry = [self.queues.bounds(queue) or (0, 0) for queue in ((key[0], 0), key)]
-            group = ConsumerGroup(Cursor(main[0], self.moves), Cursor(retry[0], self.moves))
+            main, _ = self.queues.bounds((key[0], 0)) or (0, 0)
+            group = ConsumerGroup(Cursor(main, self.moves), Cursor(self.retry_first(key), self.moves))
             self.groups[key] = group
             self.seen_changed.add(key)
             for cursor, of_retries in ((group.main, False), (group.retry, True)):
@@ -96,18 +98,29 @@ class BrokerState:
         self.moves = max(self.moves, moves)
 
     def remove_group(self, key: GroupKey) -> None:
-        """Forget a group, and the messages in its retry queue."""
+        """Forget a group. The messages in its retry queue go when that is durable."""
         self.moves += 1
         del self.groups[key]
         self.deadlines.forget(key)
         self.seen_changed.discard(key)
         self.passed_over.discard(key)
-        retry = self.queues.get(key)
-        end = 0 if retry is None else retry.end
-        if retry is not None:
-            retry.drop_below(end)
-        self.removed[key] = end
+        end = self.queues.end(key)
+        self.removed[key] = self.undropped[key] = end
         self.notes.removed(key, end, self.moves)
+
+    def removals_durable(self, removed: dict[GroupKey, int]) -> None:
+        """No crash brings these groups back: drop the messages in their retry queues."""
+        for key, end in removed.items():
+            retry = self.queues.get(key)
+            if retry is not None:
+                retry.drop_below(end)
+            if self.undropped.get(key) == end:
+                del self.undropped[key]
+
+    def retry_first(self, key: GroupKey) -> int:
+        """Where a new group begins in its retry queue."""
+        first, _ = self.queues.bounds(key) or (0, 0)
+        return max(first, self.undropped.get(key, 0))
 
     def checkpoint_covers(self, removed: dict[GroupKey, int]) -> None:
         """A checkpoint is durable that was captured behind these removals."""

@@ -73,7 +73,7 @@ class CheckpointCapture:
             letters_offset=letters_offset,
             moves=state.moves,
         )
-        self._removed = dict(state.removed)
+        self._removed = {key: end for key, end in state.removed.items() if key not in state.undropped}
         self._queues = state.queues.capture()
 
     def __enter__(self) -> Self:
@@ -109,6 +109,8 @@ class Durability:
         self.checkpointed = state.files.store.end
         # Where the dead letters begin whose acks the sync under way writes.
         self._letters_syncing: int | None = None
+        # Groups whose removal the sync under way writes.
+        self._removing: dict[GroupKey, int] = {}
         self.syncing = False
 
     @property
@@ -132,6 +134,7 @@ class Durability:
             self._add_seen(rows)
         state.notes.take()
         self._letters_syncing = state.letters.take_behind()
+        self._removing = dict(state.undropped)
         return BrokerSync(state.files.store.sync_plan(), ProgressSync(state.files.progress, rows, snapshot))
 
     def finish_sync(self) -> None:
@@ -139,6 +142,7 @@ class Durability:
         self.syncing = False
         self._letters_syncing = None
         self._compact = False
+        self._state.removals_durable(self._removing)
 
     def abort_sync(self, plan: BrokerSync) -> None:
         """The plan failed for want of space: its rows wait for the next plan."""

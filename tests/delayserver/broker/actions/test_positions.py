@@ -219,6 +219,58 @@ def test_a_removed_group_is_gone_after_a_crash_with_its_redeliveries(checkpoint:
     broker.check_invariants()
 
 
+@pytest.mark.parametrize("full", [False, True], ids=["crash", "no room for the removal"])
+def test_a_group_whose_removal_was_not_durable_has_its_redeliveries_after_a_crash(full: bool) -> None:
+    disk = FakeDisk()
+    broker = open_broker(disk)
+    broker.deliver(messages(1, 4), False, NOW_US)
+    drain(broker)
+    retry_queue(broker, (101, 102))
+    broker.sync()
+    broker.positions.remove(KEY)
+    if full:
+        broker.abort_sync(broker.sync_plan())
+    broker.checkpoint()
+    disk.crash(Random(1))
+    broker = open_broker(disk)
+    assert broker.positions.has_group(KEY)
+    assert drain(broker) == [101, 102]
+
+
+@pytest.mark.parametrize("start", [False, True])
+@pytest.mark.parametrize("checkpoint", ["none", "before the sync", "beside the sync", "behind the sync"])
+def test_a_group_made_anew_before_the_removal_is_durable_gets_no_earlier_redelivery(
+    start: bool, checkpoint: str
+) -> None:
+    disk = FakeDisk()
+    broker = open_broker(disk, replace(LIMITS, progress_bytes_max=0))
+    broker.deliver(messages(1, 4), False, NOW_US)
+    drain(broker)
+    retry_queue(broker, (101, 102))
+    broker.sync()
+    broker.positions.remove(KEY)
+    if start:
+        broker.positions.begin(KEY, 0)
+    if checkpoint == "before the sync":
+        broker.checkpoint()
+    assert pull(broker)[0] == [1, 2, 3, 4]
+    plan = broker.sync_plan()
+    if checkpoint == "beside the sync":
+        broker.checkpoint()
+    retry_queue(broker, (103,))
+    plan.run()
+    broker.finish_sync(plan)
+    if checkpoint == "behind the sync":
+        broker.checkpoint()
+    assert pull(broker)[0] == [103]
+    broker.deliver(messages(5, 1), False, NOW_US)
+    broker.sync()  # a snapshot of the progress log
+    broker.check_invariants()
+    disk.crash(Random(2))
+    broker = open_broker(disk)
+    assert drain(broker) == [103, 1, 2, 3, 4, 5]
+
+
 def test_a_group_that_is_made_anew_does_not_take_acks_of_the_one_that_was_removed() -> None:
     broker = open_broker(FakeDisk())
     broker.deliver(messages(1, 3), False, NOW_US)
