@@ -16,7 +16,7 @@ from delayserver.broker.limits import NACK_DELAY_MS_MAX
 from delayserver.broker.pulled import PulledBatch
 from delayserver.broker.queues.groups import GroupKey
 from delayserver.broker.service.local_broker import LocalBroker
-from delayserver.broker.service.positions import Goal
+from delayserver.broker.service.positions import EARLIEST, LATEST, Goal
 from delayserver.broker.service.pull_actor import Outlet
 from delayserver.broker.service.pulls import TOO_MANY_GROUPS
 from delayserver.config.settings import BrokerSettings
@@ -168,6 +168,8 @@ class Consuming:
         with waiting:
             if not subject:
                 subject, wait_ms = await self._first_message(name, wait_ms)
+                if start is not None and start.kind == LATEST:
+                    start = Goal(EARLIEST)  # all messages came behind this pull
             if subject:
                 group = group or self._new_group(subject, group_name)
                 if start is not None:

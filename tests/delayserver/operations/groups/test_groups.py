@@ -113,3 +113,19 @@ async def test_status_does_not_grow_with_the_groups(boot: Boot) -> None:
     status = await client.status()
     assert status["broker"]["groups"] == 301
     assert len(encode_reply(1, status)) < size + 200
+
+
+@pytest.mark.parametrize("operation", ["publish", "send"])
+async def test_a_pull_from_the_latest_message_on_gets_the_first_message_of_its_subject(
+    boot: Boot, operation: str
+) -> None:
+    host = boot(small_settings())
+    await host.start()
+    client, other = await host.client(), await host.client()
+    arguments = {"subject": "orders", "group": "shop", "start": "latest", "wait_ms": 5_000}
+    waiting = await client.ask("pull", arguments)
+    await host.sleep_ms(50)
+    due = {"due_ms": host.now_ms} if operation == "send" else {}
+    await other.request(operation, {"messages": [{"subject": "orders", "body": "first"} | due]})
+    messages = (await client.reply(waiting))["messages"]
+    assert [message["body"] for message in messages] == [b"first"]
