@@ -279,13 +279,14 @@ class ProgressBatch(ColumnBatch):
     """Progress of consumer groups, in the broker's progress log: positions `start` to `stop` (not included) of a queue.
 
     `retry` 1: of the group's retry queue. `change` 0: acked; `times` of the messages were not acked by a consumer but
-    had expired (a row of no positions only counts them). `change` 1: handed out before, `times` times, up to
-    `stop` (so that attempts go on counting after a restart); `start` is not used then. `change` 3: handed out `times`
-    times from their place, and not leased there by now as far as the log knows; a row of `change` 2 before it says until
-    when they wait (`stop`, milliseconds since 1970). `change` 4: redeliveries of the group took `stop` bytes of disk in
-    the time that began at `start` (milliseconds since 1970). `change` 5: the group goes on at `stop`, and earlier rows of
-    it and this queue are void; `times` counts such moves. `change` 6: the group was removed, and its earlier rows are
-    void, as are the messages below `stop` in its retry queue; `times` counts moves. `anew` is 1 on rows of change 5 and 6.
+    had expired (a row of no positions only counts them). `change` 1: handed out before, `times` times, from `start` up
+    to `stop` (so that attempts go on counting after a restart); a row from 0 on makes earlier ones void. `change` 3:
+    handed out `times` times from their place, and not leased there by now as far as the log knows; a row of `change` 2
+    before it says until when they wait (`stop`, milliseconds since 1970). `change` 4: redeliveries of the group took
+    `stop` bytes of disk in the time that began at `start` (milliseconds since 1970). `change` 5: the group goes on at
+    `stop`, and earlier rows of it and this queue are void; `times` counts such moves. `change` 6: the group was
+    removed, and its earlier rows are void, as are the messages below `stop` in its retry queue; `times` counts moves.
+    `anew` is 1 on rows of change 5 and 6.
     """
 
     start: I64

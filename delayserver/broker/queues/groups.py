@@ -18,6 +18,7 @@ from delayserver.broker.queues.key_order import KeyOrder
 from delayserver.broker.queues.order_keys import OrderKeys
 from delayserver.broker.queues.places import LEASED, READY, WAITING, Place, Places
 from delayserver.broker.queues.ranges import Range, RangeSet, ranges_of, without
+from delayserver.broker.queues.seen import Seen
 from delayserver.broker.redelivery import KeptBytes
 from store.records.batches import I64, U64
 
@@ -57,8 +58,7 @@ class Cursor:
         "passed",
         "passes_over",
         "retrying",
-        "seen_stop",
-        "seen_times",
+        "seen",
     )
 
     def __init__(self, committed: int, moves: int = 0) -> None:
@@ -70,8 +70,8 @@ class Cursor:
         self.next = committed
         self.acked = RangeSet()
         self.retrying = RangeSet()
-        self.seen_stop = committed
-        self.seen_times = 0
+        # Attempts of before the start.
+        self.seen = Seen()
         self._leases: list[tuple[int, int, int]] = []
         # Made when a message first waits in its place: most cursors never have one.
         self._places: Places | None = None
@@ -314,15 +314,11 @@ class Cursor:
             self._prune()
         return len(self._leases) < ranges_max
 
-    def restore_seen(self, stop: int, times: int) -> None:
-        """Restores the attempts of before the start from the log: `times` for each position below `stop`."""
-        self.seen_stop, self.seen_times = stop, times
-
     def attempts_before(self, start: int, count: int) -> I64:
         """How often each position was handed out before, i64[count]: by earlier processes (as far as known) or from its
         place."""
         before = np.zeros(count, np.int64)
-        before[: max(0, self.seen_stop - start)] = self.seen_times
+        self.seen.overlay(start, before)
         if self._places is not None:
             self._places.overlay(start, before)
         if self._order is not None:
@@ -546,11 +542,12 @@ class Cursor:
 
     def move_to(self, position: int, moves: int) -> None:
         """Go on at `position`, as if everything before it was acked and nothing from it on was ever handed out."""
-        self.committed = self.next = self.logged = self.seen_stop = position
+        self.committed = self.next = self.logged = position
+        self.seen = Seen()
         self.moves = moves
         self.passed = None
         self.acked, self.retrying = RangeSet(), RangeSet()
-        self.seen_times = self._settled = 0
+        self._settled = 0
         self._leases = []
         if self._order is not None:
             self._order.clear()
@@ -628,11 +625,7 @@ class Cursor:
         """To be called after the progress log was read. Leased positions are deliverable again, as one more attempt."""
         assert self.next == self.committed, "a cursor that handed out before its restart"
         self.logged = self.committed
-        if self.seen_stop > self.committed:
-            self.seen_times += 1
-            self.seen_stop = min(self.seen_stop, end)
-        else:
-            self.seen_stop, self.seen_times = self.committed, 0
+        self.seen.restart(self.committed, end)
         if self._places is not None:
             self._restart_places(self._places, end)
 
@@ -643,9 +636,8 @@ class Cursor:
         stop = places.stop
         for gap in self.acked.missing(self.committed, stop) if stop > self.committed else []:
             for low, high in places.missing(*gap):
-                seen = min(max(self.seen_stop, low), high)
-                places.put(Place(low, seen, self.seen_times, READY))
-                places.put(Place(seen, high, 0, READY))
+                for start, behind, times in self.seen.parts(low, high):
+                    places.put(Place(start, behind, times, READY))
                 self._ask_later(low, high)
         self.next = max(self.next, stop)
 

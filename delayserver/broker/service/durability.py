@@ -160,8 +160,8 @@ class Durability:
         for key in self._state.seen_changed:
             group = self._state.groups[key]
             for retry, cursor in ((False, group.main), (True, group.retry)):
-                times = cursor.seen_times if cursor.seen_stop > cursor.committed else 0
-                rows.add(SEEN, *key, retry, 0, max(cursor.next, cursor.seen_stop), times)
+                for start, stop, times in cursor.seen.to_log(cursor.committed, cursor.next):
+                    rows.add(SEEN, *key, retry, start, stop, times)
         self._state.seen_changed.clear()
         for key in self._state.passed_over:
             span = self._state.groups[key].main.passed_to_log()

@@ -231,7 +231,7 @@ def _apply(state: BrokerState, row: ProgressRow, lost: dict[QueueKey, int]) -> N
     group = _group(state, row)
     cursor = group.cursor(row.retry)
     if row.change == SEEN:
-        cursor.restore_seen(row.stop, row.times)
+        cursor.seen.restore(row.start, row.stop, row.times)
     elif row.change == KEPT:
         state.kept((row.subject, row.group)).add(row.start, row.stop)
     if row.change not in (ACKED, MOVED):

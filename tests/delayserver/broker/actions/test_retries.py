@@ -113,3 +113,24 @@ def test_a_pause_in_its_place_does_not_end_early_because_the_clock_was_ahead_bef
     broker.ack(SUBJECT, GROUP, pulled.delivery, now_us)
     deadline_us = broker.next_lease_deadline_us()
     assert deadline_us == NOW_US + HOUR_US
+
+
+def test_restarts_count_as_attempts_of_the_messages_alone_that_were_handed_out_before_them() -> None:
+    disk = FakeDisk()
+    broker = open_broker(disk)
+    for restart in range(12):  # the first message is held over all of them
+        broker.deliver(messages(10 * restart + 1, 2), False, NOW_US)
+        pulled = broker.pull(SUBJECT, GROUP, 100, 1 << 20, NOW_US, NOW_US)
+        assert pulled is not None
+        attempts = dict(zip(pulled.batch.sequence.tolist(), pulled.attempt.tolist(), strict=True))
+        newest = 10 * restart + 1
+        assert attempts[1] == restart + 1
+        assert attempts[newest] == attempts[newest + 1] == 1
+        if restart:
+            assert attempts[newest - 10] == 2, "it was handed out before one restart"
+        keep = (pulled.batch.sequence != 1) & (pulled.batch.sequence < newest)
+        broker.ack(SUBJECT, GROUP, pulled.delivery[keep], NOW_US)
+        broker.sync()
+        broker.check_invariants()
+        disk.kill()
+        broker = open_broker(disk)
