@@ -10,7 +10,7 @@ import itertools
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import trio
 
@@ -50,6 +50,8 @@ from delayserver.runtime.fair_turns import REQUEST_US, SLICE_ITEMS, TASK_US, Fai
 from delayserver.state.connections.broadcasts import Broadcasts
 from delayserver.state.connections.connections import Connections
 from store.errors import StoreError
+
+Read = TypeVar("Read")
 
 QuickHandler = Callable[["Connection", Request], None]
 # The awaitable gives the result, or None if the handler has replied itself. The call that makes the awaitable runs at
@@ -101,6 +103,7 @@ class Connection:
 
     __slots__ = (
         "_account",
+        "_again",
         "_blocked",
         "_came_bytes",
         "_connections",
@@ -182,6 +185,8 @@ class Connection:
         self._watching_frame = False
         self._watching_unsent = False
         self._slow = 0
+        # Held while a read goes on whose result had no room.
+        self._again: trio.Lock | None = None
         self._nursery: trio.Nursery | None = None
         # Numbers count the connections of this process in the order in which they were accepted.
         self.peer = Peer(next(_numbers), transport.peer)
@@ -563,6 +568,20 @@ class Connection:
             room = trio.Event()
             self.when_room(room.set)
             await room.wait()
+
+    async def in_room(self, read: Callable[[bool], Awaitable[Read]]) -> Read:
+        """The result of `read`, when the client has room for it. A result without room holds no memory: it is read again
+        when there is room, one after the other. `read` gets whether it may wait for messages."""
+        await self.room()
+        result = await read(True)
+        if self._has_room():
+            return result
+        del result
+        if self._again is None:
+            self._again = trio.Lock()
+        async with self._again:
+            await self.room()
+            return await read(False)
 
     def reply(self, frame: bytes, lost: Callable[[], None] | None = None) -> None:
         """Sends a frame and keeps the bytes that the kernel does not take yet.

@@ -118,9 +118,8 @@ class ConsumingHandlers:
         try:
             if pull.filter is not None:
                 raise InvalidArgument("a broadcast group has no filter: leave out tags and where, or broadcast")
-            await connection.room()
             with waiting:
-                pulled = await self._broadcasting.pull(connection.broadcasts, pull)
+                pulled = await self._broadcasting.pull(connection.broadcasts, pull, connection.in_room)
         finally:
             key = connection.peer.number, request_id
             if self._waits.get(key) is waiting:

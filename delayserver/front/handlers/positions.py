@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from delayserver.config.settings import BrokerSettings
@@ -58,8 +59,7 @@ class PositionHandlers:
             integer(arguments, "max_bytes", 1, 1 << 62, 8 << 20),
             integer(arguments, "wait_ms", 0, settings.wait_ms_max, 0),
         )
-        await connection.room()
-        found = await self._positions.read(read)
+        found = await connection.in_room(partial(self._positions.read_or_wait, read))
         connection.when_room(
             lambda: connection.reply(encode_bulk_reply(request.id, self._read_reply(str(subject), columns, found)))
         )

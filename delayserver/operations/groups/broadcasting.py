@@ -6,6 +6,9 @@ ack. It holds back no message, is not on disk, and ends with its consumer.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from functools import partial
+
 import numpy as np
 import trio
 
@@ -14,13 +17,15 @@ from delayserver.broker.pulled import PulledBatch
 from delayserver.broker.service.local_broker import LocalBroker
 from delayserver.broker.service.positions import LATEST, Goal, out_of_range
 from delayserver.operations.groups.consuming import Pull
-from delayserver.operations.groups.positions import QueuePositions, Read
+from delayserver.operations.groups.positions import QueuePositions, Read, ReadResult
 from delayserver.protocol.errors import GroupsFull
 from delayserver.receive.intake import Intake
 from delayserver.runtime.runtime import Runtime
 from delayserver.state.connections.broadcasts import BROADCASTS_MAX, Broadcasts
 from store.records.expiry import expired_rows
 from store.tables.names import SUBJECT, Names
+
+InRoom = Callable[[Callable[[bool], Awaitable[ReadResult]]], Awaitable[ReadResult]]
 
 
 class Broadcasting:
@@ -40,9 +45,9 @@ class Broadcasting:
         self._names = names
         self._clock = runtime.clock
 
-    async def pull(self, groups: Broadcasts, pull: Pull) -> PulledBatch | None:
+    async def pull(self, groups: Broadcasts, pull: Pull, in_room: InRoom) -> PulledBatch | None:
         """The next messages of a group of a consumer that have not expired; None if none came in time. The first pull makes
-        the group.
+        the group. `in_room` reads when the consumer has room for the result.
 
         Raises SubjectInvalid, GroupsFull, PositionOutOfRange (once for messages that retention removed), QueueFull."""
         name = (self._intake.check_subject(pull.subject), self._intake.check_subject(pull.group, "group"))
@@ -50,7 +55,8 @@ class Broadcasting:
         place = await self._place(groups, name, pull.start)
         while True:
             wait_ms = max((until_us - self._clock.monotonic_us()) // 1000, 0)
-            found = await self._positions.read(Read(pull.subject, place, pull.max_messages, pull.max_bytes, wait_ms))
+            read = Read(pull.subject, place, pull.max_messages, pull.max_bytes, wait_ms)
+            found = await in_room(partial(self._positions.read_or_wait, read))
             now_at = groups.place(name)
             if now_at is None:  # the consumer is gone
                 return None

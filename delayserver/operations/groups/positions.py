@@ -100,6 +100,10 @@ class QueuePositions:
             found = await self._look(subject, read)
         return found
 
+    async def read_or_wait(self, read: Read, may_wait: bool) -> ReadResult:
+        """`read`, which waits only if it may."""
+        return await self.read(read if may_wait else read._replace(wait_ms=0))
+
     async def _look(self, subject: int, read: Read) -> ReadResult:
         first, end = self._core.positions.bounds(subject)
         if first <= read.position < end and min(end - read.position, read.max_messages) > LARGE_ROWS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import trio
 
+from delayserver.broker.pulled import PulledBatch
 from delayserver.protocol.errors import FrameTimeout
 from delayserver.protocol.frames import encode_request
 from tests.fakes.host import Client, Host, small_settings, texts
@@ -78,6 +80,28 @@ async def test_broadcast_groups_of_a_client_that_does_not_read_hold_no_reply_eac
     for number in waiting:
         assert numbers((await client.reply(number))["messages"]) == [0]
     assert host.server.connections.memory.used_bytes == 0
+
+
+@pytest.mark.parametrize("operation", ["read", "pull"])
+async def test_reads_of_a_client_that_does_not_read_hold_no_messages_each(boot: Boot, operation: str) -> None:
+    host = boot(small_settings(listen=LISTEN))
+    host.network.window_bytes = 1_000
+    await host.start()
+    await fill(host, await host.client(), 12, 6 * KIB)
+    await host.stop()
+    await host.start()  # the messages have to be read from the disk
+    client = await host.client()
+    asked = []
+    for number in range(30):
+        broadcast = {"group": f"g{number}", "broadcast": True, "start": "earliest"}
+        rest = {"position": 0} if operation == "read" else broadcast
+        asked.append(await client.ask(operation, {"subject": "s", "max_messages": 12} | rest))
+    await host.sleep_ms(200)
+    gc.collect()
+    held = [each for each in gc.get_objects() if type(each) is PulledBatch]
+    assert len(held) <= 2
+    for number in asked:
+        assert numbers((await client.reply(number))["messages"]) == list(range(12))
 
 
 @pytest.mark.parametrize("end", ["cut off", "closed", "reset"])
