@@ -20,7 +20,7 @@ from delayserver.state.decisions.outcome_rows import replaced_messages
 from delayserver.state.files import Files
 from delayserver.state.positions.log_queue import LogQueue, due_range
 from delayserver.state.windows.windows import Windows
-from store.errors import CorruptionError
+from store.errors import CorruptionError, DiskError, UnreadableError
 from store.logs.message_log import LogEntry
 from store.logs.schedule_log import ScheduleKey, Source
 from store.logs.windows import window_of
@@ -34,6 +34,9 @@ ROUND_ROWS_MAX = 1 << 16
 ROUND_BYTES_BEHIND = 16 << 20
 FAR_BEHIND_BYTES = 64 << 20
 ROUND_BYTES_FAR_BEHIND = 32 << 20
+# So often the replay reads a place that the disk cannot read, with a pause before each further time.
+READ_TRIES = 3
+READ_AGAIN_MS = 1_000
 # A round of this many rows is placed on the event loop: a hop to a thread would cost more.
 INLINE_ROWS_MAX = 512
 _Messages = MessageBatch | MessageRows
@@ -61,6 +64,7 @@ class Replayer:
         self._queue = queue
         self._turns = runtime.turns
         self._workers = runtime.workers
+        self._clock = runtime.clock
         self._window_ms = windows.book.window_ms
         self._damage = runtime.damage
         self.met_damage = False
@@ -98,22 +102,30 @@ class Replayer:
         if position >= stop:
             self._queue.caught_up()
             return []
-        read = partial(self._read, position, stop)
-        entries = await self._workers.run(read)
+        entries = await self._read(position, stop)
         if not entries:
             self._positions.replayed.advance(stop)  # only the header of a new segment, or damage, lies between
         return entries
 
-    def _read(self, position: int, stop: int) -> list[LogEntry]:
+    async def _read(self, position: int, stop: int) -> list[LogEntry]:
+        """The next entries, around damage. No round comes back to what was passed over, so the replay waits where the disk
+        may read it soon."""
         size = ROUND_BYTES_FAR_BEHIND if stop - position > FAR_BEHIND_BYTES else ROUND_BYTES_BEHIND
-        try:
-            return self._log.read(position, stop, size)
-        except CorruptionError as error:
+        tries = READ_TRIES
+        while position < stop:
+            try:
+                return await self._workers.run(partial(self._log.read, position, stop, size))
+            except (CorruptionError, DiskError) as error:
+                self._damage.report(error)
+                tries -= 1
+                if isinstance(error, DiskError) or (isinstance(error, UnreadableError) and tries > 0):
+                    await self._clock.sleep_ms(READ_AGAIN_MS)
+                    continue
             self.met_damage = True
-            self._damage.report(error)
-            following = self._log.skip_damage(position)
-            assert following > position
-            return self._read(following, stop) if following < stop else []
+            following = await self._workers.run(partial(self._log.skip_damage, position))
+            if following > position:  # not so where the disk reads it again
+                position, tries = following, READ_TRIES
+        return []
 
     def _is_quick(self, entries: list[LogEntry]) -> bool:
         """Whether a round may hold the event loop: few rows (cancels and what `repair` filled a range with are not

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from functools import partial
 
@@ -11,6 +12,7 @@ import trio
 
 from delayserver.protocol.errors import DelayServerError
 from delayserver.replay.placing import Round
+from delayserver.server.delay_server import DelayServer
 from delayserver.state.positions.log_queue import LINGER_MS, LogQueue
 from store.logs.schedule_log import Source
 from tests.fakes.disk import FakeDisk
@@ -240,3 +242,52 @@ async def test_single_sends_that_never_pause_share_their_rounds(boot: Boot, monk
     await host.settled()
     assert schedule_rows(host) == 301
     assert len(rounds) <= 300 / LINGER_MS * 2, rounds
+
+
+@pytest.mark.parametrize(("code", "refusals"), [(errno.EIO, 4), (errno.EIO, 9), (errno.ENOMEM, 5)])
+async def test_messages_of_a_log_that_the_disk_refuses_to_read_for_a_moment_are_replayed(
+    boot: Boot, code: int, refusals: int
+) -> None:
+    host = boot(faked_settings(storage=RARE_CHECKPOINTS))
+    await host.start()
+    client = await host.client()
+    for number in range(3):
+        await client.put(str(number), host.now_ms + 20_000 + number)
+    await host.kill()
+    left = [code] * refusals
+
+    def refuse(operation: str, path: str) -> int:
+        return left.pop() if left and operation == "pread" and "/message_log/" in path else 0
+
+    def begin(_server: object) -> None:
+        host.disk.refuse = refuse
+
+    host.before_run = begin
+    await host.start()
+    assert host.died_of is None and not left
+    await host.sleep_ms(25_000)
+    assert host.fake().texts == ["0", "1", "2"]
+    host.check_balance(pending=0)
+
+
+async def test_the_replay_goes_around_a_bad_sector_of_the_log(boot: Boot) -> None:
+    host = boot(faked_settings(storage=RARE_CHECKPOINTS))
+    await host.start()
+    client = await host.client()
+    places = []
+    for body in ("before", "bad", "behind"):
+        places.append(host.server.parts.positions.durable.value)
+        await client.put(body, host.now_ms + 20_000)
+    await host.kill()
+
+    def begin(server: DelayServer) -> None:
+        base, segment = server.parts.files.log.locate(places[1])
+        host.disk.unreadable[segment.path] = [(places[1] - base, places[1] - base + 8)]
+
+    host.before_run = begin
+    await host.start()
+    assert host.died_of is None
+    await host.sleep_ms(25_000)
+    assert host.fake().texts == ["before", "behind"]
+    assert len(host.server.damage.unreadable) == 1
+    host.check_balance(pending=0)
