@@ -29,8 +29,9 @@ from store.logs.windows import window_of, window_starts
 from store.records.batches import I64, U32, LedgerBatch
 
 INTERVAL_MS = 5_000
-# Windows whose files are removed in one step of the event loop, which takes some milliseconds.
-REMOVED_AT_ONCE = 16
+# Windows that enter the ledger in one hop to a thread, for which a stop waits. Then one step of the event loop removes their
+# files, which takes some milliseconds.
+RETIRED_AT_ONCE = 16
 # Pause after a compaction of the ledger that failed.
 COMPACT_AGAIN_US = 600_000_000
 # Whole days that one pass removes. Each closes 1,440 minutes at once.
@@ -92,9 +93,17 @@ class Retention:
         starts = self._book.starts()
         starts |= {key.start_ms for key in self._dispatch.keys() if self._book.is_outcome_file(key)}
         for start in sorted(starts):
-            if self._retired.has(start) and self._last_known(start) <= self._retired.up_to(start):
+            if self._retired.has(start) and self._is_counted(start):
                 self._remove(start)
         self._sync_removed()
+
+    def _is_counted(self, start_ms: int) -> bool:
+        """Whether the ledger counts all that the files of a window hold."""
+        try:
+            return self._last_known(start_ms) <= self._retired.up_to(start_ms)
+        except (CorruptionError, DiskError) as error:
+            self._damage.report(error)
+            return False
 
     def _last_known(self, start_ms: int) -> int:
         """`_last_sequence`, also of outcomes: a crash may lose a late message in its schedule file, not its outcome."""
@@ -117,7 +126,7 @@ class Retention:
         for key in self._dispatch.keys():
             if self._book.is_outcome_file(key) and self._retired.has(key.start_ms):
                 outcomes = self._dispatch.outcomes_left(key, damages=[])  # also of a file that lost some
-                twice = outcomes.sequence <= self._retired.up_to(key.start_ms)
+                twice = self._retired.are(key.start_ms, outcomes.sequence)
                 twice &= (outcomes.origin_sequence == 0) | (outcomes.outcome == int(Outcome.DEDUPLICATED))
                 totals -= np.bincount(outcomes.outcome[twice], minlength=16)
         return totals
@@ -159,18 +168,21 @@ class Retention:
     async def _retire(self, done: list[int]) -> None:
         coming = {self._book.start_of(start) for start in await self._coming.windows()}
         done = [start for start in done if start not in coming]
+        for first in range(0, len(done), RETIRED_AT_ONCE):
+            await self._retire_some(done[first : first + RETIRED_AT_ONCE])
+        # A crash before this may bring files back. The ledger has their windows, and the next start removes them.
+        await self._workers.run(self._sync_removed)
+
+    async def _retire_some(self, done: list[int]) -> None:
         await self._decided.all_written()
         # Late messages may come while the files are read. Sequences above these are not counted.
         last = {start: self._last_sequence(start) for start in done if self._may_go(start)}
         collect = partial(self._enter, last)
         await self._workers.run(collect)
-        for place, start in enumerate(last):
-            if place % REMOVED_AT_ONCE == REMOVED_AT_ONCE - 1:
-                await trio.lowlevel.checkpoint()
+        for start in last:
             if self._retired.has(start):
                 self._remove(start)
-        # A crash before this may bring files back. The ledger has their windows, and the next start removes them.
-        await self._workers.run(self._sync_removed)
+        await trio.lowlevel.checkpoint()
 
     def _sync_removed(self) -> None:
         self._schedule.sync_removed()
@@ -316,7 +328,9 @@ class Retention:
         )
 
     def _remove(self, start_ms: int) -> bool:
-        """Removes files of a window that the ledger counts. False if a later message or a damaged ledger keeps any."""
+        """Removes files of a window that the ledger counts. False where a late message, a load or damage keeps any."""
+        if self._cursors.is_loading(start_ms):  # a clock that was ahead is back in the window: a later pass removes it
+            return False
         try:
             retired_to = self._retired.up_to(start_ms)
         except (CorruptionError, DiskError):  # `_enter` has reported it: the window keeps its files

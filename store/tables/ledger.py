@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from store.disk.filesystem import FileSystem, directory_of
-from store.errors import CorruptionError, StoreError
+from store.errors import CorruptionError, StoreError, UnreadableError
 from store.records.batches import I64, LedgerBatch
 from store.records.segment import FILE_LEDGER, Damage, FileHeader, ScanReport, Segment, is_unfinished
 
@@ -209,9 +209,7 @@ class Ledger:
         keys = windows.keys_between(_key(start_ms, False), _key(stop_ms, False))
         last = 0
         for offset in np.unique(windows.get_many(keys)).tolist():
-            assert segment is not None
-            _, batch = segment.read(offset)
-            assert isinstance(batch, LedgerBatch)
+            batch = _read_twice(segment, offset)
             mine = (batch.start_ms >= start_ms) & (batch.start_ms < stop_ms)
             last = max(last, int(batch.last_sequence[mine].max(initial=0)))
         return last
@@ -240,10 +238,19 @@ class Ledger:
                 segment.close()
 
 
-def _rows_at(segment: Segment | None, offset: int, key: int) -> LedgerBatch:
+def _read_twice(segment: Segment | None, offset: int) -> LedgerBatch:
+    """The record at an offset. A disk that fails for a moment gets a second chance, because no other file has the counts."""
     assert segment is not None
-    _, batch = segment.read(offset)
+    try:
+        _, batch = segment.read(offset)
+    except UnreadableError:
+        _, batch = segment.read(offset)
     assert isinstance(batch, LedgerBatch)
+    return batch
+
+
+def _rows_at(segment: Segment | None, offset: int, key: int) -> LedgerBatch:
+    batch = _read_twice(segment, offset)
     return batch.take(np.flatnonzero(_keys(batch) == key))
 
 

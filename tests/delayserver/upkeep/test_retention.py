@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from delayserver.recover.checking.check import check_directory
 from delayserver.recover.reading.balance import ACCEPTED
 from delayserver.replay.placing import Round
 from delayserver.upkeep.on_their_way import OnTheirWay
+from delayserver.upkeep.retention import Retention
 from store.errors import CorruptionError, DiskFullError
 from store.logs.dispatch_log import DispatchKey
 from store.logs.schedule_log import ScheduleKey, Source
@@ -371,3 +373,126 @@ async def test_a_window_whose_entry_in_the_ledger_is_damaged_keeps_its_files_and
     with pytest.raises(CorruptionError):
         server.parts.retired.up_to(start_ms)
     assert not server.parts.retention._remove(start_ms)
+
+
+async def test_a_window_that_a_load_takes_while_it_enters_the_ledger_goes_behind_the_load(boot: Boot) -> None:
+    """A clock that was far ahead steps back into the window."""
+    host = boot(settings())
+    await host.start()
+    await (await host.client()).put("m", host.now_ms)
+    await host.sleep_ms(1_000)
+    await host.kill()
+    host.clock.step(30 * MINUTE_MS)
+    loads, read = trio.Event(), trio.Event()
+
+    async def load_beside_entering(name: str, work: Callable[[], Any]) -> Any:
+        if name == "_enter":
+            host.clock.step(-30 * MINUTE_MS)
+            await loads.wait()
+        elif name == "read" and host.now_ms < after_ms:
+            loads.set()
+            await read.wait()
+        return work()
+
+    after_ms = host.now_ms - 10 * MINUTE_MS
+    host.workers.around = load_beside_entering
+    server = await host.start()
+    with trio.fail_after(60):
+        await loads.wait()
+    await host.sleep_ms(1_000)
+    assert host.died_of is None and server.parts.files.schedule.keys()
+    read.set()
+    host.clock.step(30 * MINUTE_MS)
+    await host.sleep_ms(12_000)
+    assert host.died_of is None and not server.parts.files.schedule.keys()
+    assert host.fake().texts == ["m"]
+    host.check_balance(pending=0)
+
+
+@pytest.mark.parametrize("damage", ["flipped", "unreadable", "unreadable once"])
+async def test_a_ledger_that_is_damaged_while_the_server_starts_ends_no_start(
+    boot: Boot, damage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = boot(settings())
+    server = await host.start()
+    await (await host.client()).put("m", host.now_ms)
+    await host.settled()
+    server.parts.retention._remove = lambda _start: False  # type: ignore[method-assign,assignment]
+    host.clock.step(30 * MINUTE_MS)
+    await host.until(lambda: len(server.parts.files.ledger) > 0, within_ms=60_000)
+    await host.kill()
+    finish, path = Retention.finish_interrupted, "/data/ledger.log"
+    left = [errno.EIO]
+
+    def refuse(operation: str, asked: str) -> int:
+        return left.pop() if left and operation == "pread" and asked == path else 0
+
+    def damaged(retention: Retention) -> None:
+        size = host.disk.size(path)
+        if damage == "flipped":
+            host.disk.flip_bit(path, size - 8)
+        elif damage == "unreadable":
+            host.disk.unreadable[path] = [(size - 8, size)]
+        else:
+            host.disk.refuse = refuse
+        finish(retention)
+
+    monkeypatch.setattr(Retention, "finish_interrupted", damaged)
+    server = await host.start()
+    assert host.died_of is None
+    if damage == "unreadable once":
+        assert not left and not server.parts.files.schedule.keys()
+    else:
+        assert server.damage.corruption or server.damage.unreadable
+    assert host.status()["delivered"] == 1
+    await host.sleep_ms(12_000)
+    assert host.died_of is None
+    assert host.fake().texts == ["m"]
+
+
+async def test_windows_enter_the_ledger_some_at_a_time_so_that_a_stop_waits_for_few(boot: Boot) -> None:
+    """After a downtime of days thousands go in one pass."""
+    host = boot(settings())
+    await host.start()
+    client = await host.client()
+    first_ms, windows = host.now_ms, 60
+    for place in range(windows):
+        await client.put("m", first_ms + place * MINUTE_MS)
+    host.clock.step(windows * MINUTE_MS)
+    await host.sleep_ms(2_000)
+    sizes: list[int] = []
+
+    async def count(name: str, work: Callable[[], Any]) -> Any:
+        entered = len(host.server.parts.files.ledger)
+        result = work()
+        if name == "_enter":
+            sizes.append(len(host.server.parts.files.ledger) - entered)
+        return result
+
+    host.workers.around = count
+    host.clock.step(60 * MINUTE_MS)
+    await host.until(lambda: sum(sizes) == windows, within_ms=20_000)
+    assert max(sizes) <= 16
+    await host.sleep_ms(2_000)
+    assert not host.server.parts.files.schedule.keys()
+    host.check_balance(pending=0)
+
+
+async def test_windows_that_cannot_go_do_not_hold_back_the_others(boot: Boot) -> None:
+    host = boot(settings())
+    server = await host.start()
+    client = await host.client()
+    first_ms, windows, damaged = host.now_ms, 60, 40
+    for place in range(windows):
+        await client.put("m", first_ms + place * MINUTE_MS)
+    host.clock.step(windows * MINUTE_MS)
+    await host.sleep_ms(2_000)
+    for path in host.disk.files("/data/dispatch_log/")[:damaged]:
+        host.disk.unreadable[path] = [(64, 1 << 20)]
+    host.clock.step(60 * MINUTE_MS)
+    await host.sleep_ms(12_000)
+    assert len(server.parts.files.ledger) == windows - damaged
+    host.disk.unreadable.clear()
+    await host.sleep_ms(12_000)
+    assert len(server.parts.files.ledger) == windows
+    host.check_balance(pending=0)
