@@ -24,7 +24,7 @@ from delayserver.state.decisions.decided import Decided
 from delayserver.state.files import Files
 from delayserver.state.positions.log_queue import LogQueue
 from delayserver.state.windows.windows import Windows
-from store.errors import CorruptionError, DiskError, DiskFullError, FormatError
+from store.errors import CorruptionError, DiskError, DiskFullError, FormatError, UnreadableError
 from store.indexes.outcome_index import OutcomeIndex
 from store.indexes.schedule_index import index_rows
 from store.logs.dispatch_log import DispatchKey
@@ -257,10 +257,18 @@ class DayTier:
         done = await self._placing.place_drained(batch)
         async with AsyncExitStack() as stack:
             decided: dict[int, OutcomeIndex | None] = {}
+            refused = []
             for start in {placed.key.start_ms for placed in done.placed if self._cursors.is_taken(placed.key.start_ms)}:
                 decided[start] = None
-                with suppress(CorruptionError):  # already reported; messages that may be cancelled are not handed over
+                try:
                     decided[start] = await stack.enter_async_context(self._decided.pinned(DispatchKey(start, False)))
+                except (CorruptionError, DiskError) as error:
+                    if self._is_refusal(error):
+                        refused.append(start)
+            # In the step that publishes: no other round brings these rows again. Where the outcomes are damaged, messages
+            # that may be cancelled are not handed over.
+            for start in refused:
+                self._publisher.leave_to_load(start)
             self._publisher.publish_drained(done, decided)
         await self._record_lost_copies(done)
         # Now, and not all of them at the end: a round of replay would wait for that.
@@ -296,9 +304,18 @@ class DayTier:
             if not len(copies):
                 continue
             rows = index_rows(placed.batch, placed.appended.blob_start).take(copies)
-            with suppress(CorruptionError):  # reported; as long as the outcomes cannot be read, none is added
+            try:
                 async with self._decided.pinned(DispatchKey(placed.key.start_ms, False)) as index:
                     self._decided.add_lost_copies(placed.key.start_ms, rows, index.missing(rows.sequence))
+            except (CorruptionError, DiskError) as error:
+                if self._is_refusal(error):
+                    self._publisher.leave_to_load(placed.key.start_ms)
+
+    def _is_refusal(self, error: CorruptionError | DiskError) -> bool:
+        """Whether the disk may give the outcomes of a minute soon. As long as they are damaged, none is added."""
+        if isinstance(error, DiskError):
+            self._damage.report(error)  # of the others `pinned` has reported
+        return isinstance(error, (DiskError, UnreadableError))
 
     def _read(self, key: ScheduleKey, position: int) -> tuple[MessageBatch | None, int]:
         batches = []

@@ -89,6 +89,11 @@ class Publisher:
         self._publish_rows(done, decided)
         self._positions.published_drained()
 
+    def leave_to_load(self, start_ms: int) -> None:
+        """The window leaves memory: a load brings its rows, and looks at all that is decided."""
+        self._residency.evict_between(Key(start_ms, 0), start_ms + self._book.window_ms)
+        self._residency.loadable.ring()
+
     def _publish_rows(self, done: Round, decided: dict[int, OutcomeIndex | None]) -> None:
         now_us = self._clock.now_us()
         ahead_ms = now_us // 1000 + self._settings.load_ahead_ms

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from datetime import UTC, datetime
 
 import pytest
+import trio
 
 from delayserver.config.settings import Settings
 from delayserver.replay.placing import Round
 from delayserver.server.delay_server import DelayServer
+from store.logs.dispatch_log import DispatchKey
 from store.logs.schedule_log import Source
 from store.records.batches import MessageBatch
 from store.records.record import HEADER_BYTES, decode_header
@@ -388,3 +391,44 @@ async def test_where_outcomes_of_a_day_are_damaged_nothing_of_it_is_delivered_an
     assert host.fake().texts == ["fresh"]
     assert await client.cancel(other) == ["too_late"]
     assert any(path in text for text in host.status()["corruption"])
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOMEM])
+async def test_rows_of_a_day_are_delivered_also_where_the_disk_refused_the_outcomes_of_their_minute(
+    boot: Boot, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayserver.replay.day_tier.DRAIN_ROWS", 1)
+    host = boot(coarse_settings())
+    await host.start()
+    client, server = await host.client(), host.server
+    due_ms = (host.now_ms // DAY_MS + 2) * DAY_MS + HOUR_MS + 20_000
+    await client.put("first", due_ms, message_id="first")
+    await host.settled()
+    await client.put("second", due_ms + 1, message_id="second")
+    await client.put("copy", due_ms + 1, message_id="second")
+    await host.settled()
+    drain, calls, free = server.parts.tier._drain, [], trio.Event()
+
+    async def wait(start_ms: int) -> None:
+        calls.append(start_ms)
+        if len(calls) > 1:
+            await free.wait()
+        await drain(start_ms)
+
+    server.parts.tier._drain = wait  # type: ignore[method-assign]
+    host.clock.step(due_ms - 10_000 - host.now_ms)
+    await host.sleep_ms(15_000)
+    assert host.fake().texts == ["first"]
+    path = server.parts.files.dispatch.path(DispatchKey(due_ms // 60_000 * 60_000, False))
+    left = [code] * 2
+
+    def refuse(operation: str, asked: str) -> int:
+        return left.pop() if left and operation == "pread" and asked == path else 0
+
+    host.disk.refuse = refuse
+    free.set()
+    await host.sleep_ms(75_000)
+    assert host.died_of is None and not left
+    assert host.fake().texts == ["first", "second"]
+    status = host.check_balance(pending=0)
+    assert (status["accepted"], status["deduplicated"]) == (3, 1)
