@@ -15,6 +15,7 @@ from contextlib import AsyncExitStack, suppress
 from functools import partial
 
 import numpy as np
+import trio
 
 from delayserver.config.settings import StorageSettings
 from delayserver.replay.placing import Round
@@ -137,7 +138,7 @@ class DayTier:
             self._overlays.hide(day.start_ms, day.sequence)
             self._hold(day.start_ms, error)
             written = self._outcomes_left(day.start_ms)
-        self._overlays.put(day.start_ms, written)
+        self._overlays.put(day.start_ms, _index_of(written))
         return written
 
     def _outcomes_left(self, start_ms: int) -> OutcomeBatch:
@@ -195,21 +196,43 @@ class DayTier:
             await self._clock.sleep_ms(200)
 
     async def _seal(self) -> None:
-        # Outcomes so far belong to the coarse files. Only the replayer's task decides about coarse rows.
-        await self._decided.all_written()
         keys = {*self._schedule.keys(), *self._schedule.lost}
         starts = sorted({key.start_ms for key in keys if key.source == Source.DAY})
-        whole = [start for start in starts if self._may_stay_whole(start)]
-        self._days.seal(self.fine_until_ms(), self._positions.replayed_sequence.value, starts, whole)
-        self._book.refresh([start for start in whole if self._days.is_whole(start)])
-        for day in self._days.draining():
-            if day.start_ms not in self._overlays:
+        fine_until_ms = self.fine_until_ms()
+        near = [start for start in starts if self._days.fine_until_ms <= start < fine_until_ms]
+        async with AsyncExitStack() as stack:
+            # Read in threads, before the step that seals: from that step on each question about the days needs them.
+            indexes: dict[int, OutcomeIndex] = {}
+            refused: dict[int, DiskError] = {}
+            for start in [start for start in near if not self._may_stay_whole(start)]:
                 try:
-                    self._take_outcomes(day)
+                    indexes[start] = await stack.enter_async_context(self._decided.pinned(DispatchKey(start, True)))
                 except DiskError as error:
-                    self._overlays.hide(day.start_ms, day.sequence)
-                    self._refused.add(day.start_ms)
-                    self._hold(day.start_ms, error)
+                    refused[start] = error
+                except CorruptionError:
+                    pass  # `_take_outcomes` meets it again
+            # Outcomes so far belong to the coarse files. Only the replayer's task decides about coarse rows.
+            await self._decided.all_written()
+            whole = [start for start in starts if self._may_stay_whole(start)]
+            self._days.seal(fine_until_ms, self._positions.replayed_sequence.value, starts, whole)
+            self._book.refresh([start for start in whole if self._days.is_whole(start)])
+            for day in self._days.draining():
+                if day.start_ms not in self._overlays:
+                    self._take_sealed(day, indexes.get(day.start_ms), refused.get(day.start_ms))
+
+    def _take_sealed(self, day: SealedDay, index: OutcomeIndex | None, refusal: DiskError | None) -> None:
+        """`index`: the outcomes of the day, if they could be read. `refusal`: the error, if the disk refused them."""
+        try:
+            if refusal is not None:
+                raise refusal
+            if index is not None:
+                self._overlays.put(day.start_ms, index)
+            else:
+                self._take_outcomes(day)
+        except DiskError as error:
+            self._overlays.hide(day.start_ms, day.sequence)
+            self._refused.add(day.start_ms)
+            self._hold(day.start_ms, error)
 
     def _may_stay_whole(self, start_ms: int) -> bool:
         """Whether a coarse day is overdue as a whole, small, and nothing of it is lost or in memory."""
@@ -363,15 +386,26 @@ class DayTier:
             self._decided.forget(DispatchKey(start_ms, True))
 
     async def _move_outcomes(self, start_ms: int) -> None:
-        written = self._coarse_outcomes(start_ms)
-        starts = window_starts(written.due_ms, self._settings.window_ms)
-        for start in np.unique(starts).tolist():
-            mine = written.take(np.flatnonzero(starts == start))
-            async with self._decided.pinned(DispatchKey(start, False)) as index:
+        read = partial(self._outcomes_by_file, start_ms)
+        moved = 0
+        for key, mine in await self._workers.run(read):
+            async with self._decided.pinned(key) as index:
                 self._decided.add(mine.take(np.flatnonzero(index.missing(mine.sequence))), moved=True)
-        if len(written):
+            moved += len(mine)
+            await trio.lowlevel.checkpoint()
+        if moved:
             await self._decided.all_written()
-            self._drains.moved[start_ms] = len(written)
+            self._drains.moved[start_ms] = moved
+
+    def _outcomes_by_file(self, start_ms: int) -> list[tuple[DispatchKey, OutcomeBatch]]:
+        return self._decided.by_file(self._coarse_outcomes(start_ms))
+
+
+def _index_of(written: OutcomeBatch) -> OutcomeIndex:
+    index = OutcomeIndex()
+    if len(written):
+        index.add(written.sequence, written.outcome)
+    return index
 
 
 def by_windows(batch: MessageBatch, window_ms: int, windows_max: int) -> list[MessageBatch]:

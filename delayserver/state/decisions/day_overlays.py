@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from delayserver.protocol.outcomes import Outcome
 from store.indexes.outcome_index import OutcomeIndex
 from store.logs.windows import day_of
-from store.records.batches import I64, U8, OutcomeBatch
+from store.records.batches import I64, U8
 
 _TOO_LATE = np.uint8(Outcome.TOO_LATE)
 
@@ -35,11 +35,8 @@ class DayOverlays:
         """Whether there is any such day."""
         return bool(self._indexes or self._unknown)
 
-    def put(self, start_ms: int, written: OutcomeBatch) -> None:
-        """The outcomes of a sealed day, as far as they can be read."""
-        index = OutcomeIndex()
-        if len(written):
-            index.add(written.sequence, written.outcome)
+    def put(self, start_ms: int, index: OutcomeIndex) -> None:
+        """The outcomes of a sealed day, as far as they can be read. No part adds to them any more."""
         self._indexes[start_ms] = index
 
     def hide(self, start_ms: int, sealed_at: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 import trio
@@ -432,3 +433,71 @@ async def test_rows_of_a_day_are_delivered_also_where_the_disk_refused_the_outco
     assert host.fake().texts == ["first", "second"]
     status = host.check_balance(pending=0)
     assert (status["accepted"], status["deduplicated"]) == (3, 1)
+
+
+async def test_outcomes_of_a_day_are_read_beside_the_event_loop(boot: Boot) -> None:
+    host = boot(coarse_settings())
+    await host.start()
+    start_ms = await put_far(host, await host.client())
+    await host.stop()
+    await host.start()
+    (path,) = [path for path in host.disk.files("/data/dispatch_log") if path.endswith("day.log")]
+    beside, reads = [False], {False: 0, True: 0}
+
+    async def work_beside(_name: str, work: Callable[[], Any]) -> Any:
+        beside[0] = True
+        try:
+            return work()
+        finally:
+            beside[0] = False
+
+    def note(operation: str, asked: str) -> int:
+        if operation == "pread" and asked == path:
+            reads[beside[0]] += 1
+        return 0
+
+    host.workers.around, host.disk.refuse = work_beside, note
+    host.clock.step(start_ms - HOUR_MS // 2 - host.now_ms)
+    await host.sleep_ms(40_000)
+    assert sources(host)[Source.DAY] == 0
+    assert reads[True] and not reads[False], reads
+    host.clock.step(start_ms + HOUR_MS - 2_000 - host.now_ms)
+    await host.until(lambda: len(host.fake().stored) == 18, within_ms=120_000)
+    await host.settled()
+    check_done(host)
+
+
+async def test_a_cancel_while_the_outcomes_of_a_day_are_read_for_its_sealing_counts(boot: Boot) -> None:
+    host = boot(coarse_settings())
+    await host.start()
+    start_ms = await put_far(host, await host.client())
+    client = await host.client()
+    receipt = (await client.put("last", start_ms + 2 * HOUR_MS))["receipt"]
+    await host.settled()
+    await host.stop()
+    await host.start()
+    client, begun, go = await host.client(), trio.Event(), trio.Event()
+
+    async def slowly(name: str, work: Callable[[], Any]) -> Any:
+        if name == "_read_index" and not begun.is_set():
+            begun.set()
+            result = work()
+            await go.wait()
+            return result
+        return work()
+
+    host.workers.around = slowly
+    host.clock.step(start_ms - HOUR_MS // 2 - host.now_ms)
+    with trio.fail_after(60):
+        await begun.wait()
+    number = await client.ask("cancel", {"receipts": [receipt]})
+    await host.sleep_ms(200)
+    go.set()
+    assert (await client.reply(number))["results"][0]["outcome"] == "cancelled"
+    await host.sleep_ms(40_000)
+    host.clock.step(start_ms + HOUR_MS - 2_000 - host.now_ms)
+    await host.until(lambda: len(host.fake().stored) == 18, within_ms=120_000)
+    host.clock.step(HOUR_MS)
+    await host.sleep_ms(60_000)
+    assert "last" not in host.fake().texts
+    assert host.check_balance(pending=0)["cancelled"] == 3
