@@ -11,7 +11,7 @@ import numpy as np
 from delayserver.runtime.runtime import Runtime
 from delayserver.state.files import Files
 from delayserver.state.windows.retired import Retired
-from store.errors import CorruptionError
+from store.errors import CorruptionError, UnreadableError
 from store.indexes.id_index import Confirm, IdIndex, StoredIds, confirm_by_bytes, id_keys
 from store.indexes.index_cache import IndexCache
 from store.logs.schedule_log import ScheduleKey, Source
@@ -21,6 +21,12 @@ from store.records.batches import I64, MessageBatch
 
 # 16 bytes an id: two million ids of windows in use. One that is dropped is read again from the columns of its files.
 INDEX_BYTES_MAX = 32 << 20
+# So often the ids of earlier messages are read where the disk cannot read them. After that they are gone around.
+READ_TRIES = 3
+
+
+class IdsUnreadableError(Exception):
+    """The disk cannot read ids of earlier messages now: place the rows again, behind what is placed, after a pause."""
 
 
 class Deduplication:
@@ -32,9 +38,19 @@ class Deduplication:
         self._retired = retired
         self._damage = runtime.damage
         self._indexes = IndexCache(INDEX_BYTES_MAX, self._load)
+        # How often the disk could not read ids that the rows of now need.
+        self._failed_reads = 0
 
     def mark(self, key: ScheduleKey, rows: MessageBatch) -> MessageBatch:
-        """The same rows, with `duplicate_of` set where one repeats an earlier message."""
+        """The same rows, with `duplicate_of` set where one repeats an earlier message.
+
+        Raises IdsUnreadableError the first times that the disk cannot read earlier messages, since it may read them soon:
+        they and their copies would be delivered. After that they are gone around, as damaged ones are."""
+        marked = self._mark(key, rows)
+        self._failed_reads = 0
+        return marked
+
+    def _mark(self, key: ScheduleKey, rows: MessageBatch) -> MessageBatch:
         for removed in self._retired.take_removed():
             self._indexes.forget(removed)
         if not rows.id_hash.any():
@@ -72,6 +88,9 @@ class Deduplication:
 
     def _told(self, error: CorruptionError) -> None:
         self._damage.report(error)
+        if isinstance(error, UnreadableError) and self._failed_reads < READ_TRIES - 1:
+            self._failed_reads += 1
+            raise IdsUnreadableError from error
 
     def drained_into(self, start_ms: int) -> None:
         """Rows of a drained day were put into this window: its index is to be read again."""

@@ -14,7 +14,7 @@ import trio
 
 from delayserver.config.settings import StorageSettings
 from delayserver.replay.buckets import bucket
-from delayserver.replay.deduplication import Deduplication
+from delayserver.replay.deduplication import Deduplication, IdsUnreadableError
 from delayserver.runtime.room_wait import RoomWait
 from delayserver.runtime.runtime import Runtime
 from delayserver.state.files import Files
@@ -28,6 +28,9 @@ from store.logs.windows import window_starts
 from store.records.batches import CancelBatch, MessageBatch
 from store.records.row_sums import U64
 from store.records.segment import Appended
+
+# Before the ids of earlier messages are read again, which the disk could not read.
+READ_AGAIN_MS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +106,8 @@ class Placing:
         self._backwards = False
 
     async def run(self, place: Callable[[Round], None], done: Round, *, quick: bool) -> None:
-        """Place in a thread where that pays. A full disk is waited for: what was placed stays in `done`, and the
-        high-water marks of the files let a further attempt go on behind it."""
+        """Place in a thread where that pays. A full disk is waited for, and a short time for one that cannot read: what was
+        placed stays in `done`, and the high-water marks of the files let a further attempt go on behind it."""
         while True:
             try:
                 if quick:
@@ -115,6 +118,8 @@ class Placing:
             except DiskFullError:
                 self._room.full(self._needed_bytes(done))
                 await self._clock.sleep_ms(self._room.pause_ms)
+            except IdsUnreadableError:
+                await self._clock.sleep_ms(READ_AGAIN_MS)
             else:
                 self._room.found()
                 return

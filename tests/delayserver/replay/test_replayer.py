@@ -291,3 +291,51 @@ async def test_the_replay_goes_around_a_bad_sector_of_the_log(boot: Boot) -> Non
     assert host.fake().texts == ["before", "behind"]
     assert len(host.server.damage.unreadable) == 1
     host.check_balance(pending=0)
+
+
+@pytest.mark.parametrize("read", ["of the index", "of the ids"])
+async def test_a_copy_is_recognised_also_where_the_disk_cannot_read_its_original_for_a_moment(
+    boot: Boot, read: str
+) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    due_ms = host.now_ms + 3_600_000
+    client = await host.client()
+    await client.put("original", due_ms, message_id="id")
+    await host.settled()
+    if read == "of the index":
+        await host.stop()
+        await host.start()
+        client = await host.client()
+    left = [errno.EIO] * 3
+
+    def refuse(operation: str, path: str) -> int:
+        return left.pop() if left and operation == "pread" and "/schedule_log/" in path else 0
+
+    host.disk.refuse = refuse
+    await client.put("copy", due_ms, message_id="id")
+    await host.settled()
+    assert not left and host.server.damage.refused and not host.server.damage.corruption
+    host.clock.step(due_ms - host.now_ms)
+    await host.sleep_ms(3_000)
+    assert host.fake().texts == ["original"]
+    assert host.check_balance(pending=0)["deduplicated"] == 1
+
+
+async def test_a_copy_of_a_message_that_the_disk_cannot_read_any_more_is_delivered(boot: Boot) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    due_ms = host.now_ms + 3_600_000
+    client = await host.client()
+    await client.put("original" * 200, due_ms, message_id="id")
+    await host.settled()
+    await host.stop()
+    await host.start()
+    client = await host.client()
+    (path,) = host.disk.files("/data/schedule_log")
+    host.disk.unreadable[path] = [(64, 128)]
+    await client.put("copy", due_ms, message_id="id")
+    await host.settled()
+    host.clock.step(due_ms - host.now_ms)
+    await host.sleep_ms(30_000)
+    assert host.died_of is None and host.fake().texts == ["copy"]
