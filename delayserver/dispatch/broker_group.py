@@ -253,7 +253,9 @@ class BrokerGroup:
                 continue
             later = rows.due_ms > self._clock.now_ms() + AHEAD_MS
             if later.any():  # the clock went back since they left the wheel
-                self._residency.put_back(rows.take(np.flatnonzero(later)))
+                back = rows.take(np.flatnonzero(later))
+                self._residency.put_back(back)
+                self._residency.follow_back(self.rows, back)
                 rows = rows.take(np.flatnonzero(~later))
             if len(rows):
                 buckets = np.unique(buckets_of(rows))
@@ -288,7 +290,7 @@ class BrokerGroup:
 
     async def _deliver_parts(self, node: Node, parts: dict[int, Shipment], *, in_order: bool = False) -> None:
         """`in_order`: no part goes before an earlier one."""
-        failed = self.rows.counters.attempts_failed
+        failed, back = self.rows.counters.attempts_failed, None
         try:
             waiting = deque(parts.items())
             while waiting:
@@ -308,6 +310,7 @@ class BrokerGroup:
                 self.rows.end(attempt)
                 if rest is None:
                     if in_order:
+                        back = rows
                         break
                     continue
                 begun = self._begin(rest)
@@ -317,6 +320,8 @@ class BrokerGroup:
             left = [shipment.rows for attempt, shipment in parts.items() if self.rows.is_running(attempt)]
             for rows in reversed(left):
                 self._residency.push_front(self.rows, rows)
+            if back is not None:
+                self._residency.follow_back(self.rows, back)
         finally:
             for attempt in parts:
                 self.rows.end(attempt)

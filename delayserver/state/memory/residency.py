@@ -317,6 +317,12 @@ class Residency:
         if len(rows):
             self.wheel.add(rows.due_ms, rows.sequence, rows.payload)
 
+    def follow_back(self, group: GroupRows, rows: DueRows) -> None:
+        """These rows with an order key went back to their wheel: those behind them that wait follow, or they would go out
+        before them."""
+        first = np.lexsort((rows.sequence, rows.due_ms))[0]
+        self._wait_for(group, Key(int(rows.due_ms[first]), int(rows.sequence[first])))
+
     def _has_brought(self, rows: NDArray[Any], due_ms: I64, sequence: I64) -> Mask:
         """Which of these index rows of the wheel memory has, or had until they were released: no load brings them again
         before their part of the window is evicted."""

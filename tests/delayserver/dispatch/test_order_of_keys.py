@@ -293,3 +293,27 @@ async def test_the_batch_that_shows_whether_a_node_is_back_has_no_more_rows_than
     assert max(node.attempt_rows) <= 3
     node.up = True
     await host.until(lambda: len(set(node.stored)) == 60)
+
+
+async def test_a_clock_that_steps_back_by_milliseconds_keeps_the_order_of_a_key(boot: Boot) -> None:
+    """The first part of a batch goes back to the wheel, so the second one does not go before it."""
+    host = boot(faked_settings(dispatch=QUICK | {"backoff_ms_min": 100}))
+    server = await host.start()
+    client, node = await host.client(), host.fake()
+    node.known_failures = False
+    (group,) = server.parts.groups
+    health = group.nodes[0].health
+    for number in range(12):
+        due_ms, attempts = host.now_ms + 60, health.failures_total
+        await client.put(f"{number}", due_ms, order_key=f"{number}")
+        await client.put(f"{number}", due_ms + 1, order_key=f"{number}")
+        node.up = False
+        await host.until(lambda: health.failures_total > attempts)  # noqa: B023
+        node.up = True
+        # The node may be tried again two milliseconds before the first of the two is due.
+        pause_ms = (health.closed_until_us - host.clock.monotonic_us()) / 1000
+        host.clock.step(int(due_ms - 2 - host.now_ms - pause_ms))
+        await host.sleep_ms(pause_ms + 1)
+        host.clock.step(-2)
+        await host.until(lambda: len(node.stored) == 2 * number + 2)  # noqa: B023
+    assert inversions(node) == []
