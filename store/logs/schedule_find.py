@@ -26,6 +26,8 @@ from store.records.segment import Appended, Damage, Segment
 
 # Sparse tables kept in memory: lookups by receipt touch few files at a time, and a table is rebuilt from headers.
 SEQUENCE_MAPS_MAX = 64
+# So often a table is made anew where the disk cannot read all of a file. Then it is kept: making it reads the whole file.
+READ_TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,8 @@ class ScheduleFinder:
     def __init__(self, files: WindowFiles[ScheduleKey]) -> None:
         self._files = files
         self._maps: OrderedDict[ScheduleKey, SequenceMap] = OrderedDict()
+        # How often the disk could not read what the table of a file is made from.
+        self._failed_reads: dict[ScheduleKey, int] = {}
         self._lock = threading.Lock()
 
     def appended(self, key: ScheduleKey, first_sequence: int, last_sequence: int, place: Appended) -> None:
@@ -89,16 +93,28 @@ class ScheduleFinder:
                 if len(self._maps) > SEQUENCE_MAPS_MAX:
                     self._maps.popitem(last=False)
             self._maps.move_to_end(key)
-            for header, _, _ in RecordReader(segment.file, table.end, end, blobs=False, damages=damages):
+            met: list[Damage] = []
+            for header, _, _ in RecordReader(segment.file, table.end, end, blobs=False, damages=met):
                 if table.last_sequence < header.first_sequence <= header.last_sequence:
                     table.add(header.first_sequence, header.last_sequence, header.offset, header.end)
                 else:
-                    damages.append(Damage(header.offset, header.end, "its sequences do not rise"))
+                    met.append(Damage(header.offset, header.end, "its sequences do not rise"))
                     table.pass_over()
+            damages += met
+            if any(damage.errno for damage in met) and self._may_read_soon(key):
+                del self._maps[key]
             if table.end < end:  # damage up to the end: read and reported again when a record stands behind it
                 gaps.append((table.last_sequence, EVERYTHING))
             gaps += table.gaps
             return table.stretches(sequences)
+
+    def _may_read_soon(self, key: ScheduleKey) -> bool:
+        """Counts a failed read of a file. True while it failed so rarely that the disk may recover: then no table is kept."""
+        failed = self._failed_reads.pop(key, 0) + 1
+        self._failed_reads[key] = failed
+        if len(self._failed_reads) > SEQUENCE_MAPS_MAX:
+            del self._failed_reads[next(iter(self._failed_reads))]
+        return failed < READ_TRIES
 
     def _rows_near(
         self,

@@ -195,3 +195,27 @@ async def test_a_day_whose_outcomes_the_disk_refused_first_is_held_back_if_they_
     assert server.damage.refused == refusals and any(path in text for text in server.damage.corruption)
     assert host.fake().texts == [], "one of the two was answered `cancelled`"
     assert await (await host.client()).cancel(cancelled) == ["too_late"]
+
+
+@pytest.mark.parametrize("refusals", [4, 5, 6])
+async def test_a_message_that_a_lookup_could_not_read_for_a_moment_is_found_and_cancelled_later(
+    boot: Boot, refusals: int
+) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    client = await host.client()
+    due_ms = host.now_ms + 3_600_000
+    receipts = []
+    for body in ("first", "second"):
+        receipts.append((await client.put(body, due_ms))["receipt"])
+        await host.settled()
+    await host.stop()
+    await host.start()
+    client = await host.client()
+    (path,) = host.disk.files("/data/schedule_log")
+    host.disk.refuse = refusing("pread", path, errno.EIO, refusals)
+    await client.lookup(receipts[0])
+    host.disk.refuse = None
+    assert await client.lookup(*receipts) == ["pending"] * 2
+    assert await client.cancel(receipts[0]) == ["cancelled"]
+    host.check_balance(pending=1)
