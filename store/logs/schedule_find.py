@@ -109,7 +109,7 @@ class ScheduleFinder:
             return table.stretches(sequences)
 
     def _may_read_soon(self, key: ScheduleKey) -> bool:
-        """Counts a failed read of a file. True while it failed so rarely that the disk may recover: then no table is kept."""
+        """Counts a failed read of a file. True while it failed so rarely that the disk may recover: no table is kept."""
         failed = self._failed_reads.pop(key, 0) + 1
         self._failed_reads[key] = failed
         if len(self._failed_reads) > SEQUENCE_MAPS_MAX:

@@ -218,4 +218,5 @@ async def test_a_message_that_a_lookup_could_not_read_for_a_moment_is_found_and_
     host.disk.refuse = None
     assert await client.lookup(*receipts) == ["pending"] * 2
     assert await client.cancel(receipts[0]) == ["cancelled"]
+    await host.settled()
     host.check_balance(pending=1)
