@@ -66,13 +66,15 @@ class StoredMessages:
         """A read of the store from which a block is made again, up to the position `stop`."""
         first, last, position = block.store_offset_first, block.store_offset_last, block.position
         told: list[str] = []
+        reach = (max(first, self._files.store.first), last + 1)
+        # The block stands for good: messages that it does not have are lost to consumers.
+        patient = self._files.reads.failed(REBUILD, reach[0]) + 1 < READ_TRIES
 
         def read() -> dict[str, RunBatch]:
-            runs = self._runs_of(key, (first, last), (position, stop), told.append)
+            runs = self._runs_of(key, (first, last), (position, stop), told.append, patient=patient)
             columns = dict(zip(("position", "store_offset", "row_start", "row_count"), np.array(runs).T, strict=True))
             return {"block": RunBatch.filled(len(runs), **columns)}
 
-        reach = (max(first, self._files.store.first), last + 1)
         return ReadPlan(REBUILD, (key, position), reach, BLOCK_BYTES_MAX, read, partial(self._rebuilt, block, told))
 
     def _rebuilt(self, block: SpilledBlock, told: list[str], found: dict[str, RunBatch]) -> None:
@@ -85,13 +87,13 @@ class StoredMessages:
         self._files.blocks.keep({block.block_offset: found["block"]})
 
     def _runs_of(
-        self, key: QueueKey, offsets: Range, positions: Range, told: Callable[[str], None]
+        self, key: QueueKey, offsets: Range, positions: Range, told: Callable[[str], None], *, patient: bool
     ) -> list[tuple[int, int, int, int]]:
         """The runs of the records in a range of store offsets (both ends count), for a range of positions. Runs in a
         worker thread. `told` is called with texts about damage."""
         expected, stop = positions
         runs: list[tuple[int, int, int, int]] = []
-        for record in self._files.store.readable_columns(offsets[0], offsets[1] + 1, told):
+        for record in self._files.store.readable_columns(offsets[0], offsets[1] + 1, told, patient=patient):
             for run in grouped_columns(record.columns["subject"], record.columns["target_group"]):
                 if run.key == key:
                     first = int(record.columns["position"][run.row_start])

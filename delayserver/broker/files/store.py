@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from delayserver.broker.limits import BrokerLimits
 from delayserver.broker.reads import KEYS, REBUILD, SELECTED, STORE, ReadNeeded, ReadPlan, Reads
 from store.disk.filesystem import FileSystem
-from store.errors import CorruptionError, StoreError
+from store.errors import CorruptionError, StoreError, UnreadableError
 from store.logs.message_log import LogDamage, LogEntry, MessageLog, WarmStep
 from store.records.batches import I64, StoredBatch
 from store.records.lazy_record import LazyRecord
@@ -239,8 +239,11 @@ class BrokerStore:
         dispatched_us: I64 = _read_columns(segment, base, offset - base).columns["dispatched_us"]
         return dispatched_us
 
-    def readable_columns(self, start: int, stop: int, told: Callable[[str], None]) -> Iterator[StoredColumns]:
-        """`columns`, passing over damage. Calls `told` with texts about each unreadable range."""
+    def readable_columns(
+        self, start: int, stop: int, told: Callable[[str], None], *, patient: bool = False
+    ) -> Iterator[StoredColumns]:
+        """`columns`, passing over damage. Calls `told` with texts about each unreadable range. With `patient` raises
+        UnreadableError where the disk cannot read: it may read that later."""
         offset = start
         while offset < stop:
             try:
@@ -249,6 +252,8 @@ class BrokerStore:
                     offset = record.stop
                 return
             except CorruptionError as error:
+                if patient and isinstance(error, UnreadableError):
+                    raise
                 told(str(error))
                 damaged, offset = offset, self.skip_damage(offset)
                 told(f"store offsets {damaged} to {offset} are passed over")

@@ -8,9 +8,12 @@ from random import Random
 import pytest
 
 from delayserver.broker.queues.queue_table import STEP_QUEUES
+from store.errors import UnreadableError
 from tests.delayserver.broker.brokers import (
+    GROUP,
     LIMITS,
     NOW_US,
+    SUBJECT,
     drain,
     messages,
     open_broker,
@@ -156,3 +159,19 @@ def test_queues_at_rest_hold_back_messages_that_are_not_consumed() -> None:
     assert broker.retire(NOW_US + 6_000_000) != []
     assert state_of(broker).queues.awake_count == 0
     assert broker.positions.bounds(2) == (10, 10)
+
+
+@pytest.mark.parametrize("pulls", [1, 2])
+def test_a_disk_that_reads_nothing_for_a_moment_loses_no_message(pulls: int) -> None:
+    """Neither the block of index rows nor the store from which it is made again can be read then."""
+    disk = FakeDisk()
+    sequences = stored(disk, checkpoint_at=99)
+    disk.kill()
+    broker = open_broker(disk)
+    disk.unreadable |= {path: [(64, 1 << 30)] for path in disk.files("/data/broker/")}
+    for _ in range(pulls):
+        with pytest.raises(UnreadableError):
+            broker.pull(SUBJECT, GROUP, 20, 1 << 20, NOW_US, NOW_US)
+    disk.unreadable.clear()
+    assert drain(broker) == sequences
+    assert broker.status()["damaged_messages"] == 0
