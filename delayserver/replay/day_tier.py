@@ -200,33 +200,39 @@ class DayTier:
         starts = sorted({key.start_ms for key in keys if key.source == Source.DAY})
         fine_until_ms = self.fine_until_ms()
         near = [start for start in starts if self._days.fine_until_ms <= start < fine_until_ms]
-        async with AsyncExitStack() as stack:
-            # Read in threads, before the step that seals: from that step on each question about the days needs them.
-            indexes: dict[int, OutcomeIndex] = {}
-            refused: dict[int, DiskError] = {}
-            for start in [start for start in near if not self._may_stay_whole(start)]:
-                try:
-                    indexes[start] = await stack.enter_async_context(self._decided.pinned(DispatchKey(start, True)))
-                except DiskError as error:
-                    refused[start] = error
-                except CorruptionError:
-                    pass  # `_take_outcomes` meets it again
-            # Outcomes so far belong to the coarse files. Only the replayer's task decides about coarse rows.
-            await self._decided.all_written()
-            whole = [start for start in starts if self._may_stay_whole(start)]
-            self._days.seal(fine_until_ms, self._positions.replayed_sequence.value, starts, whole)
-            self._book.refresh([start for start in whole if self._days.is_whole(start)])
-            for day in self._days.draining():
-                if day.start_ms not in self._overlays:
-                    self._take_sealed(day, indexes.get(day.start_ms), refused.get(day.start_ms))
+        # Read in threads, before the step that seals: from that step on each question about the days needs them.
+        indexes: dict[int, tuple[OutcomeIndex, int]] = {}
+        refused: dict[int, DiskError] = {}
+        for start in [start for start in near if not self._may_stay_whole(start)]:
+            end = self._dispatch.end(DispatchKey(start, True))
+            read = partial(self._index_up_to, DispatchKey(start, True), end)
+            try:
+                indexes[start] = await self._workers.run(read), end
+            except DiskError as error:
+                refused[start] = error
+            except CorruptionError:
+                pass  # `_take_outcomes` meets it again
+        # Outcomes so far belong to the coarse files. Only the replayer's task decides about coarse rows.
+        await self._decided.all_written()
+        whole = [start for start in starts if self._may_stay_whole(start)]
+        self._days.seal(fine_until_ms, self._positions.replayed_sequence.value, starts, whole)
+        self._book.refresh([start for start in whole if self._days.is_whole(start)])
+        for day in self._days.draining():
+            if day.start_ms not in self._overlays:
+                self._take_sealed(day, indexes.get(day.start_ms), refused.get(day.start_ms))
 
-    def _take_sealed(self, day: SealedDay, index: OutcomeIndex | None, refusal: DiskError | None) -> None:
-        """`index`: the outcomes of the day, if they could be read. `refusal`: the error, if the disk refused them."""
+    def _index_up_to(self, key: DispatchKey, end: int) -> OutcomeIndex:
+        return _index_of(self._dispatch.outcomes(key, None, end))
+
+    def _take_sealed(self, day: SealedDay, known: tuple[OutcomeIndex, int] | None, refusal: DiskError | None) -> None:
+        """`known`: the outcomes of the day, if they could be read, and where they end in the file. `refusal`: the error, if
+        the disk refused them."""
         try:
             if refusal is not None:
                 raise refusal
-            if index is not None:
-                self._overlays.put(day.start_ms, index)
+            key = DispatchKey(day.start_ms, True)
+            if known is not None and known[1] == self._dispatch.end(key):
+                self._overlays.put(day.start_ms, known[0])
             else:
                 self._take_outcomes(day)
         except DiskError as error:

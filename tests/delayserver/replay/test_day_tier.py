@@ -479,7 +479,7 @@ async def test_a_cancel_while_the_outcomes_of_a_day_are_read_for_its_sealing_cou
     client, begun, go = await host.client(), trio.Event(), trio.Event()
 
     async def slowly(name: str, work: Callable[[], Any]) -> Any:
-        if name == "_read_index" and not begun.is_set():
+        if name == "_index_up_to" and not begun.is_set():
             begun.set()
             result = work()
             await go.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import replace
 from random import Random
 
@@ -175,3 +176,32 @@ def test_a_disk_that_reads_nothing_for_a_moment_loses_no_message(pulls: int) -> 
     disk.unreadable.clear()
     assert drain(broker) == sequences
     assert broker.status()["damaged_messages"] == 0
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_a_read_that_the_disk_refuses_once_at_a_start_loses_no_message(checkpoint: bool) -> None:
+    number = 0
+    while True:
+        disk = FakeDisk()
+        sequences = stored(disk, checkpoint_at=10 if checkpoint else 1000, count=60)
+        disk.kill()
+        calls = [0]
+
+        def refuse(operation: str, path: str) -> int:
+            if operation == "pread" and "/broker/store/" in path:
+                calls[0] += 1  # noqa: B023
+                return errno.EIO if calls[0] == number + 1 else 0  # noqa: B023
+            return 0
+
+        disk.refuse = refuse
+        try:
+            broker = open_broker(disk)
+        except UnreadableError:  # it says so, and the next start goes on
+            disk.kill()
+            broker = open_broker(disk)
+        disk.refuse = None
+        assert drain(broker) == sequences, number
+        if calls[0] <= number:
+            break
+        number += 1
+    assert number > 3
