@@ -38,7 +38,7 @@ from delayserver.state.connections.connection_memory import ConnectionMemory
 from delayserver.state.connections.connections import Connections
 from delayserver.state.positions.readiness import Readiness, Stage
 from store.disk.filesystem import FileSystem, RealFileSystem
-from store.errors import DiskFullError, StoreError
+from store.errors import DiskFullError, StoreError, UnreadableError
 
 events = EventLogger()
 
@@ -47,6 +47,10 @@ Ready = Callable[[str, int], None]
 # A directory that was in use opens in the room that its files have kept. One that is new, or of an older version, needs
 # some blocks.
 OPENING_BYTES = 64 * 1024
+# So often a start reads a data directory that the disk cannot read, with a pause before each further time. The last time it
+# goes around what cannot be read: messages of there are lost to it.
+OPEN_TRIES = 3
+OPEN_AGAIN_MS = 1_000
 
 
 class DelayServer:
@@ -116,13 +120,16 @@ class DelayServer:
 
     # -- building
 
-    def open(self) -> None:
+    def open(self, *, patient: bool = False) -> None:
         """Lock and recover the data directory, build all parts; for any thread. Raises StoreError and its kinds: all is
-        closed then, and after a DiskFullError it can be called again."""
+        closed then, and after a DiskFullError or an UnreadableError it can be called again. With `patient` raises the
+        latter where the disk cannot read message_log or the broker's store; without, messages of there are lost to it."""
         holder = f"process {os.getpid()} (delayserver {self.role})"
         opened = open_directory(self.fs, self.settings, self.runtime, holder, self.role)
         try:
-            self._parts = Parts(opened, self._outside, self.settings, self.runtime)
+            if patient:
+                opened.files.log.require_readable()
+            self._parts = Parts(opened, self._outside, self.settings, self.runtime, patient=patient)
         except StoreError:
             opened.close()
             raise
@@ -185,14 +192,21 @@ class DelayServer:
             raise failure
 
     async def _open_when_there_is_room(self) -> None:
+        tries = OPEN_TRIES
         while not self.is_open:
             try:
                 # A stop does not wait for it: it is as safe as a kill, which may come at any moment of a start.
-                await self.runtime.workers.run(self.open, abandon_on_cancel=True)
+                await self.runtime.workers.run(partial(self.open, patient=tries > 1), abandon_on_cancel=True)
             except DiskFullError as error:
                 self.opening_room.full(OPENING_BYTES)
                 events.info("start_waits_for_room", "the start waits for room: {reason}", reason=str(error))
                 await self.clock.sleep_ms(self.opening_room.pause_ms)
+            except UnreadableError as error:
+                tries -= 1
+                if not tries:
+                    raise
+                self.damage.report(error)
+                await self.clock.sleep_ms(OPEN_AGAIN_MS)
         self.opening_room.found()
 
     async def _start(self, nursery: trio.Nursery) -> None:

@@ -148,8 +148,11 @@ class Outside:
 class Parts:
     """All parts of a server on an open data directory, from the state up to the operations. It starts nothing."""
 
-    def __init__(self, opened: Opened, outside: Outside, settings: Settings, runtime: Runtime) -> None:
-        """May run in any thread. Raises StoreError and its kinds."""
+    def __init__(
+        self, opened: Opened, outside: Outside, settings: Settings, runtime: Runtime, *, patient: bool = False
+    ) -> None:
+        """May run in any thread. Raises StoreError and its kinds. `patient` is that of `Broker.open`."""
+        self._patient = patient
         self.opened = opened
         self.files = opened.files
         self._outside = outside
@@ -324,6 +327,7 @@ class Parts:
             ),
             self.kept_room,
             self._clock.monotonic_us(),
+            patient=self._patient,
         )
         self.broker_commit = BrokerCommit(self.broker, opened.believable, self._runtime)
         self.broker_reads = BrokerReads(self.broker.reads, self._runtime)

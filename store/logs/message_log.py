@@ -102,6 +102,12 @@ class MessageLog:
         fs.sync_directory(directory)
         return log
 
+    def require_readable(self) -> None:
+        """Raises UnreadableError if the disk could not read something when the log was opened: it may read that later."""
+        for found in self.damages:
+            if found.damage.errno:
+                raise found.error()
+
     def _add_segment(self, base: int) -> Segment:
         header = FileHeader(self._kind, self._server_id, base)
         segment = Segment.create(

@@ -258,6 +258,10 @@ class BrokerStore:
                 damaged, offset = offset, self.skip_damage(offset)
                 told(f"store offsets {damaged} to {offset} are passed over")
 
+    def require_readable(self) -> None:
+        """Raises UnreadableError if the disk could not read something when the store was opened."""
+        self._log.require_readable()
+
     def base_of(self, offset: int) -> int:
         """The base of the segment that holds an offset."""
         return int(self._log.locate(offset)[0])

@@ -70,16 +70,20 @@ class Broker:
         limits: BrokerLimits | None = None,
         room: Room = ALL_ROOM,
         lease_us: int | None = None,
+        *,
+        patient: bool = False,
     ) -> Self:
         """Open or create the broker's files in `directory` and recover. A torn tail is cut off, queues are scanned from
         the checkpoint on, and leased messages are deliverable again.
 
         `now_us` dates segments of unknown age. From it follows how much longer messages wait in their place. It is also
-        the default of `lease_us`. The store asks `room` before it grows.
+        the default of `lease_us`. The store asks `room` before it grows. With `patient` raises UnreadableError where the
+        disk cannot read the store; without, its messages are passed over.
         Raises FormatError for files of another server, DiskFullError, StoreError.
         """
         leases_us = now_us if lease_us is None else lease_us
-        broker = cls(recover_broker(fs, directory, server_id, limits or BrokerLimits(), now_us, leases_us, room))
+        limits = limits or BrokerLimits()
+        broker = cls(recover_broker(fs, directory, server_id, limits, now_us, leases_us, room, patient=patient))
         try:
             if broker._durability.compaction_urgent:
                 broker.sync()

@@ -37,16 +37,25 @@ from delayserver.broker.queues.windows import WindowTable
 from delayserver.broker.reads import Reads
 from delayserver.broker.room import Room
 from store.disk.filesystem import FileSystem, read_twice, read_whole
-from store.errors import CorruptionError
+from store.errors import CorruptionError, UnreadableError
 from store.records.batches import FLAG_PUBLISHED
 from store.records.record import HEADER_BYTES
 from store.records.segment import FILE_HEADER_BYTES
 
 
 def recover_broker(
-    fs: FileSystem, directory: str, server_id: int, limits: BrokerLimits, now_us: int, lease_us: int, room: Room
+    fs: FileSystem,
+    directory: str,
+    server_id: int,
+    limits: BrokerLimits,
+    now_us: int,
+    lease_us: int,
+    room: Room,
+    *,
+    patient: bool = False,
 ) -> BrokerState:
-    """Open or create the files; returns the state.
+    """Open or create the files; returns the state. With `patient` raises UnreadableError where the disk cannot read the
+    store: it may read that later. Without, its messages are passed over.
 
     Raises FormatError for files of another server, StoreError if the disk fails, and CorruptionError if a file is
     missing and messages would silently be lost or come again."""
@@ -93,7 +102,14 @@ def recover_broker(
     ):
         state.damages.add(text)
     state.recovered_moves(checkpoint.moves)
-    letters = _scan(state, checkpoint)
+    try:
+        if patient:
+            store.require_readable()
+        letters = _scan(state, checkpoint, patient=patient)
+    except UnreadableError:
+        for file in (files.store, files.blocks, files.progress):
+            file.close()
+        raise
     _read_progress(state, now_us, lease_us, letters, complete=complete)
     state.recovered()
     return state
@@ -139,18 +155,18 @@ def _read_checkpoint(fs: FileSystem, path: str, server_id: int) -> BrokerCheckpo
         return None
 
 
-def _scan(state: BrokerState, checkpoint: BrokerCheckpoint) -> list[StoredColumns]:
+def _scan(state: BrokerState, checkpoint: BrokerCheckpoint, *, patient: bool) -> list[StoredColumns]:
     """Bring queues and windows from the checkpoint to the store's end, and drop the records that retention removed.
 
     Returns the records of dead letters whose messages may lack their acks."""
     store, offset = state.files.store, checkpoint.store_offset
     letters: list[StoredColumns] = []
     if checkpoint.letters_offset is not None:
-        before = store.readable_columns(checkpoint.letters_offset, offset, state.damages.add)
+        before = store.readable_columns(checkpoint.letters_offset, offset, state.damages.add, patient=patient)
         letters += [record for record in before if has_letters(record)]
     state.queues.retire(store.first)
     state.windows.retire(store.first)
-    for record in store.readable_columns(offset, store.end, state.damages.add):
+    for record in store.readable_columns(offset, store.end, state.damages.add, patient=patient):
         _add_record(state, record)
         if has_letters(record):
             letters.append(record)

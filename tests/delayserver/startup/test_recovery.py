@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 
 import pytest
@@ -417,3 +418,26 @@ async def test_windows_of_another_length_are_refused_by_name(boot: Boot, left: s
     assert host.died_of is None, host.died_of
     if left != "no files of windows":
         await host.until(lambda: host.fake().texts == ["m"], within_ms=40_000)
+
+
+@pytest.mark.parametrize("part", ["/broker/store/", "/message_log/"])
+async def test_a_disk_that_reads_nothing_for_a_moment_at_a_start_loses_no_message(boot: Boot, part: str) -> None:
+    host = boot(small_settings(storage={"message_log_segment_bytes": 1 << 16}, broker={"segment_bytes": 1 << 14}))
+    await host.start()
+    client = await host.client()
+    for number in range(10):
+        await client.put(f"{number}" + "x" * 9_000, host.now_ms + 2_000)
+    if part == "/broker/store/":
+        await host.sleep_ms(3_000)
+        await host.settled()
+    await host.lose_power()
+    until_ms = host.now_ms + 500
+    host.disk.refuse = lambda operation, path: (
+        errno.EIO if operation == "pread" and part in path and host.now_ms < until_ms else 0
+    )
+    await host.start()
+    assert host.died_of is None
+    await host.sleep_ms(5_000)
+    got = [message["body"][:1].decode() for message in await (await host.client()).pull()]
+    assert sorted(got) == list("0123456789")
+    host.check_balance(pending=0)
