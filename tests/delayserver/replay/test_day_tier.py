@@ -408,15 +408,15 @@ async def test_rows_of_a_day_are_delivered_also_where_the_disk_refused_the_outco
     await client.put("second", due_ms + 1, message_id="second")
     await client.put("copy", due_ms + 1, message_id="second")
     await host.settled()
-    drain, calls, free = server.parts.tier._drain, [], trio.Event()
+    step, calls, free = server.parts.tier.step, [], trio.Event()
 
-    async def wait(start_ms: int) -> None:
-        calls.append(start_ms)
+    async def wait() -> None:
+        calls.append(host.now_ms)
         if len(calls) > 1:
             await free.wait()
-        await drain(start_ms)
+        await step()
 
-    server.parts.tier._drain = wait  # type: ignore[method-assign]
+    server.parts.tier.step = wait  # type: ignore[method-assign]
     host.clock.step(due_ms - 10_000 - host.now_ms)
     await host.sleep_ms(15_000)
     assert host.fake().texts == ["first"]
