@@ -17,6 +17,10 @@ from delayserver.broker.queues.windows import Window, by_window
 from delayserver.broker.reads import KEYS, ReadPlan, Steps
 from store.records.batches import I64, StoredBatch
 
+# So often a hand-over fails where the disk cannot read the keys of a window. Its server pauses before each further one, some
+# seconds for all of these.
+READ_TRIES = 5
+
 
 class Presence:
     """The check of one batch."""
@@ -48,18 +52,21 @@ class Presence:
                 self.present[place] |= found
 
     def _plan(self, state: BrokerState, known: KnownKeys, window: Window) -> ReadPlan:
-        """A read of the window's keys. Messages of unreadable records are stored again: no consumer can pull those."""
+        """A read of the window's keys. Messages of damaged records are stored again: no consumer can pull those. The first
+        times that the disk cannot read them, the plan fails: later it may."""
         place = self._rows[window]
         keys, rows_max = self._keys[place], known.rows_max
         spans = [(extent.start, extent.stop) for extent in state.windows.of(window)]
         told: list[str] = []
+        first = max(min([start for start, _ in spans], default=state.files.store.end), state.files.store.first)
+        patient = state.files.reads.failed(KEYS, first) + 1 < READ_TRIES
 
         def read() -> dict[str, Any]:
             found = np.zeros(len(keys), bool)
             parts: list[I64] | None = []
             rows = 0
             for start, stop in spans:
-                records = state.files.store.readable_columns(start, stop, told.append)
+                records = state.files.store.readable_columns(start, stop, told.append, patient=patient)
                 for part in window_keys((record.columns for record in records), window):
                     found |= contains(part, keys)
                     rows += len(part)
@@ -74,8 +81,7 @@ class Presence:
                 self._mark(window, place, result["found"])
 
         known.begin(window)
-        start = max(min([start for start, _ in spans], default=state.files.store.end), state.files.store.first)
-        return ReadPlan(KEYS, window, (start, state.files.store.end), state.limits.read_ahead_bytes, read, put)
+        return ReadPlan(KEYS, window, (first, state.files.store.end), state.limits.read_ahead_bytes, read, put)
 
     def _mark(self, window: Window, place: Any, found: NDArray[np.bool_]) -> None:
         self.present[place] |= found

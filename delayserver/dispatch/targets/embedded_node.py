@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from delayserver.broker.service.local_broker import LocalBroker
 from delayserver.dispatch.broker_node import DeliveryError
 from delayserver.protocol.errors import ShuttingDown
-from store.errors import DiskFullError
+from store.errors import DiskFullError, UnreadableError
 from store.records.batches import StoredBatch
 
 # The address by which a configuration names this node.
@@ -39,6 +39,8 @@ class EmbeddedNode:
                 raise DeliveryError("the broker's disk is full", known=True)
             await self._broker.commit.stored(delivered.end)
         except ShuttingDown as error:
+            raise DeliveryError(str(error), known=True) from error
+        except UnreadableError as error:  # it does not say which of these it has: nothing is stored
             raise DeliveryError(str(error), known=True) from error
         except DiskFullError as error:
             raise DeliveryError(str(error), known=False) from error

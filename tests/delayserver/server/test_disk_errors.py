@@ -13,7 +13,7 @@ from store.errors import CorruptionError, DiskError, UnreadableError
 from store.logs.windows import day_name, day_of
 from tests.delayserver.replay.test_day_tier import coarse_settings
 from tests.delayserver.server.test_rare_interleavings import day_after_next
-from tests.fakes.host import Host, faked_settings
+from tests.fakes.host import Host, faked_settings, small_settings
 
 Boot = Callable[..., Host]
 
@@ -220,3 +220,30 @@ async def test_a_message_that_a_lookup_could_not_read_for_a_moment_is_found_and_
     assert await client.cancel(receipts[0]) == ["cancelled"]
     await host.settled()
     host.check_balance(pending=1)
+
+
+async def test_a_message_that_the_broker_has_is_not_stored_again_where_the_disk_cannot_read_it_for_a_moment(
+    boot: Boot,
+) -> None:
+    host = boot(small_settings())
+    await host.start()
+    client = await host.client()
+    await client.put("m", host.now_ms + 500)
+    while not await client.pull(wait_ms=10):
+        pass
+    await host.server.parts.local_broker.commit.durable()
+    await host.kill()  # its outcome is not written
+    left = [errno.EIO] * 3
+
+    def begin(_server: object) -> None:
+        host.disk.refuse = lambda operation, path: (
+            left.pop() if left and operation == "pread" and "/broker/store/" in path else 0
+        )
+
+    host.before_run = begin
+    await host.start()
+    await host.sleep_ms(10_000)
+    assert host.died_of is None and not left
+    assert host.server.parts.broker.status()["delivered"] == 0, "the node had it already"
+    assert len(await (await host.client()).pull()) == 1
+    host.check_balance(pending=0)
