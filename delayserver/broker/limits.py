@@ -54,7 +54,7 @@ class BrokerLimits:
     filter_step_ns: int = 3_000_000
     """Work of a group's filter in one step on the event loop. Then other tasks run, and the group goes on."""
     retry_bytes_max: int = 16 * MIB
-    """Messages gathered for redelivery in one step. The rest stays leased until the delay of the nack has passed."""
+    """Messages gathered for redelivery in one step. Another step takes the rest."""
     redelivery: RedeliveryPolicy = field(default_factory=lambda: RedeliveryPolicy(1_000, 300_000))
     """A message that its consumer fails at once comes about ten times in a quarter of an hour, then every five minutes.
     Without pauses, a group that never acked wrote 75 MB/s."""

@@ -102,7 +102,8 @@ class RetryBatch:
     `main` and `retry` are the deliveries' ranges in the two queues. `unknown` counts deliveries that were not leased,
     `expired` those whose message has expired and does not come again. `given_up` messages do not come again either:
     `bury` or `keep_unburied` is called for them, before the others are settled.
-    The records take `kept_bytes` of disk from `written_ms` on.
+    The records take `kept_bytes` of disk from `written_ms` on. `rest`, as `main` and `retry`: a nack had no room for these
+    deliveries. They stay leased, for another nack once this batch is settled.
     """
 
     subject: int
@@ -115,6 +116,7 @@ class RetryBatch:
     written_ms: int = 0
     kept_bytes: int = 0
     given_up: GivenUp | None = None
+    rest: Found = field(default_factory=lambda: ([], []))
 
     def __len__(self) -> int:
         return 0 if self.messages is None else len(self.messages)
@@ -259,16 +261,22 @@ class Retries:
         return min([deadline for deadline in deadlines if deadline is not None], default=None)
 
     def _batch(self, key: GroupKey, found: Found, moment: _Moment, unknown: int) -> Steps[RetryBatch]:
-        """Gather the messages of the ranges, up to the bound of bytes of a step. The rest stays leased until the delay
-        of the nack has passed. If the call is given up or the disk fails, all stay leased for another ack timeout."""
+        """Gather the messages of the ranges, up to the bound of bytes of a step. The rest of a nack stays leased until its
+        delay and another ack timeout have passed, and the rest of ended leases ends in the next step. If the call is given
+        up or the disk fails, all stay leased for another ack timeout."""
         kept, now_ms = self._state.kept(key), moment.now_us // 1000
         kept.forget(now_ms)
         limits = self._state.limits
         gathered = _Gathered(limits.retry_bytes_max, limits.redelivery_bytes_max, kept)
         attempts_max = self._state.policies.attempts_max(key) if moment.failure is not None else 0
         done: Found = ([], [])
+        rest: Found = ([], [])
         group = self._state.groups[key]
         finished = False
+        later_us = moment.lease_us + limits.ack_timeout_ms_default * 1000
+        rest_us = max(later_us, moment.lease_us + (moment.delay_ms or 0) * 1000)
+        if moment.failure is not None and moment.failure.reason == ACK_TIMEOUT:
+            rest_us = moment.lease_us
         try:
             for retry, ranges in ((False, found[0]), (True, found[1])):
                 cursor = group.cursor(retry)
@@ -277,16 +285,15 @@ class Retries:
                     for part in cursor.retrying.common(start, reached):
                         done[retry].extend(gathered.dead[retry].missing(*part))
                     if reached < stop:
-                        deadline_us = moment.lease_us + (moment.delay_ms or 0) * 1000
-                        self._lease_again(key, cursor, (reached, stop), deadline_us)
+                        self._lease_again(key, cursor, (reached, stop), rest_us)
+                        rest[retry].append((reached, stop))
             finished = True
         finally:
             if not finished:
                 kept.end(gathered.kept_bytes)
-                deadline_us = moment.lease_us + limits.ack_timeout_ms_default * 1000
                 for retry, ranges in ((False, found[0]), (True, found[1])):
                     for span in ranges:
-                        self._lease_again(key, group.cursor(retry), span, deadline_us)
+                        self._lease_again(key, group.cursor(retry), span, later_us)
         batch = RetryBatch(
             *key,
             gathered.messages(key[1], moment.now_us),
@@ -297,6 +304,7 @@ class Retries:
             now_ms,
             gathered.kept_bytes,
             self._given_up(key, group, gathered),
+            rest,
         )
         self.retried += len(batch)
         return batch

@@ -82,6 +82,19 @@ def unpack_place(packed: int) -> tuple[bool, int]:
     return bool(packed >> POSITION_BITS & 1), packed & _POSITION_MASK
 
 
+def of_ranges(deliveries: I64, main: list[Range], retry: list[Range]) -> I64:
+    """Those of the deliveries, i64[n], whose positions lie in these ranges of the two queues. The ranges ascend."""
+    positions, of_retry = deliveries & _POSITION_MASK, (deliveries >> POSITION_BITS & _RETRY) != 0
+    chosen = np.zeros(len(deliveries), bool)
+    for ranges, part in ((main, ~of_retry), (retry, of_retry)):
+        if ranges:
+            edges = np.array(ranges, np.int64)
+            at = np.searchsorted(edges[:, 0], positions, side="right") - 1
+            chosen |= part & (at >= 0) & (positions < edges[at, 1])
+    found: I64 = deliveries[chosen]
+    return found
+
+
 def moves_mark(moves: int) -> int:
     """The mark of a group's count of moves, to be added to a place."""
     return (moves % _MARKS + 1) << _MARK_BITS

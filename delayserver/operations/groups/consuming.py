@@ -22,7 +22,7 @@ from delayserver.broker.service.pulls import TOO_MANY_GROUPS
 from delayserver.config.settings import BrokerSettings
 from delayserver.operations.groups.group_filters import GroupFilters
 from delayserver.operations.groups.policies import waiting_letters
-from delayserver.operations.groups.redelivery import Redelivery, commit_errors
+from delayserver.operations.groups.redelivery import Nacked, Redelivery, commit_errors
 from delayserver.protocol.errors import GroupsFull, QueueFull
 from delayserver.receive.intake import Intake
 from delayserver.runtime.runtime import Runtime
@@ -63,17 +63,6 @@ class Pull(NamedTuple):
 
 Handed = Callable[[Pulled, Callable[[], None]], None]
 """Takes the messages of a pull, and a callback to call if they never reach the consumer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Nacked:
-    """Counts: `nacked` deliveries, `unknown` ones that were not leased, and of the nacked ones those that do not come
-    again: `expired`, and `dead_lettered` after their last attempt."""
-
-    nacked: int
-    unknown: int
-    expired: int
-    dead_lettered: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,9 +223,7 @@ class Consuming:
         subject_code, group_code = self._known(subject, group)
         if not subject_code or not group_code:  # no message of this group was ever handed out
             return Nacked(0, len(deliveries), 0, 0)
-        batch = await self._redelivery.nack(subject_code, group_code, deliveries, delay_ms, reason)
-        dead = 0 if batch.given_up is None else len(batch.given_up)
-        return Nacked(len(deliveries) - batch.unknown, batch.unknown, batch.expired, dead)
+        return await self._redelivery.nack(subject_code, group_code, deliveries, delay_ms, reason)
 
     def _known(self, subject: str, group: str) -> tuple[int, int]:
         """The codes of the names, 0 for a new one, which is checked but not stored. Raises SubjectInvalid."""

@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 
 import trio
 
 from delayserver.broker.actions.retries import NACKED, Failure, RetryBatch
+from delayserver.broker.queues.deliveries import of_ranges
 from delayserver.broker.reads import Steps
 from delayserver.broker.service.local_broker import LocalBroker
 from delayserver.protocol.errors import DelayServerError, DiskFull, StorageFailed
@@ -42,6 +44,17 @@ def commit_errors() -> Iterator[None]:
         raise DiskFull(str(error), retry_after_ms=1000) from error
     except StoreError as error:
         raise StorageFailed(str(error)) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Nacked:
+    """Counts: `nacked` deliveries, `unknown` ones that were not leased, and of the nacked ones those that do not come
+    again: `expired`, and `dead_lettered` after their last attempt."""
+
+    nacked: int
+    unknown: int
+    expired: int
+    dead_lettered: int
 
 
 class Redelivery:
@@ -85,19 +98,22 @@ class Redelivery:
             self._unreceived.append((subject, group, deliveries))
             self._work_back.set()
 
-    async def nack(
-        self, subject: int, group: int, deliveries: I64, delay_ms: int | None, reason: str | None
-    ) -> RetryBatch:
+    async def nack(self, subject: int, group: int, deliveries: I64, delay_ms: int | None, reason: str | None) -> Nacked:
         """Takes leased deliveries back, due again in `delay_ms`; None for the group's own pauses. After the last attempt
         they become dead letters, with `reason`. If that is None, they do not: the consumer has not begun to handle them.
         Durable on return. Raises DiskFull, StorageFailed, and the errors of the pipeline."""
         failure = None if reason is None else Failure(NACKED, reason)
         now_us, lease_us = self._clock.now_us(), self._clock.monotonic_us()
-        call = self._broker.core.nack(subject, group, deliveries, delay_ms, now_us, lease_us, failure)
-        batch = await self._finish(call)
-        self._leases.set()  # the redeliveries change the next deadline
-        await self._retry(batch)
-        return batch
+        expired, dead, unknown, left = 0, 0, None, deliveries
+        while unknown is None or len(left):
+            call = self._broker.core.nack(subject, group, left, delay_ms, now_us, lease_us, failure)
+            batch = await self._finish(call)
+            self._leases.set()  # the redeliveries change the next deadline
+            await self._retry(batch)
+            unknown = batch.unknown if unknown is None else unknown
+            expired, dead = expired + batch.expired, dead + (0 if batch.given_up is None else len(batch.given_up))
+            left = of_ranges(left, *batch.rest)
+        return Nacked(len(deliveries) - unknown, unknown, expired, dead)
 
     async def _finish(self, call: Steps[RetryBatch]) -> RetryBatch:
         try:
