@@ -30,7 +30,7 @@ result. `close` gives the call up."""
 HELD_PER_CALL = 2
 # Places whose failed reads are counted: more than a failing disk has at once.
 _FAILED_PLACES_MAX = 1024
-STORE, BLOCKS, REBUILD, KEYS, SELECTED = "store", "blocks", "rebuild", "keys", "selected"
+STORE, BLOCKS, REBUILD, KEYS, SELECTED, TIMES = "store", "blocks", "rebuild", "keys", "selected", "times"
 
 
 class ReadPlan:

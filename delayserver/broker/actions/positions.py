@@ -9,12 +9,12 @@ import numpy as np
 
 from delayserver.broker.actions.retention import cut_removed
 from delayserver.broker.actions.state import BrokerState
-from delayserver.broker.actions.time_search import Search, search_time
+from delayserver.broker.actions.time_search import search_time
 from delayserver.broker.pulled import PullBudget, PulledBatch
 from delayserver.broker.queues.groups import ConsumerGroup, GroupKey
 from delayserver.broker.queues.queue import QueueKey
 from delayserver.broker.queues.ranges import Range
-from delayserver.broker.reads import ReadNeeded
+from delayserver.broker.reads import ReadNeeded, Steps
 from store.errors import StoreError
 
 FOUND: Final = "found"
@@ -82,7 +82,7 @@ class Positions:
                 self._state.notes.moved_up(key, retry, cursor)
         return self.bounds(key[0])
 
-    def search(self, subject: int, time_us: int) -> Search | None:
+    def search(self, subject: int, time_us: int) -> Steps[int] | None:
         """The search for the first message of a subject that was dispatched at or after a time; None if the subject has
         no queue, so that every time is position 0."""
         key: QueueKey = (subject, 0)

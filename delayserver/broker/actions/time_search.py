@@ -4,26 +4,27 @@ A record counts by the `dispatched_us` of its first row: the moment of the hand-
 the positions, but for clock steps and servers whose clocks differ. Where a record or a block of index rows cannot be
 read, the search goes on before it, so that no message is passed over.
 
-The search asks for its reads one by one, at most about `log2(records)`. Each read may run in a worker thread.
+The search asks for its reads one by one, at most about `log2(records)`. Records that retention removes meanwhile are from
+before those that stay.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
 from delayserver.broker.actions.state import BrokerState
 from delayserver.broker.queues.queue import QueueKey
+from delayserver.broker.reads import Steps, having_read
 from store.errors import StoreError
-from store.records.batches import I64, RunBatch
+from store.records.batches import I64
 
-Read = Callable[[], "I64 | RunBatch"]
-"""One read of the disk: the times of a record, or a block of index rows. It blocks, in any thread. Raises StoreError."""
-Search = Generator[Read, "I64 | RunBatch | None", int]
-"""Yields reads, takes their results (None for a read that failed), and returns a position."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class _Runs:
     stop: int
 
 
-def search_time(state: BrokerState, key: QueueKey, time_us: int) -> Search:
+def search_time(state: BrokerState, key: QueueKey, time_us: int) -> Steps[int]:
     """The search for a time in a queue that exists. Its result may be the end of the queue as it was at the start."""
     queue = state.queues[key]
     first, end = queue.first, queue.end
@@ -51,47 +52,43 @@ def search_time(state: BrokerState, key: QueueKey, time_us: int) -> Search:
     runs = memory
     if index < len(blocks):
         stop = blocks[index + 1][0] if index + 1 < len(blocks) else _start(memory)
-        block = yield lambda: state.files.blocks.load(blocks[index][2])
-        if not isinstance(block, RunBatch):
+        block = yield from _readable(partial(state.files.blocks.read, blocks[index][2]))
+        if block is None:
             return max(blocks[index][0], first)
         runs = _Runs(block.position, block.store_offset, block.row_start.astype(np.int64), stop)
     last = yield from _last_before(state, runs.offsets.tolist(), time_us)
     last = max(last, 0)
     start = int(runs.positions[last])
     stop = int(runs.positions[last + 1]) if last + 1 < len(runs.positions) else runs.stop
-    times = yield lambda: state.files.store.times(int(runs.offsets[last]))
-    if not isinstance(times, np.ndarray):
+    offset = int(runs.offsets[last])
+    if offset < state.files.store.first:  # retention has removed it
+        return max(stop, queue.first)
+    times = yield from _readable(partial(state.files.store.times, offset))
+    if times is None:
         return max(start, first)
     row = int(runs.rows[last])
     late = np.flatnonzero(times[row : row + stop - start] >= time_us)
     return max(start + int(late[0]) if len(late) else stop, first)
 
 
-def finish(search: Search) -> int:
-    """Run a search to its end in this thread."""
+def _readable(ask: Callable[[], T]) -> Steps[T | None]:
+    """What `ask` reads; None if the read failed."""
     try:
-        read = next(search)
-        while True:
-            read = search.send(result_of(read))
-    except StopIteration as stop:
-        return int(stop.value)
-
-
-def result_of(read: Read) -> I64 | RunBatch | None:
-    """The result of a read; None if it failed."""
-    try:
-        return read()
+        return (yield from having_read(ask))
     except StoreError:
         return None
 
 
-def _last_before(state: BrokerState, offsets: list[int], time_us: int) -> Generator[Read, I64 | RunBatch | None, int]:
+def _last_before(state: BrokerState, offsets: list[int], time_us: int) -> Steps[int]:
     """The index of the last record (by store offsets) whose first row is before the time; -1 if none is."""
+    store = state.files.store
     low, high = 0, len(offsets)
     while low < high:
         middle = (low + high) // 2
-        times = yield lambda offset=offsets[middle]: state.files.store.times(offset)  # type: ignore[misc]
-        if isinstance(times, np.ndarray) and int(times[0]) < time_us:
+        removed, times = offsets[middle] < store.first, None
+        if not removed:
+            times = yield from _readable(partial(store.times, offsets[middle]))
+        if removed or (times is not None and int(times[0]) < time_us):
             low = middle + 1
         else:
             high = middle

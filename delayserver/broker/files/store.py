@@ -14,7 +14,7 @@ from typing import Any, cast
 from numpy.typing import NDArray
 
 from delayserver.broker.limits import BrokerLimits
-from delayserver.broker.reads import KEYS, REBUILD, SELECTED, STORE, ReadNeeded, ReadPlan, Reads
+from delayserver.broker.reads import KEYS, REBUILD, SELECTED, STORE, TIMES, ReadNeeded, ReadPlan, Reads
 from store.disk.filesystem import FileSystem
 from store.errors import CorruptionError, StoreError, UnreadableError
 from store.logs.message_log import LogDamage, LogEntry, MessageLog, WarmStep
@@ -49,6 +49,8 @@ class StoreSync:
 
 # The most bytes that the columns of a row and its share of a header take.
 ROW_BYTES = 148
+# About the columns of a record of some hundred messages, for the bound of all reads.
+TIMES_BYTES_MAX = 64 << 10
 
 
 class BrokerStore:
@@ -234,10 +236,16 @@ class BrokerStore:
             yield record
 
     def times(self, offset: int) -> I64:
-        """The `dispatched_us` column of the record at an offset. May run in another thread. Raises StoreError."""
+        """The `dispatched_us` column of the record at an offset. Raises ReadNeeded if it is not read, StoreError."""
+        found: I64 | None = self._reads.find(TIMES, offset)
+        if found is None:
+            read = partial(self._read_times, offset)
+            raise ReadNeeded(ReadPlan(TIMES, offset, (offset, offset), TIMES_BYTES_MAX, read, _keep_nothing))
+        return found
+
+    def _read_times(self, offset: int) -> dict[int, I64]:
         base, segment = self._log.locate(offset)
-        dispatched_us: I64 = _read_columns(segment, base, offset - base).columns["dispatched_us"]
-        return dispatched_us
+        return {offset: _read_columns(segment, base, offset - base).columns["dispatched_us"]}
 
     def readable_columns(
         self, start: int, stop: int, told: Callable[[str], None], *, patient: bool = False
@@ -279,7 +287,7 @@ class BrokerStore:
 
     def retire(self, below: int) -> list[str]:
         """Remove the segments that end at or below an offset; returns their paths. A segment that a read needs stays."""
-        reading = self._reads.lowest(STORE, REBUILD, KEYS, SELECTED)
+        reading = self._reads.lowest(STORE, REBUILD, KEYS, SELECTED, TIMES)
         removed = self._log.retire(below if reading is None else min(below, reading))
         self._appended.drop_below(self._log.first)
         self._read_back.drop_below(self._log.first)
@@ -375,6 +383,10 @@ def _read_columns(segment: Segment, base: int, position: int) -> StoredColumns:
     if header.kind != StoredBatch.schema.kind:
         raise StoreError(f"{segment.path}: a record of kind {header.kind} at {position} where messages are expected")
     return StoredColumns(base + position, base + header.end, columns)
+
+
+def _keep_nothing(found: dict[int, I64]) -> None:
+    """The times of a record are no use to later calls."""
 
 
 def size_of(batch: StoredBatch | StoredRows) -> int:

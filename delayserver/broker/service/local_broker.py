@@ -34,7 +34,7 @@ class LocalBroker:
         self.pulls = pulls
         self.lookers = Lookers()
         self.recently = RecentlyConsumed()
-        self.positions = GroupPositions(core, commit, pulls, runtime)
+        self.positions = GroupPositions(core, commit, pulls, reads)
         self.finding = FindService(core, runtime)
         self._clock = runtime.clock
 

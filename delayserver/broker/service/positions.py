@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
-from delayserver.broker.actions.time_search import Search, result_of
 from delayserver.broker.queues.ranges import Range
 from delayserver.broker.service.broker import Broker
 from delayserver.broker.service.commit import BrokerCommit
 from delayserver.broker.service.pulls import TOO_MANY_GROUPS, PullService
+from delayserver.broker.service.reading import BrokerReads
 from delayserver.protocol.errors import GroupsFull, GroupUnknown, PositionOutOfRange
-from delayserver.runtime.runtime import Runtime
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
@@ -32,11 +30,11 @@ class Goal:
 class GroupPositions:
     """Moves and removes the groups of a broker. All that it answers is durable."""
 
-    def __init__(self, core: Broker, commit: BrokerCommit, pulls: PullService, runtime: Runtime) -> None:
+    def __init__(self, core: Broker, commit: BrokerCommit, pulls: PullService, reads: BrokerReads) -> None:
         self._core = core
         self._commit = commit
         self._pulls = pulls
-        self._workers = runtime.workers
+        self._reads = reads
 
     async def seek(self, subject: int, group: int, goal: Goal) -> int:
         """Move a group; returns its new position. Leases end, and waiting pulls look again.
@@ -94,21 +92,12 @@ class GroupPositions:
             )
 
     async def find(self, subject: int, goal: Goal) -> int:
-        """The position of a goal. A named position is not checked."""
+        """The position of a goal. A named position is not checked. Raises ShuttingDown."""
         first, end = self._core.positions.bounds(subject)
         if goal.kind == TIME:
             search = self._core.positions.search(subject, goal.number)
-            return first if search is None else await self._searched(search)
+            return first if search is None else await self._reads.finish(search)
         return {EARLIEST: first, LATEST: end}.get(goal.kind, goal.number)
-
-    async def _searched(self, search: Search) -> int:
-        """Run a search. Each of its reads may wait for the disk, so a worker thread makes it."""
-        try:
-            read = next(search)
-            while True:
-                read = search.send(await self._workers.run(partial(result_of, read)))
-        except StopIteration as stop:
-            return int(stop.value)
 
     def _checked(self, subject: int, goal: Goal, position: int) -> int:
         bounds = first, end = self._core.positions.bounds(subject)

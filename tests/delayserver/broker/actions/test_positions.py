@@ -9,9 +9,9 @@ from random import Random
 import numpy as np
 import pytest
 
-from delayserver.broker.actions import time_search
 from delayserver.broker.actions.positions import Looked
-from delayserver.broker.limits import BrokerLimits
+from delayserver.broker.limits import DAY_MS, BrokerLimits
+from delayserver.broker.reads import Steps, read_at_once
 from store.records.batches import StoredBatch
 from store.records.segment import FILE_HEADER_BYTES
 from tests.delayserver.broker.brokers import (
@@ -51,7 +51,7 @@ def look_at(broker: DirectBroker, *arguments: int) -> Looked:
 def found_by_time(broker: DirectBroker, time_us: int) -> int:
     search = broker.positions.search(SUBJECT, time_us)
     assert search is not None
-    return time_search.finish(search)
+    return read_at_once(broker.reads, search)
 
 
 def retry_queue(broker: DirectBroker, sequences: tuple[int, ...]) -> None:
@@ -358,14 +358,42 @@ def test_a_time_is_found_with_few_reads() -> None:
     search = broker.positions.search(SUBJECT, NOW_US + 700)
     assert search is not None
     reads = 0
-    read = next(search)
-    try:
-        while True:
+
+    def counted() -> Steps[int]:
+        nonlocal reads
+        for plan in search:
             reads += 1
-            read = search.send(time_search.result_of(read))
-    except StopIteration as stop:
-        assert stop.value == 700
-    assert reads <= 16
+            yield plan
+        return 0
+
+    read_at_once(broker.reads, counted())
+    assert 0 < reads <= 16
+    assert found_by_time(broker, NOW_US + 700) == 700
+
+
+@pytest.mark.parametrize("number", [50, 196])
+def test_retention_in_the_middle_of_a_search_changes_neither_the_read_nor_the_result(number: int) -> None:
+    broker = open_broker(FakeDisk())
+    for each in range(200):
+        broker.deliver(at(1 + each, 1, NOW_US + each), False, NOW_US)
+    drain(broker)
+    broker.sync()
+    search = broker.positions.search(SUBJECT, NOW_US + number)
+    assert search is not None
+
+    reads, later_us = broker.reads, NOW_US + 400 * DAY_MS * 1000
+    with pytest.raises(StopIteration) as stop:
+        while True:
+            plan = next(search)
+            reads.begin(plan)
+            broker.retire(later_us)  # while a thread is about to read
+            plan.run()
+            assert plan.find(plan.key) is not None, "the segment is still there"
+            reads.finish(plan)
+            broker.retire(later_us)
+    first = broker.positions.bounds(SUBJECT)[0]
+    assert first == 192
+    assert stop.value.value == max(number, first)
 
 
 def test_a_time_within_a_record_is_found_by_its_rows() -> None:
