@@ -78,6 +78,8 @@ class Redelivery:
         self._leases = trio.Event()
         self._unreceived: deque[tuple[int, int, I64]] = deque()
         self._work_back = trio.Event()
+        # Groups whose ended leases are being gathered or committed, or were refused a moment ago.
+        self._ends = 0
         self._groups_at_once = trio.CapacityLimiter(GROUPS_AT_ONCE)
         # Deliveries so far whose reply was never sent.
         self.given_back = 0
@@ -183,7 +185,16 @@ class Redelivery:
                 self.given_back += len(deliveries)
 
     async def _end_leases(self) -> None:
+        """Ends leases. Groups whose messages the disk reads slowly hold up no others, while they are few."""
+        async with trio.open_nursery() as nursery:
+            await self._start_ends(nursery)
+
+    async def _start_ends(self, nursery: trio.Nursery) -> None:
         while True:
+            if self._ends >= GROUPS_AT_ONCE:
+                self._leases = trio.Event()
+                await self._leases.wait()
+                continue
             deadline_us = self._broker.core.next_lease_deadline_us()
             if deadline_us is None:
                 self._leases = trio.Event()
@@ -197,9 +208,10 @@ class Redelivery:
                     await self._clock.sleep_ms(10)  # pulls come in bursts; leases last for seconds
                 continue
             now_us, lease_us = self._clock.now_us(), self._clock.monotonic_us()
-            async with trio.open_nursery() as nursery:
-                for call in self._broker.core.expired_leases(now_us, lease_us, EXPIRED_AT_ONCE):
-                    nursery.start_soon(self._end, call)
+            for call in self._broker.core.expired_leases(now_us, lease_us, EXPIRED_AT_ONCE):
+                self._ends += 1
+                nursery.start_soon(self._end, call)
+            await trio.lowlevel.checkpoint()
 
     async def _end(self, call: Steps[RetryBatch]) -> None:
         """Ends the leases of one group."""
@@ -208,3 +220,6 @@ class Redelivery:
                 await self._retry(await self._finish(call))
         except DelayServerError:
             await self._clock.sleep_ms(1000)  # refused for now; the deliveries stay leased
+        finally:
+            self._ends -= 1
+            self._leases.set()  # the group has its own next deadline again

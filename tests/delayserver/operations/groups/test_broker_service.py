@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from delayserver.broker.reads import ReadPlan
 from delayserver.config.settings import GroupSettings, NodeSettings, RouteSettings
 from delayserver.front.front import BROKER
 from delayserver.protocol.columns import I64, U32, unpack_column
@@ -213,3 +214,30 @@ async def test_two_groups_may_name_the_same_node(boot: Boot) -> None:
     consumer = await node.client()
     assert texts(await consumer.pull("b")) == ["b0", "b1", "b2"]
     assert texts(await consumer.pull("a")) == ["a0", "a1", "a2"]
+
+
+async def test_a_lease_ends_in_time_while_the_disk_reads_for_another_group(boot: Boot) -> None:
+    host = boot()
+    await host.start()
+    client = await host.client()
+    await client.put("m", host.now_ms, "slow")
+    await client.pull("slow", wait_ms=1_000, ack_timeout_ms=2_000)
+    store = host.server.parts.broker._state.files.store
+    store._appended.drop_below(store.end)
+    await client.put("m", host.now_ms)
+    await client.pull(wait_ms=1_000, ack_timeout_ms=4_000)
+
+    async def slowly(name: str, work: Callable[[], Any]) -> Any:
+        if name == "run" and isinstance(getattr(work, "__self__", None), ReadPlan) and not reads:
+            reads.append(name)
+            await host.sleep_ms(30_000)
+        return work()
+
+    reads: list[str] = []
+    host.workers.around = slowly
+    await host.sleep_ms(3_000)
+    assert reads, "the lease of the other group has ended"
+    (again,) = await client.pull(wait_ms=5_000)
+    assert again["attempt"] == 2
+    (again,) = await client.pull("slow", wait_ms=60_000)
+    assert again["attempt"] == 2
