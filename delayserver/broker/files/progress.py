@@ -25,6 +25,8 @@ from store.records.segment import (
 )
 
 ACKED, SEEN, UNTIL, IN_PLACE, KEPT, MOVED, REMOVED = 0, 1, 2, 3, 4, 5, 6
+# A row in memory.
+PROGRESS_ROW_BYTES = 56
 # The largest `times` of a row.
 TIMES_MAX = (1 << 32) - 1
 # Rows of one record of a snapshot, to bound its memory.

@@ -13,7 +13,7 @@ from typing import Self
 
 from delayserver.broker.actions.state import BrokerState
 from delayserver.broker.files.checkpoint import BrokerCheckpoint, encode_checkpoint
-from delayserver.broker.files.progress import ACKED, SEEN, TIMES_MAX, ProgressRows, ProgressSync
+from delayserver.broker.files.progress import ACKED, PROGRESS_ROW_BYTES, SEEN, TIMES_MAX, ProgressRows, ProgressSync
 from delayserver.broker.files.store import StoreSync
 from delayserver.broker.queues.groups import GroupKey
 from delayserver.broker.queues.queue_table import CapturedQueues, QueueCapture
@@ -112,6 +112,9 @@ class Durability:
         # Groups whose removal the sync under way writes.
         self._removing: dict[GroupKey, int] = {}
         self.syncing = False
+        # The last snapshot, if it found no room, and the number of rows from which on a new one takes its place.
+        self._unwritten: ProgressRows | None = None
+        self._unwritten_max = 0
 
     @property
     def compaction_urgent(self) -> bool:
@@ -120,7 +123,8 @@ class Durability:
 
     def needs_sync(self) -> bool:
         """Whether a delivery or an ack waits for a sync."""
-        return self._state.files.store.end > self._state.files.store.synced or len(self._state.notes.pending) > 0
+        state = self._state
+        return state.files.store.end > state.files.store.synced or len(state.notes.pending) > 0 or self._compact
 
     def sync_plan(self) -> BrokerSync:
         """Capture a sync, one at a time. The progress rows are a snapshot if the log is long or must be replaced."""
@@ -129,13 +133,27 @@ class Durability:
         state = self._state
         bound = max(state.limits.progress_bytes_max, 2 * state.files.progress.snapshot_bytes)
         snapshot = self._compact or state.files.progress.length_bytes > bound
-        rows = self._snapshot() if snapshot else state.notes.pending
-        if not snapshot:
-            self._add_seen(rows)
+        rows = self._rows(snapshot=snapshot)
         state.notes.take()
         self._letters_syncing = state.letters.take_behind()
         self._removing = dict(state.undropped)
         return BrokerSync(state.files.store.sync_plan(), ProgressSync(state.files.progress, rows, snapshot))
+
+    def _rows(self, *, snapshot: bool) -> ProgressRows:
+        """The rows of a sync. A snapshot that found no room counts on, with the rows since then, until they are many."""
+        rows, unwritten, self._unwritten = self._state.notes.pending, self._unwritten, None
+        if snapshot and unwritten is not None and len(unwritten) + len(rows) <= self._unwritten_max:
+            rows.put_before(unwritten)
+        elif snapshot:
+            made = self._snapshot()
+            self._unwritten_max = 2 * len(made) + self._rows_max
+            return made
+        self._add_seen(rows)
+        return rows
+
+    @property
+    def _rows_max(self) -> int:
+        return self._state.limits.progress_bytes_max // PROGRESS_ROW_BYTES
 
     def finish_sync(self) -> None:
         """The plan ran."""
@@ -145,12 +163,15 @@ class Durability:
         self._state.removals_durable(self._removing)
 
     def abort_sync(self, plan: BrokerSync) -> None:
-        """The plan failed for want of space: its rows wait for the next plan."""
+        """The plan failed for want of space: its rows wait for the next plan. Many rows make way for a snapshot."""
         self.syncing = False
         self._state.letters.ack_is_behind(self._letters_syncing)
         self._letters_syncing = None
         if plan.progress.snapshot:
-            self._compact = True  # the snapshot replaced the pending rows, so the next plan must make one too
+            self._compact = True  # the snapshot replaced the pending rows, so the next plan must have one too
+            self._unwritten = plan.progress.rows
+        elif len(plan.progress.rows) > self._rows_max:
+            self._compact = True
         else:
             self._state.notes.pending.put_before(plan.progress.rows)
 

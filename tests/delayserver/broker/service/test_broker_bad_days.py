@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from delayserver.broker.actions.stored_messages import READ_TRIES
+from delayserver.broker.files.progress import ProgressRows
 from delayserver.broker.limits import DAY_MS, BrokerLimits
-from store.errors import CorruptionError, SyncFailedError, UnreadableError
+from delayserver.broker.service.durability import Durability
+from store.errors import CorruptionError, DiskFullError, SyncFailedError, UnreadableError
 from tests.delayserver.broker.brokers import (
     GROUP,
     HOUR_US,
@@ -346,3 +348,70 @@ def test_messages_that_the_disk_cannot_read_are_asked_for_again_before_they_are_
         disk.unreadable.clear()
     assert drain(broker) == list(range(1 if readable_again else 11, 21))
     assert broker.status()["damaged_messages"] == (0 if readable_again else 10)
+
+
+def test_acks_on_a_full_disk_take_bounded_memory_and_are_durable_when_it_has_room() -> None:
+    disk = FakeDisk(capacity_bytes=64 << 20)
+    broker = open_broker(disk, BrokerLimits(segment_bytes=1 << 20, progress_bytes_max=4096))
+    broker.deliver(messages(1, 4000), False, NOW_US)
+    broker.sync()
+    pulled = broker.pull(SUBJECT, GROUP, 4000, 1 << 20, NOW_US, NOW_US)
+    assert pulled is not None
+    disk.capacity_bytes = disk.used_bytes
+    written: list[int] = []
+    for number in range(500):  # in order: their state is one range
+        broker.ack(SUBJECT, GROUP, pulled.delivery[2 * number : 2 * number + 2], NOW_US)
+        plan = broker.sync_plan()
+        written.append(len(plan.progress.rows))
+        try:
+            plan.run()
+        except DiskFullError:
+            broker.abort_sync(plan)
+        else:  # what the log had allocated
+            broker.finish_sync(plan)
+    with pytest.raises(DiskFullError):
+        broker.sync()
+    assert broker.needs_sync(), "a caller that asks again must not hear that the acks are durable"
+    assert max(written) <= 2 * 4096 // 56
+    disk.capacity_bytes = None
+    broker.sync()
+    disk.kill()
+    again = open_broker(disk, BrokerLimits(segment_bytes=1 << 20, progress_bytes_max=4096))
+    assert sorted(drain(again)) == list(range(1001, 4001))
+
+
+def test_a_snapshot_that_found_no_room_is_not_made_anew_at_each_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = FakeDisk(capacity_bytes=64 << 20)
+    broker = open_broker(disk, BrokerLimits(segment_bytes=1 << 20, progress_bytes_max=100))
+    broker.deliver(messages(1, 400), False, NOW_US)
+    broker.sync()
+    made = 0
+    snapshot = Durability._snapshot
+
+    def counted(durability: Durability) -> ProgressRows:
+        nonlocal made
+        made += 1
+        return snapshot(durability)
+
+    monkeypatch.setattr(Durability, "_snapshot", counted)
+    groups = range(GROUP, GROUP + 100)
+    pulled = [broker.pull(SUBJECT, group, 400, 1 << 20, NOW_US, NOW_US) for group in groups]
+    disk.capacity_bytes = disk.used_bytes
+    for number in range(100):
+        for group, each in zip(groups, pulled, strict=True):
+            if group % 50 == number % 50:
+                assert each is not None
+                broker.ack(SUBJECT, group, each.delivery[number : number + 1], NOW_US)
+        plan = broker.sync_plan()
+        try:
+            plan.run()
+        except DiskFullError:
+            broker.abort_sync(plan)
+        else:
+            broker.finish_sync(plan)
+    assert 0 < made <= 10
+    disk.capacity_bytes = None
+    broker.sync()
+    disk.kill()
+    again = open_broker(disk, BrokerLimits(segment_bytes=1 << 20))
+    assert {len(drain(again, group)) for group in groups} == {398}
