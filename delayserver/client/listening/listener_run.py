@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -44,9 +43,14 @@ class ListenerRun:
         self._failure: BaseException | None = None
 
     async def __aenter__(self) -> Self:
+        self._runs = [
+            SubscriptionRun(subscription, self._client, self._subscriptions.hooks, self._make_workers, self._fail)
+            for subscription in self._subscriptions.items
+        ]
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
-        await self._tasks.start(self._run)
+        # It does not wait for the task: a cancelled program would end here and leave the task, which is shielded, behind.
+        self._tasks.start_soon(self._run)
         self._block.__enter__()
         return self
 
@@ -90,22 +94,14 @@ class ListenerRun:
         """The counts of each subscription, in the order of the decorators."""
         return [run.core.stats for run in self._runs]
 
-    async def _run(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+    async def _run(self) -> None:
         try:
             # Only `stop` ends the tasks inside, not a cancelled program: handlers and acks get their time.
             with anyio.CancelScope(shield=True):
                 async with anyio.create_task_group() as tasks:
                     nodes = NodeClients(self._client, tasks)
-                    for subscription in self._subscriptions.items:
-                        self._runs.append(
-                            SubscriptionRun(
-                                subscription, self._client, nodes, self._subscriptions.hooks, self._make_workers,
-                                self._fail,
-                            )
-                        )  # fmt: skip
                     for run in self._runs:
-                        tasks.start_soon(partial(run.run))
-                    task_status.started()
+                        tasks.start_soon(run.run, nodes)
         except BaseExceptionGroup as errors:
             self._fail(_only(errors))
         finally:

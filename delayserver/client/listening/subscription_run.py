@@ -103,7 +103,6 @@ class SubscriptionRun:
         self,
         subscription: Subscription[Any],
         client: AsyncClient,
-        nodes: NodeClients,
         hooks: Hooks,
         make_workers: Callable[[SubscriptionRun], Workers],
         failed: Callable[[BaseException], None],
@@ -112,7 +111,7 @@ class SubscriptionRun:
         self.subscription = subscription
         self.core = ListenerCore(subscription.group, subscription.settings)
         self._client = client
-        self._nodes = nodes
+        self._nodes: NodeClients | None = None
         self._hooks = hooks
         self._failed = failed
         self._feeds: dict[Source, _Feed] = {}
@@ -135,9 +134,9 @@ class SubscriptionRun:
         self.stop()
         self._grace.cancel()
 
-    async def run(self) -> None:
+    async def run(self, nodes: NodeClients) -> None:
         """Consume until `stop`, and then until running handlers have ended and their acks are at the nodes."""
-        settings = self.subscription.settings
+        settings, self._nodes = self.subscription.settings, nodes
         async with anyio.create_task_group() as tasks:
             handlers_ended = anyio.Event()
             async with anyio.create_task_group() as background:
@@ -149,6 +148,7 @@ class SubscriptionRun:
                 tasks.start_soon(self._work, handlers_ended)
                 await self._stop.wait()
                 background.cancel_scope.cancel()
+            nodes.end_waits()
             self._begin_stop(tasks)
             with self._grace, anyio.move_on_after(settings.stop_s):
                 await handlers_ended.wait()
@@ -169,7 +169,6 @@ class SubscriptionRun:
             ended.set()
 
     def _begin_stop(self, tasks: anyio.abc.TaskGroup) -> None:
-        self._nodes.end_waits()
         for source, feed in self._feeds.items():
             if source.share.asked is None:
                 feed.scope.cancel()
@@ -242,6 +241,7 @@ class SubscriptionRun:
 
     async def _serve(self, subject: str, address: str, scope: anyio.CancelScope) -> None:
         """Pull a subject from a node until the scope is cancelled, and settle what came."""
+        assert self._nodes is not None
         source = self.core.add_source(subject, address)
         feed = self._feeds[source] = _Feed(scope)
         try:

@@ -510,3 +510,50 @@ def test_a_program_with_threads_ends_cleanly_at_a_signal(
         program.wait()
     assert (program.returncode, out, err) == (0, "ended\n", "")
     assert [message.acked for message in leasing.messages] == [True]
+
+
+def test_a_listener_that_begins_in_a_cancelled_program_ends_at_once(leasing: FakeServer, run: Run) -> None:
+    async def main() -> None:
+        async with AsyncClient(leasing.address) as client:
+            with anyio.CancelScope() as scope:
+                scope.cancel()
+                await listener_of("a").run(client)
+            assert scope.cancelled_caught
+
+    run(main)
+
+
+@pytest.mark.parametrize("steps", range(4))
+def test_a_listener_that_is_cancelled_while_it_begins_leaves_no_task(leasing: FakeServer, steps: int) -> None:
+    async def main() -> None:
+        async with AsyncClient(leasing.address) as client:
+            before = asyncio.all_tasks()
+            program = asyncio.create_task(listener_of("a").run(client))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            program.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await program
+            assert asyncio.all_tasks() == before
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_a_listener_that_is_stopped_before_it_begins_ends(leasing: FakeServer, run: Run) -> None:
+    async def main() -> None:
+        async with AsyncClient(leasing.address) as client:
+            async with listener_of("a").running(client) as running:
+                running.stop()
+                assert len(running.stats) == 1
+                await running.stopped()
+
+    run(main)
+
+
+def listener_of(subject: str) -> Listener:
+    listener = Listener("g")
+
+    @listener(subject)
+    async def handle(_message: Delivery) -> None: ...
+
+    return listener
