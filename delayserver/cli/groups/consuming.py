@@ -8,7 +8,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Final
@@ -40,12 +40,13 @@ class Consumption:
         self._command = command
         self._timeout_s = timeout_s
         self._as_json = as_json
-        self._failed = trio.Event()
+        self._stop: Callable[[], None] | None = None
         self.failure: BaseException | None = None
 
-    async def failed(self) -> None:
-        """Wait for the failure."""
-        await self._failed.wait()
+    def begin(self, stop: Callable[[], None]) -> None:
+        """Messages come from now on. At the failure ``stop`` is called at once, so that no further message begins and is
+        nacked for nothing."""
+        self._stop = stop
 
     async def handle(self, group: str, delivery: Delivery) -> None:
         """Handle a message. Raises `Retry` for one that shall come again."""
@@ -60,7 +61,8 @@ class Consumption:
         except (OSError, click.ClickException) as error:
             # The output is gone, or the command cannot be run: the next message would fail as well.
             self.failure = self.failure or error
-            self._failed.set()
+            if self._stop is not None:
+                self._stop()
             raise Retry(delay_ms=0) from error
 
     async def _run(self, command: str, group: str, delivery: Delivery) -> None:
@@ -161,8 +163,8 @@ async def _listen(listener: Listener, server: str, consumption: Consumption, sig
             listener.running(client) as running,
             trio.open_nursery() as nursery,
         ):
+            consumption.begin(running.stop)
             nursery.start_soon(_obey, received, running)
-            nursery.start_soon(_stop_at_failure, consumption, running)
             await running.stopped()
             nursery.cancel_scope.cancel()
 
@@ -175,8 +177,3 @@ async def _obey(received: AsyncIterator[int], running: ListenerRun) -> None:
         click.echo(f"stopping; {running.running} still run; a second signal ends them", err=True)
     async for _ in received:
         running.cut_off()
-
-
-async def _stop_at_failure(consumption: Consumption, running: ListenerRun) -> None:
-    await consumption.failed()
-    running.stop()

@@ -224,6 +224,24 @@ def test_a_closed_output_ends_consume_and_acks_nothing_more(
     assert again.body == b"lost"
 
 
+@pytest.mark.parametrize("how", ["closed output", "no command"])
+def test_messages_that_consume_has_not_begun_at_its_failure_use_up_no_attempt(
+    server: Server, client: Client, subject: str, begin: Begin, how: str
+) -> None:
+    command = ("--exec", "/no/such/command") if how == "no command" else ()
+    client.set_policy(subject, "g", attempts=1)
+    client.pull(subject, "g", 1)
+    now_ms = client.ping() // 1000
+    client.send_columns(subject, now_ms, [b"%d" % number for number in range(500)])
+    until(lambda: lag(client, subject) == 500)
+    read, write = os.pipe()
+    os.close(read)
+    running = begin("consume", subject, "--group", "g", *command, "--server", server.address, stdout=write)
+    os.close(write)
+    assert running.wait(COMMAND_SECONDS_MAX) == 1
+    assert len(client.dead_letters(subject, "g")) <= 1, "the one that met the failure"
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
