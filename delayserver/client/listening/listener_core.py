@@ -228,6 +228,9 @@ class ListenerCore:
         if len(self._running) >= self._settings.concurrency or self.is_enough:
             return None
         while (source := self._line.first()) is not None:
+            if _is_late(source.ready[0], now_s):  # the program stood still: the next look would be too late
+                self._give_back_late(source, now_s)
+                continue
             handling = source.ready.popleft()
             if source.has_turn(handling):
                 break
@@ -299,16 +302,19 @@ class ListenerCore:
         since the last look.
         """
         for source in list(self._sources):
-            late = len(list(takewhile(lambda handling: _is_late(handling, now_s), source.ready)))
-            parked = source.take_parked(now_s)
-            if late or parked:
-                self._give_back(source, late)
-                self._nack_unseen(source, parked)
-                self._flow.slow_down(source.share)
+            self._give_back_late(source, now_s)
         overdue = [each for each in self._running if now_s > each.lease_ends_s and each not in self._overdue]
         self._overdue.update(overdue)
         self.stats.add("overdue", len(overdue))
         return overdue
+
+    def _give_back_late(self, source: Source, now_s: float) -> None:
+        late = len(list(takewhile(lambda handling: _is_late(handling, now_s), source.ready)))
+        parked = source.take_parked(now_s)
+        if late or parked:
+            self._give_back(source, late)
+            self._nack_unseen(source, parked)
+            self._flow.slow_down(source.share)
 
     def _give_back(self, source: Source, count: int) -> None:
         """Nack the first waiting messages of a source, and the others of their order keys, to be delivered again at once."""

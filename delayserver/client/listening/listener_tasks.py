@@ -56,7 +56,7 @@ class TaskWorkers:
     async def _work(self) -> None:
         now_s = yielded_s = self._now()
         while not self._core.stopping:
-            handling = self._core.start(now_s)
+            handling = self._run.start(now_s)
             if handling is None:
                 awoken = anyio.Event()
                 self._idle.append(awoken)

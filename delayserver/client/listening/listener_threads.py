@@ -46,7 +46,7 @@ class ThreadWorkers:
 
     def arrived(self) -> None:
         """Hand messages to the threads, as many as may run."""
-        while (handling := self._core.start(self._loop.time())) is not None:
+        while (handling := self._run.start(self._loop.time())) is not None:
             self._run.took(handling)
             self._running.add(handling)
             if len(self._threads) < len(self._running):

@@ -117,6 +117,7 @@ class SubscriptionRun:
         self._feeds: dict[Source, _Feed] = {}
         self._followers: dict[str, RouteFollower] = {}
         self._said = SaidLately()
+        self._given_back = 0  # messages whose nacks were sent, or are about to be
         self._stop = anyio.Event()
         # The time of running handlers after a stop.
         self._grace = anyio.CancelScope()
@@ -311,6 +312,21 @@ class SubscriptionRun:
 
     # -- handlers
 
+    def start(self, now_s: float) -> Handling | None:
+        """The message to handle now; see `ListenerCore.start`."""
+        handling = self.core.start(now_s)
+        self._send_given_back()
+        return handling
+
+    def _send_given_back(self) -> None:
+        """Send the nacks of messages that were given back since the last call, and pull again."""
+        given_back = self.core.stats.given_back
+        if given_back > self._given_back:
+            self._given_back = given_back
+            for feed in self._feeds.values():
+                feed.settle()
+                feed.unpark()
+
     def begins(self, handling: Handling) -> None:
         """A handler is about to run. May be called by its thread, but for the pulls."""
         if self._hooks.started is not None:
@@ -384,7 +400,6 @@ class SubscriptionRun:
 
     def look(self) -> None:
         """Tell of handlers that outlive their leases, and give back what waits too long."""
-        given_back = self.core.stats.given_back
         for handling in self.core.look(anyio.current_time()):
             self._call(self._hooks.overdue, [handling])
             held_back = self._said.say("overdue", anyio.current_time())
@@ -397,10 +412,7 @@ class SubscriptionRun:
                     subject=handling.delivery.subject, ack_timeout_s=self.subscription.settings.ack_timeout_s,
                     held_back=held_back,
                 )  # fmt: skip
-        if self.core.stats.given_back > given_back:
-            for feed in self._feeds.values():
-                feed.settle()
-                feed.unpark()
+        self._send_given_back()
 
     # -- acks and nacks
 

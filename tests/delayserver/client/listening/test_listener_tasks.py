@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -557,3 +558,28 @@ def listener_of(subject: str) -> Listener:
     async def handle(_message: Delivery) -> None: ...
 
     return listener
+
+
+def test_no_handler_begins_with_a_message_whose_lease_ended_while_the_program_stood_still(
+    leasing: FakeServer, run: Run
+) -> None:
+    fill(leasing, 12)
+    begun: list[Handling] = []
+    bodies: set[bytes] = set()
+    hooks = Hooks(started=begun.append)
+    listener = Listener("g", settings=ListenerSettings(concurrency=1, ack_timeout_s=1.0), hooks=hooks)
+
+    async def main() -> None:
+        async with AsyncClient(leasing.address) as client, listener.running(client) as running:
+            while running.stats[0].acked + running.stats[0].nacked < 12:
+                await anyio.sleep(0.01)
+
+    @listener("a")
+    async def handle(message: Delivery) -> None:
+        await anyio.sleep(0)
+        if not bodies:
+            time.sleep(1.5)  # as a machine that sleeps
+        bodies.add(message.body)
+
+    run(main)
+    assert [each for each in begun if each.started_s >= each.lease_ends_s] == []
