@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from delayserver.broker.actions.stored_messages import READ_TRIES
-from delayserver.broker.files.progress import ProgressRows
 from delayserver.broker.limits import DAY_MS, BrokerLimits
-from delayserver.broker.service.durability import Durability
+from delayserver.broker.queues.groups import Cursor
+from delayserver.broker.queues.ranges import Range
 from store.errors import CorruptionError, DiskFullError, SyncFailedError, UnreadableError
 from tests.delayserver.broker.brokers import (
     GROUP,
@@ -385,15 +385,15 @@ def test_a_snapshot_that_found_no_room_is_not_made_anew_at_each_sync(monkeypatch
     broker = open_broker(disk, BrokerLimits(segment_bytes=1 << 20, progress_bytes_max=100))
     broker.deliver(messages(1, 400), False, NOW_US)
     broker.sync()
-    made = 0
-    snapshot = Durability._snapshot
+    seen = 0
+    acked_to_log = Cursor.acked_to_log
 
-    def counted(durability: Durability) -> ProgressRows:
-        nonlocal made
-        made += 1
-        return snapshot(durability)
+    def counted(cursor: Cursor) -> list[Range]:
+        nonlocal seen
+        seen += 1
+        return acked_to_log(cursor)
 
-    monkeypatch.setattr(Durability, "_snapshot", counted)
+    monkeypatch.setattr(Cursor, "acked_to_log", counted)
     groups = range(GROUP, GROUP + 100)
     pulled = [broker.pull(SUBJECT, group, 400, 1 << 20, NOW_US, NOW_US) for group in groups]
     disk.capacity_bytes = disk.used_bytes
@@ -409,7 +409,7 @@ def test_a_snapshot_that_found_no_room_is_not_made_anew_at_each_sync(monkeypatch
             broker.abort_sync(plan)
         else:
             broker.finish_sync(plan)
-    assert 0 < made <= 10
+    assert 0 < seen <= 10 * 200, "cursors"
     disk.capacity_bytes = None
     broker.sync()
     disk.kill()
