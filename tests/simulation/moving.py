@@ -20,7 +20,7 @@ from tests.simulation.failures import SimulationFailure
 from tests.simulation.host import Host
 from tests.simulation.settings import ACK_TIMEOUT_MS
 
-SUBJECT, GROUP = "bills.late", "moving"
+SUBJECT, GROUP, HEARD = "bills.late", "moving", "heard"
 NAMES = {"subject": SUBJECT, "group": GROUP}
 TURNS_MAX = 400
 # Pulls without a message until the group counts as done.
@@ -166,10 +166,10 @@ class Moving:
                     raise SimulationFailure(f"{GROUP} got position {place}, and was to go on at {expected}")
                 continue  # its first delivery got lost on its way, and it comes again from its place
             if not loose and place > expected:
-                await self._passed_over(expected, place)
+                await self._passed_over(GROUP, expected, place)
             expected = place + 1
 
-    async def _passed_over(self, start: int, stop: int) -> None:
+    async def _passed_over(self, group: str, start: int, stop: int) -> None:
         """Only expired and retired messages may be passed over, and those that damage took."""
         if self._damage.of_store:
             return
@@ -180,7 +180,7 @@ class Moving:
                 return
             for row in page["messages"]:
                 if row["position"] < stop and not row["expires_ms"]:
-                    raise SimulationFailure(f"{GROUP} passed over position {row['position']}, which does not expire")
+                    raise SimulationFailure(f"{group} passed over position {row['position']}, which does not expire")
             place = max(page["next"], place + 1)
 
     async def _seek(self, kind: str) -> None:
@@ -299,24 +299,32 @@ class Moving:
     # -- the broadcast group
 
     async def _listen(self) -> None:
-        life, heard = self._host.lives, self._heard
+        life, expected, clock = self._host.lives, self._heard, self._host.clock
         self._heard = None
+        asked_ms, steps = clock.now_ms(), clock.step_count
         try:
-            arguments = {"subject": SUBJECT, "group": "heard", "broadcast": True, "max_messages": 20, "wait_ms": 200}
+            arguments = {"subject": SUBJECT, "group": HEARD, "broadcast": True, "max_messages": 20, "wait_ms": 200}
             rows = (await self._listener.request("pull", arguments))["messages"]
         except DelayServerError as error:
             if error.name == "position_out_of_range":
                 self._heard = error.details["first"]
             raise
-        places = [row["position"] for row in rows]
         if life != self._host.lives:
             return
-        start = heard if heard is not None or not places else places[0]
-        if start is not None and not self._follow(start, places):
-            raise SimulationFailure(f"a broadcast group that was to go on at {heard} got {places}")
+        stepped = steps != clock.step_count
         for row in rows:
+            place = row["position"]
+            if expected is not None and place < expected:
+                raise SimulationFailure(f"{HEARD} got position {place}, and was to go on at {expected}")
+            if row["expires_ms"] and asked_ms >= row["expires_ms"] and not stepped:
+                raise SimulationFailure(f"{HEARD} got position {place} at {asked_ms}, expired at {row['expires_ms']}")
+            if expected is not None and place > expected:
+                await self._passed_over(HEARD, expected, place)
+                if life != self._host.lives:
+                    return
             self._stands(row)
-        self._heard = places[-1] + 1 if places else heard
+            expected = place + 1
+        self._heard = expected
 
     # -- the end
 
@@ -347,5 +355,5 @@ class Moving:
                 empty += 1
                 await self._client.sleep(1)
         if self._next < end:
-            await self._passed_over(self._next, end)
+            await self._passed_over(GROUP, self._next, end)
         return True
