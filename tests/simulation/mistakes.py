@@ -37,7 +37,7 @@ from delayserver.load import window_reader
 from delayserver.load.loader import Loader
 from delayserver.load.turns import LoadTurn
 from delayserver.load.window_reader import WindowReader
-from delayserver.operations.groups import filtering
+from delayserver.operations.groups import broadcasting, filtering
 from delayserver.operations.messages import check_backs
 from delayserver.operations.messages.cancellation import Cancellation
 from delayserver.operations.messages.transactions import Transactions
@@ -270,6 +270,11 @@ def delay_cut_short() -> list[Change]:
 def expiry_forgotten_by_the_broker() -> list[Change]:
     """A broker that hands out what has expired."""
     return [(consuming, "expired_rows", lambda _: lambda _expires_ms, _now_us: None)]
+
+
+def broadcast_of_what_has_expired() -> list[Change]:
+    """A broadcast group that gets messages that have expired."""
+    return [(broadcasting, "expired_rows", lambda _: lambda _expires_ms, _now_us: None)]
 
 
 def removed_by_the_wall_clock() -> list[Change]:
@@ -695,6 +700,7 @@ MISTAKES: tuple[Callable[[], list[Change]], ...] = (
     removed_by_the_wall_clock,
     delay_cut_short,
     expiry_forgotten_by_the_broker,
+    broadcast_of_what_has_expired,
     forgotten_in_its_place,
     filter_forgotten_by_a_restart,
     match_passed_over,

@@ -26,6 +26,7 @@ NOTICED_BY = {
     "ack_before_sync": 3,
     "back_to_a_group_that_is_gone": 54,
     "batches_of_one_key_at_once": 9,
+    "broadcast_of_what_has_expired": 32000001,
     "cancelled_and_delivered": 4,
     "checkpoint_before_sync": 2,
     "cleanup_by_age": 1,
