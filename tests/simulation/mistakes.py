@@ -736,7 +736,6 @@ MISTAKES: tuple[Callable[[], list[Change]], ...] = (
     refused_row_of_a_one_way_send_untold,
     one_way_send_told_before_its_sync,
     stored_behind_its_deadline,
-    let_go_without_a_word,
     a_bad_filter_is_no_filter,
     policies_lost_in_silence,
 )

@@ -11,7 +11,7 @@ import pytest
 from delayserver.receive.intake import Intake
 from tests.simulation import world
 from tests.simulation.many import SEEDS_OF_THE_TESTS
-from tests.simulation.mistakes import MISTAKES, Change, lost_files_forgotten, made
+from tests.simulation.mistakes import MISTAKES, Change, let_go_without_a_word, lost_files_forgotten, made
 from tests.simulation.run import run_seed
 
 SEEDS_MAX = 40
@@ -38,7 +38,6 @@ NOTICED_BY = {
     "given_up_for_good": 3,
     "index_without_ids_of_clients": 2,
     "keys_that_wait_for_nobody": 1,
-    "let_go_without_a_word": 61,
     "match_passed_over": 2,
     "nothing_taken_back": 11,
     "one_attempt_more": 3,
@@ -90,6 +89,13 @@ def test_files_that_are_forgotten_when_they_are_cut_are_noticed(monkeypatch: pyt
     monkeypatch.setattr(world, "CUTTING_SHARE", 1.0)
     seeds = (8, *range(SEEDS_MAX))  # the first one notices it now
     assert any(_failed(lost_files_forgotten, seed) and not run_seed(seed).failure for seed in seeds)
+
+
+def test_a_loss_to_the_lag_bound_that_nobody_is_told_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few seeds bound what a group may hold, so here all of them do."""
+    monkeypatch.setattr(world, "LAG_BOUND_SHARE", 1.0)
+    seeds = (29, *range(SEEDS_MAX))  # the first one notices it now
+    assert any(_failed(let_go_without_a_word, seed) and not run_seed(seed).failure for seed in seeds)
 
 
 def test_a_bug_that_a_handler_answers_as_an_internal_error_fails_its_seed() -> None:
