@@ -19,6 +19,7 @@ from collections.abc import Callable, Generator, Hashable
 from typing import Any, TypeVar
 
 from store.errors import StoreError, UnreadableError
+from store.failed_reads import FailedReads
 
 T = TypeVar("T")
 
@@ -106,7 +107,7 @@ class Reads:
         self._running: list[ReadPlan] = []
         self._held: list[ReadPlan] = []
         self._holders: dict[ReadPlan, int] = {}
-        self._failed: dict[tuple[str, int], int] = {}
+        self._failed = FailedReads[tuple[str, int]](_FAILED_PLACES_MAX)
 
     @property
     def held_bytes(self) -> int:
@@ -126,7 +127,7 @@ class Reads:
         """The plan ran."""
         self._running.remove(plan)
         if plan.unreadable:
-            self._count_failed(plan.kind, plan.start)
+            self._failed.count((plan.kind, plan.start))
         plan.put()
         if self._holders.get(plan):
             self._held.append(plan)
@@ -158,17 +159,11 @@ class Reads:
 
     def failed(self, kind: str, start: int) -> int:
         """How many reads that began at this offset the disk has failed."""
-        return self._failed.get((kind, start), 0)
+        return self._failed.of((kind, start))
 
     def lowest(self, *kinds: str) -> int | None:
         """The lowest offset that plans of these kinds read; None if there is no such plan."""
         return min([plan.start for plan in self._running if plan.kind in kinds], default=None)
-
-    def _count_failed(self, kind: str, start: int) -> None:
-        failed = self._failed.pop((kind, start), 0) + 1
-        self._failed[kind, start] = failed
-        if len(self._failed) > _FAILED_PLACES_MAX:
-            del self._failed[next(iter(self._failed))]
 
     def check_invariants(self) -> None:
         """Each held result has a holder, and no plan that runs covers another one."""

@@ -13,15 +13,15 @@ from delayserver.state.memory.loaded_rows import LoadedRows
 from delayserver.state.memory.rows import make_rows
 from delayserver.state.windows.window_book import WindowBook
 from store.errors import CorruptionError, FormatError
+from store.failed_reads import READ_TRIES, FailedReads
 from store.logs.schedule_log import ScheduleIndex, ScheduleKey, ScheduleLog, Source
 from store.records.batches import FLAG_PREPARED
 from store.records.columns import has_any
 from store.records.scan import Damage
 from wheel.keys import KEY_HIGHEST, Key
 
-# So often a window waits where the disk cannot read some of its bytes. After that the rows around them are loaded.
-READ_TRIES = 3
-FAILED_READS_MAX = 1024
+# Windows whose failed reads are counted. A window waits for these tries; after that the rows around the bytes are loaded.
+FAILED_WINDOWS_MAX = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,8 @@ class WindowReader:
         self._attempted = attempted
         self._damage = runtime.damage
         self._clock = runtime.clock
-        # How often the disk could not read some bytes of a window, since its last load.
-        self._failed_reads: dict[int, int] = {}
+        # Of windows, since their last load.
+        self._failed_reads = FailedReads[int](FAILED_WINDOWS_MAX)
 
     def ends(self, window_ms: int) -> dict[str, int]:
         """Where the files of a window end now, by source."""
@@ -86,7 +86,7 @@ class WindowReader:
 
     def was_read(self, window_ms: int) -> None:
         """The window is loaded: its failed reads count no longer."""
-        self._failed_reads.pop(window_ms, None)
+        self._failed_reads.forget(window_ms)
 
     def _index(self, key: ScheduleKey, end: int, from_key: Key, to_key: Key, rows_max: int | None) -> ScheduleIndex:
         damages: list[Damage] = []
@@ -97,18 +97,10 @@ class WindowReader:
         except FormatError as error:
             raise CorruptionError(error.path, 0, error.detail) from error
         for damage in damages:
-            if damage.errno and self._may_read_soon(key.start_ms):
+            if damage.errno and self._failed_reads.count(key.start_ms) < READ_TRIES:
                 raise damage.error(self._schedule.path(key))
             self._damage.report(damage.error(self._schedule.path(key)))
         return index
-
-    def _may_read_soon(self, window_ms: int) -> bool:
-        """Counts a failed read of this window. True while it failed so rarely that the disk may recover."""
-        failed = self._failed_reads.pop(window_ms, 0) + 1
-        self._failed_reads[window_ms] = failed
-        if len(self._failed_reads) > FAILED_READS_MAX:
-            del self._failed_reads[next(iter(self._failed_reads))]
-        return failed < READ_TRIES
 
 
 def _plain(key: Key) -> tuple[int, int]:

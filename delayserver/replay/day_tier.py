@@ -200,18 +200,18 @@ class DayTier:
         starts = sorted({key.start_ms for key in keys if key.source == Source.DAY})
         fine_until_ms = self.fine_until_ms()
         near = [start for start in starts if self._days.fine_until_ms <= start < fine_until_ms]
+        near = [start for start in near if not self._may_stay_whole(start)]
         # Read in threads, before the step that seals: from that step on each question about the days needs them.
         indexes: dict[int, tuple[OutcomeIndex, int]] = {}
         refused: dict[int, DiskError] = {}
-        for start in [start for start in near if not self._may_stay_whole(start)]:
-            end = self._dispatch.end(DispatchKey(start, True))
-            read = partial(self._index_up_to, DispatchKey(start, True), end)
+        for start in near:
+            key = DispatchKey(start, True)
+            end = self._dispatch.end(key)
             try:
-                indexes[start] = await self._workers.run(read), end
+                with suppress(CorruptionError):  # `_take_outcomes` meets it again
+                    indexes[start] = await self._workers.run(partial(self._index_up_to, key, end)), end
             except DiskError as error:
                 refused[start] = error
-            except CorruptionError:
-                pass  # `_take_outcomes` meets it again
         # Outcomes so far belong to the coarse files. Only the replayer's task decides about coarse rows.
         await self._decided.all_written()
         whole = [start for start in starts if self._may_stay_whole(start)]

@@ -12,6 +12,7 @@ from delayserver.runtime.runtime import Runtime
 from delayserver.state.files import Files
 from delayserver.state.windows.retired import Retired
 from store.errors import CorruptionError, UnreadableError
+from store.failed_reads import READ_TRIES
 from store.indexes.id_index import Confirm, IdIndex, StoredIds, confirm_by_bytes, id_keys
 from store.indexes.index_cache import IndexCache
 from store.logs.schedule_log import ScheduleKey, Source
@@ -21,8 +22,6 @@ from store.records.batches import I64, MessageBatch
 
 # 16 bytes an id: two million ids of windows in use. One that is dropped is read again from the columns of its files.
 INDEX_BYTES_MAX = 32 << 20
-# So often the ids of earlier messages are read where the disk cannot read them. After that they are gone around.
-READ_TRIES = 3
 
 
 class IdsUnreadableError(Exception):

@@ -29,7 +29,7 @@ from store.records.batches import CancelBatch, MessageBatch
 from store.records.row_sums import U64
 from store.records.segment import Appended
 
-# Before the ids of earlier messages are read again, which the disk could not read.
+# Before the replay reads again what the disk could not read.
 READ_AGAIN_MS = 1_000
 
 

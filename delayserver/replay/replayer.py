@@ -13,7 +13,7 @@ from functools import partial
 import trio
 
 from delayserver.replay.day_tier import DayTier
-from delayserver.replay.placing import Round
+from delayserver.replay.placing import READ_AGAIN_MS, Round
 from delayserver.replay.rounds import Rounds
 from delayserver.runtime.runtime import Runtime
 from delayserver.state.decisions.outcome_rows import replaced_messages
@@ -21,6 +21,7 @@ from delayserver.state.files import Files
 from delayserver.state.positions.log_queue import LogQueue, due_range
 from delayserver.state.windows.windows import Windows
 from store.errors import CorruptionError, DiskError, UnreadableError
+from store.failed_reads import READ_TRIES
 from store.logs.message_log import LogEntry
 from store.logs.schedule_log import ScheduleKey, Source
 from store.logs.windows import window_of
@@ -34,9 +35,6 @@ ROUND_ROWS_MAX = 1 << 16
 ROUND_BYTES_BEHIND = 16 << 20
 FAR_BEHIND_BYTES = 64 << 20
 ROUND_BYTES_FAR_BEHIND = 32 << 20
-# So often the replay reads a place that the disk cannot read, with a pause before each further time.
-READ_TRIES = 3
-READ_AGAIN_MS = 1_000
 # A round of this many rows is placed on the event loop: a hop to a thread would cost more.
 INLINE_ROWS_MAX = 512
 _Messages = MessageBatch | MessageRows

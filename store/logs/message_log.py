@@ -220,7 +220,8 @@ class MessageLog:
         return _entries(base, segment.append_durably(batches, self._warm, self._image), batches)
 
     def append_assumed(self, batches: Sequence[Appendable]) -> list[LogEntry]:
-        """Appends, and lets it count as durable: durability `os`. Raises what `append_durably` does."""
+        """Appends; what is in the page cache counts as durable, by the operator's decision: durability `os`. Raises what
+        `append_durably` does."""
         base, segment = self._writable()
         return _entries(base, segment.append_assumed(batches), batches)
 
@@ -244,12 +245,6 @@ class MessageLog:
         base, segment = self._tail
         segment.sync()
         return base + segment.synced
-
-    def assume_synced(self) -> int:
-        """Durability `os`: what is in the page cache counts as durable, by the operator's decision."""
-        base, segment = self._tail
-        segment.assume_synced()
-        return base + segment.assumed
 
     @property
     def is_named(self) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from store.failed_reads import READ_TRIES, FailedReads
 from store.indexes.schedule_index import ScheduleIndex, blob_places, build_index
 from store.indexes.sequence_map import EVERYTHING, Gap, SequenceMap
 from store.logs.schedule_key import ScheduleKey
@@ -26,8 +27,6 @@ from store.records.segment import Appended, Damage, Segment
 
 # Sparse tables kept in memory: lookups by receipt touch few files at a time, and a table is rebuilt from headers.
 SEQUENCE_MAPS_MAX = 64
-# So often a table is made anew where the disk cannot read all of a file. Then it is kept: making it reads the whole file.
-READ_TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +64,9 @@ class ScheduleFinder:
     def __init__(self, files: WindowFiles[ScheduleKey]) -> None:
         self._files = files
         self._maps: OrderedDict[ScheduleKey, SequenceMap] = OrderedDict()
-        # How often the disk could not read what the table of a file is made from.
-        self._failed_reads: dict[ScheduleKey, int] = {}
+        # A table is made anew so often where the disk cannot read all of a file. Then it is kept: making it reads the
+        # whole file.
+        self._failed_reads = FailedReads[ScheduleKey](SEQUENCE_MAPS_MAX)
         self._lock = threading.Lock()
 
     def appended(self, key: ScheduleKey, first_sequence: int, last_sequence: int, place: Appended) -> None:
@@ -101,20 +101,12 @@ class ScheduleFinder:
                     met.append(Damage(header.offset, header.end, "its sequences do not rise"))
                     table.pass_over()
             damages += met
-            if any(damage.errno for damage in met) and self._may_read_soon(key):
+            if any(damage.errno for damage in met) and self._failed_reads.count(key) < READ_TRIES:
                 del self._maps[key]
             if table.end < end:  # damage up to the end: read and reported again when a record stands behind it
                 gaps.append((table.last_sequence, EVERYTHING))
             gaps += table.gaps
             return table.stretches(sequences)
-
-    def _may_read_soon(self, key: ScheduleKey) -> bool:
-        """Counts a failed read of a file. True while it failed so rarely that the disk may recover: no table is kept."""
-        failed = self._failed_reads.pop(key, 0) + 1
-        self._failed_reads[key] = failed
-        if len(self._failed_reads) > SEQUENCE_MAPS_MAX:
-            del self._failed_reads[next(iter(self._failed_reads))]
-        return failed < READ_TRIES
 
     def _rows_near(
         self,

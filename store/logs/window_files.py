@@ -256,11 +256,10 @@ class WindowFiles(Generic[Key]):
     @contextmanager
     def reading(self, key: Key) -> Iterator[Segment]:
         """The segment, kept open for the block. Raises KeyError for a key without a file."""
-        pinned = self.table.pin(key)
-        try:
-            yield pinned.segment
-        finally:
-            self.table.unpin(pinned)
+        with self.reading_if_there(key) as segment:
+            if segment is None:
+                raise KeyError(key)
+            yield segment
 
     @contextmanager
     def reading_if_there(self, key: Key) -> Iterator[Segment | None]:

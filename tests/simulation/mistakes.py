@@ -75,13 +75,7 @@ Change = tuple[object, str, Callable[[Any], Any]]
 
 def ack_before_sync() -> list[Change]:
     """Acks before fsync."""
-
-    def append(log: MessageLog, batches: Any) -> Any:
-        entries = log.append(batches)
-        log.assume_synced()
-        return entries
-
-    return [(MessageLog, "sync", lambda _: MessageLog.assume_synced), (MessageLog, "append_durably", lambda _: append)]
+    return [(MessageLog, "append_durably", lambda _: MessageLog.append_assumed)]
 
 
 def checksum_never_checked() -> list[Change]:

@@ -16,12 +16,11 @@ from delayserver.broker.queues.ranges import Range
 from delayserver.broker.queues.run_blocks import BLOCK_BYTES_MAX
 from delayserver.broker.reads import REBUILD, STORE, ReadNeeded, ReadPlan
 from store.errors import CorruptionError, StoreError, UnreadableError
+from store.failed_reads import READ_TRIES
 from store.records.batches import RunBatch, StoredBatch
 
 # Damaged messages are all counted. Only this many texts are kept.
 _TEXTS_MAX = 1000
-# This many reads of a message must fail before it is passed over as damaged. Until then the pull raises the error.
-READ_TRIES = 3
 
 
 class Damages:

@@ -83,9 +83,8 @@ class Publish:
         self._publishing.submit_rows(rows, done)
 
     def _told(self, rows: list[Row], stored: StoredPart) -> list[PublishedMessage]:
-        (sequence, positions), server_id, name_of, told = stored, self._server_id, self._names.name, []
-        if not isinstance(positions, list):
-            positions = positions.tolist()
+        sequence, server_id, name_of, told = stored.first_sequence, self._server_id, self._names.name, []
+        positions = stored.positions if isinstance(stored.positions, list) else stored.positions.tolist()
         for (_, subject, _, own_id, _, _, _, _), position in zip(rows, positions, strict=True):
             message_id = own_id.decode() if own_id else derived_message_id(server_id, sequence)
             told.append((message_id, name_of(subject), position))

@@ -236,8 +236,7 @@ def test_where_the_page_cache_counts_as_durable_the_name_is_durable_all_the_same
     log = opened(fs)
     last = fill_up(log)
     prepare(log)
-    log.append([batch(last + 1)])
-    log.assume_synced()
+    log.append_assumed([batch(last + 1)])
     fs.kill()
     assert sequences(opened(fs)) == list(range(1, last + 2))
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from delayserver.broker.actions.retries import NACKED, Failure
-from delayserver.broker.actions.stored_messages import READ_TRIES
+from store.failed_reads import READ_TRIES
 from tests.delayserver.broker.brokers import (
     GROUP,
     HOUR_US,

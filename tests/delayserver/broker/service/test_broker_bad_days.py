@@ -8,11 +8,11 @@ from random import Random
 import numpy as np
 import pytest
 
-from delayserver.broker.actions.stored_messages import READ_TRIES
 from delayserver.broker.limits import DAY_MS, BrokerLimits
 from delayserver.broker.queues.groups import Cursor
 from delayserver.broker.queues.ranges import Range
 from store.errors import CorruptionError, DiskFullError, SyncFailedError, UnreadableError
+from store.failed_reads import READ_TRIES
 from tests.delayserver.broker.brokers import (
     GROUP,
     HOUR_US,
