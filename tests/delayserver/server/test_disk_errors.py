@@ -228,11 +228,13 @@ async def test_a_message_that_the_broker_has_is_not_stored_again_where_the_disk_
     host = boot(small_settings())
     await host.start()
     client = await host.client()
+    host.disk.refuse = refusing("pwrite", "/dispatch_log/", errno.ENOSPC)
     await client.put("m", host.now_ms + 500)
     while not await client.pull(wait_ms=10):
         pass
     await host.server.parts.local_broker.commit.durable()
-    await host.kill()  # its outcome is not written
+    await host.kill()
+    assert host.disk.files("/data/dispatch_log") == [], "its outcome is not written"
     left = [errno.EIO] * 3
 
     def begin(_server: object) -> None:
