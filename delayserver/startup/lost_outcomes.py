@@ -21,6 +21,7 @@ from delayserver.state.decisions.decided import Decided
 from delayserver.state.decisions.outcome_rows import replaced_messages
 from store.errors import CorruptionError
 from store.logs.dispatch_log import OUTCOMES, DispatchKey, DispatchLog
+from store.logs.log_scan import LogScan
 from store.logs.message_log import MessageLog
 from store.logs.window_state import Loss
 from store.logs.windows import DAY_MS, day_starts, window_starts
@@ -30,7 +31,6 @@ from store.tables.days import DayTable
 
 events = EventLogger()
 
-_READ_BYTES = 4 << 20
 _CANCELLED, _ROLLED_BACK = int(Outcome.CANCELLED), int(Outcome.ROLLED_BACK)
 # Cancels and rollbacks are also in message_log, and duplicates are marked in schedule files.
 _IN_OTHER_FILES = (_CANCELLED, _ROLLED_BACK, int(Outcome.DEDUPLICATED))
@@ -54,25 +54,17 @@ def cancels_in(log: MessageLog, lost: Iterable[DispatchKey], window_ms: int, rep
     windows = np.array([key.start_ms for key in lost if not key.coarse], dtype=np.int64)
     days = np.array([key.start_ms for key in lost if key.coarse], dtype=np.int64)
     parts, covered = [CancelBatch.filled(0)], [np.zeros(0, dtype=np.bool_)]
-    whole, offset = not log.damages and log.first == FILE_HEADER_BYTES, log.first
-    while offset < log.synced:
-        try:
-            entries = log.read(offset, log.synced, _READ_BYTES)
-        except CorruptionError:
-            whole, offset = False, log.skip_damage(offset)
-            continue
-        if not entries:
-            break
-        for entry in entries:
-            batch = entry.batch
-            if isinstance(batch, MessageBatch) and batch.replaces_sequence.any():
-                batch = replaced_messages(batch)
-            if isinstance(batch, CancelBatch):
-                mine = np.isin(window_starts(batch.due_ms, window_ms), windows)
-                mine |= np.isin(day_starts(batch.due_ms), days)
-                parts.append(batch.take(np.flatnonzero(mine)))
-                covered.append(np.full(len(parts[-1]), entry.end <= replay_offset))
-        offset = entries[-1].end
+    scan = LogScan(log, log.first, log.synced)
+    for entry in scan:
+        batch = entry.batch
+        if isinstance(batch, MessageBatch) and batch.replaces_sequence.any():
+            batch = replaced_messages(batch)
+        if isinstance(batch, CancelBatch):
+            mine = np.isin(window_starts(batch.due_ms, window_ms), windows)
+            mine |= np.isin(day_starts(batch.due_ms), days)
+            parts.append(batch.take(np.flatnonzero(mine)))
+            covered.append(np.full(len(parts[-1]), entry.end <= replay_offset))
+    whole = not log.damages and not scan.has_gaps and log.first == FILE_HEADER_BYTES
     found = CancelBatch.concatenate(parts)
     _, first = np.unique(found.sequence, return_index=True)
     return LoggedCancels(found.take(first), np.concatenate(covered)[first], whole)

@@ -19,6 +19,7 @@ from delayserver.state.files import Files
 from delayserver.state.windows.window_book import WindowBook
 from store.errors import CorruptionError, FormatError
 from store.logs.dispatch_log import DispatchKey, DispatchLog, count_outcomes
+from store.logs.log_scan import LogScan
 from store.logs.message_log import MessageLog
 from store.logs.schedule_log import ScheduleKey, ScheduleLog, Source
 from store.logs.windows import day_of, window_starts
@@ -29,7 +30,6 @@ from store.tables.checkpoint_marks import dispatch_marks, schedule_marks
 events = EventLogger()
 
 _FINE = (Source.DIRECT, Source.FROM_DAY)
-_READ_BYTES = 4 << 20
 # Outcomes that are looked up in a file at a time. A day may have millions.
 _FIND_ROWS = 1 << 16
 
@@ -220,15 +220,6 @@ def _files_of(start_ms: int) -> tuple[DispatchKey, DispatchKey]:
 def sequences_behind(log: MessageLog, offset: int) -> I64:
     """The sequences of the readable messages in message_log behind a logical offset."""
     parts = [np.zeros(0, np.int64)]
-    offset = max(offset, log.first)
-    while offset < log.synced:
-        try:
-            entries = log.read(offset, log.synced, _READ_BYTES)
-        except CorruptionError:
-            offset = log.skip_damage(offset)
-            continue
-        if not entries:
-            break
-        parts += [entry.batch.sequence for entry in entries if isinstance(entry.batch, MessageBatch)]
-        offset = entries[-1].end
+    scan = LogScan(log, max(offset, log.first), log.synced)
+    parts += [entry.batch.sequence for entry in scan if isinstance(entry.batch, MessageBatch)]
     return np.concatenate(parts)

@@ -10,11 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from store.errors import CorruptionError
+from store.logs.log_scan import LogScan
 from store.logs.message_log import MessageLog
 from store.records.batches import I64, CancelBatch, MessageBatch
-
-READ_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,21 +29,12 @@ def read_ahead(log: MessageLog, position: int, stop: int) -> ReplayAhead:
     """Reads the records from `position` (a logical offset) to `stop`. Skips damage, which the replayer reports."""
     cancelled = [np.zeros(0, np.int64)]
     accepted = 0
-    while position < stop:
-        try:
-            entries = log.read(position, stop, READ_BYTES)
-        except CorruptionError:
-            position = log.skip_damage(position)
-            continue
-        if not entries:
-            break
-        for entry in entries:
-            batch = entry.batch
-            if isinstance(batch, CancelBatch):
-                cancelled.append(np.array(batch.sequence))
-            elif isinstance(batch, MessageBatch):
-                accepted += len(batch) - int(np.count_nonzero(batch.origin_sequence))
-                if batch.replaces_sequence.any():
-                    cancelled.append(batch.replaces_sequence[batch.replaces_sequence != 0])
-        position = entries[-1].end
+    for entry in LogScan(log, position, stop):
+        batch = entry.batch
+        if isinstance(batch, CancelBatch):
+            cancelled.append(np.array(batch.sequence))
+        elif isinstance(batch, MessageBatch):
+            accepted += len(batch) - int(np.count_nonzero(batch.origin_sequence))
+            if batch.replaces_sequence.any():
+                cancelled.append(batch.replaces_sequence[batch.replaces_sequence != 0])
     return ReplayAhead(np.unique(np.concatenate(cancelled)), accepted)

@@ -13,13 +13,11 @@ import numpy as np
 from delayserver.runtime.runtime import Runtime
 from delayserver.state.positions.gathering import Gathering
 from delayserver.state.positions.positions import Positions
-from store.errors import CorruptionError
+from store.logs.log_scan import LogScan
 from store.logs.message_log import MessageLog
 from store.logs.windows import window_starts
 from store.records.batches import I64, MessageBatch
 from store.records.message_rows import MessageRows
-
-READ_BYTES = 1 << 20
 
 
 class OnTheirWay:
@@ -55,16 +53,7 @@ class OnTheirWay:
 
     def _read(self, position: int, stop: int) -> set[int]:
         windows: set[int] = set()
-        while position < stop:
-            try:
-                entries = self._log.read(position, stop, READ_BYTES)
-            except CorruptionError:  # the replayer reports it and skips it in the same way
-                position = self._log.skip_damage(position)
-                continue
-            if not entries:
-                break
-            for entry in entries:
-                if isinstance(entry.batch, MessageBatch | MessageRows):
-                    windows.update(self._starts(np.asarray(entry.batch.due_ms, np.int64)))
-            position = entries[-1].end
+        for entry in LogScan(self._log, position, stop):
+            if isinstance(entry.batch, MessageBatch | MessageRows):
+                windows.update(self._starts(np.asarray(entry.batch.due_ms, np.int64)))
         return windows

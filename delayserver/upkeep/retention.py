@@ -194,9 +194,9 @@ class Retention:
             return
         try:
             await self._workers.run(self._ledger.compact)
-        except (CorruptionError, DiskFullError) as error:
+        except (CorruptionError, DiskError, DiskFullError) as error:
             self._compact_after_us = self._clock.monotonic_us() + COMPACT_AGAIN_US
-            if isinstance(error, CorruptionError):
+            if not isinstance(error, DiskFullError):
                 self._damage.report(error)
 
     def _may_go(self, start_ms: int) -> bool:

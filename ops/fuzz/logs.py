@@ -216,7 +216,7 @@ def _read_progress(disk: MemoryDisk, _data: bytes) -> Seen:
 
 def _index_seeds() -> list[bytes]:
     hashes, rows = np.array([-5, 8, 8]), np.array([0, 3, 4], np.uint32)
-    return [encode_index(SERVER, 0, IndexRows(hashes, np.array([64, 4096, 4096]), rows))]
+    return [b"".join(encode_index(SERVER, 0, IndexRows(hashes, np.array([64, 4096, 4096]), rows)))]
 
 
 def _read_index(disk: MemoryDisk, _data: bytes) -> Seen:

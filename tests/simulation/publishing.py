@@ -73,9 +73,6 @@ class Publishing:
         self._note = note
         self._messages: dict[int, Published] = {}
         self._at: dict[int, int] = {}
-        # Messages that a producer posted, of which the server must refuse some, and the others.
-        self._bad = dict.fromkeys(producers, 0)
-        self._posted: dict[Client, list[Published]] = {client: [] for client in producers}
         # Where the group goes on after the node kept no more for it.
         self._first = 0
         # The latest wall time, and the time since the start, at which a pull got no answer.
@@ -162,18 +159,11 @@ class Publishing:
         told = client.one_way_refused - told
         if told < bad:
             self._fail(group[0], f"{bad} messages beside it must be refused, and {told} were")
-        self._bad[client] += bad
+        if told > bad:
+            return  # the books do not know which of them were refused
         for message in group:
             message.posted_life = life
             message.state = POSTED if message.state == UNKNOWN else message.state
-        self._posted[client] += group
-
-    def _forget_posted(self) -> None:
-        """Where more was refused than must be, the books do not know which."""
-        for client, group in self._posted.items():
-            if client.one_way_refused != self._bad[client]:
-                for message in group:
-                    message.state = UNKNOWN
 
     def _new(self) -> Published:
         token = len(self._messages) + 1
@@ -305,7 +295,6 @@ class Publishing:
         self.ending = True
         for done in self._done:
             await done.wait()
-        self._forget_posted()
         for _ in range(TURNS_MAX):
             missing = [message for message in self._messages.values() if self._is_missing(message)]
             if not missing:

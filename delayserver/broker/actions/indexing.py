@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import msgpack
 import numpy as np
+from numpy.typing import NDArray
 
 from delayserver.broker.files.store_index import IndexRows, write_index
 from store.disk.filesystem import FileSystem
@@ -24,6 +26,19 @@ KEYS_PROPERTY = "keys"
 _ID, _DERIVED, _KEY = (np.uint64(salt) for salt in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9))
 # How msgpack writes the name of the property: blobs without it are not unpacked.
 _PACKED_NAME = msgpack.packb(KEYS_PROPERTY)
+
+
+# The records of a step of work: about 3 ms.
+STEP_ROWS = 8_192
+STEP_BYTES = 4 << 20
+
+
+class StoredRecord(NamedTuple):
+    """A record of the store, with the store offsets of its start and its end."""
+
+    offset: int
+    end: int
+    batch: StoredBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +79,11 @@ def _derived(server_id: I64, sequence: I64) -> I64:
 
 def origins(batch: StoredBatch) -> I64:
     """The sequence that names each message, i64[n]: that of the original where the row is a redelivery of it."""
-    named: I64 = np.where(batch.origin_sequence != 0, batch.origin_sequence, batch.sequence)
+    return _origins(batch.origin_sequence, batch.sequence)
+
+
+def _origins(origin_sequence: I64, sequence: I64) -> I64:
+    named: I64 = np.where(origin_sequence != 0, origin_sequence, sequence)
     return named
 
 
@@ -74,25 +93,34 @@ def keys_of(properties: bytes) -> list[bytes]:
     return list(dict.fromkeys(value.encode().split()))
 
 
-def index_rows(batch: StoredBatch, place: int) -> IndexRows:
-    """The rows of one stored record for the index, unordered. Redeliveries, which go to one group, are left out."""
-    wanted = np.flatnonzero(batch.target_group == 0)
-    if not len(wanted):
-        return IndexRows.joined([])
-    if len(wanted) < len(batch):
-        batch = batch.take(wanted)
-    hashes = np.where(
-        batch.ids_length != 0,
-        mix(hash_ids(batch.ids, batch.ids_length) ^ _ID).view(np.int64),
-        _derived(batch.server_id, origins(batch)),
-    )
-    rows = wanted.astype(np.uint32)
-    keys = list(_keys(batch))
-    if keys:
-        key_hashes = np.array([hash_of_key(key) for _, key in keys], np.int64)
-        hashes = np.concatenate([hashes, key_hashes])
-        rows = np.concatenate([rows, rows[[row for row, _ in keys]]])
-    return IndexRows(hashes, np.full(len(hashes), place, np.int64), rows)
+def index_rows(records: Sequence[StoredRecord]) -> IndexRows:
+    """The rows of some stored records for the index, unordered. Redeliveries, which go to one group, are left out.
+
+    Records are taken together, because each call of numpy in a thread makes the event loop wait for the GIL."""
+    batches = [record.batch for record in records]
+    counts = [len(batch) for batch in batches]
+
+    def column(name: str) -> NDArray[Any]:
+        return np.concatenate([getattr(batch, name) for batch in batches])
+
+    hashes = _derived(column("server_id"), _origins(column("origin_sequence"), column("sequence")))
+    lengths = column("ids_length")
+    if lengths.any():
+        ids = hash_ids(b"".join([batch.ids for batch in batches]), lengths)
+        hashes = np.where(lengths != 0, mix(ids ^ _ID).view(np.int64), hashes)
+    places = np.repeat(np.array([record.offset for record in records], np.int64), counts)
+    rows = np.concatenate([np.arange(count, dtype=np.uint32) for count in counts])
+    wanted = np.flatnonzero(column("target_group") == 0)
+    found = IndexRows(hashes[wanted], places[wanted], rows[wanted])
+    return IndexRows.together([found, *[_key_rows(record) for record in records]])
+
+
+def _key_rows(record: StoredRecord) -> IndexRows:
+    """The rows of the keys in one record, unordered."""
+    keys = [(row, key) for row, key in _keys(record.batch) if not record.batch.target_group[row]]
+    hashes = np.array([hash_of_key(key) for _, key in keys], np.int64)
+    rows = np.array([row for row, _ in keys], np.uint32)
+    return IndexRows(hashes, np.full(len(keys), record.offset, np.int64), rows)
 
 
 def _keys(batch: StoredBatch) -> Iterator[tuple[int, bytes]]:
@@ -119,24 +147,38 @@ def open_segment(fs: FileSystem, segment: StoreSegment, server_id: int) -> Segme
 
 def records_of(
     fs: FileSystem, segment: StoreSegment, server_id: int, start: int
-) -> Iterator[tuple[int, int, StoredBatch]]:
-    """Yields (offset, end, batch) of the readable records of a segment from a store offset on. Damaged records are
-    skipped, as pulls skip them. Raises FileNotFoundError if retention removed the segment, StoreError."""
+) -> Generator[StoredRecord, None, None]:
+    """Yields the readable records of a segment from a store offset on. Damaged records are skipped, as pulls skip them.
+    Raises FileNotFoundError if retention removed the segment, StoreError."""
     opened = open_segment(fs, segment, server_id)
     try:
         opened.trust(segment.end - segment.base, segment.end - segment.base)
         position = max(start - segment.base, FILE_HEADER_BYTES)
         for header, batch in opened.records(position, segment.end - segment.base, ScanReport(position)):
             if isinstance(batch, StoredBatch):
-                yield segment.base + header.offset, segment.base + header.end, batch
+                yield StoredRecord(segment.base + header.offset, segment.base + header.end, batch)
     finally:
         opened.file.close()
 
 
+def _runs_of(fs: FileSystem, segment: StoreSegment, server_id: int, start: int) -> Iterator[list[StoredRecord]]:
+    """The records of `records_of`, as many together as make a step of work."""
+    run: list[StoredRecord] = []
+    rows = 0
+    with closing(records_of(fs, segment, server_id, start)) as records:
+        for record in records:
+            run.append(record)
+            rows += len(record.batch)
+            if rows >= STEP_ROWS or record.end - run[0].offset >= STEP_BYTES:
+                yield run
+                run, rows = [], 0
+    if run:
+        yield run
+
+
 def rows_of_segment(fs: FileSystem, segment: StoreSegment, server_id: int) -> IndexRows:
     """All rows for the index of a segment, in the order of their hashes. Raises as `records_of`."""
-    parts = [index_rows(batch, offset) for offset, _, batch in records_of(fs, segment, server_id, segment.base)]
-    return IndexRows.joined(parts)
+    return IndexRows.joined([index_rows(run) for run in _runs_of(fs, segment, server_id, segment.base)])
 
 
 @dataclass(slots=True)
@@ -154,9 +196,9 @@ class TailIndex:
         if self.base != segment.base:
             self.base, self.covered, self._parts = segment.base, segment.base, []
         new = []
-        for offset, end, batch in records_of(fs, segment, server_id, self.covered):
-            new.append(index_rows(batch, offset))
-            self.covered = end
+        for run in _runs_of(fs, segment, server_id, self.covered):
+            new.append(index_rows(run))
+            self.covered = run[-1].end
         if new:
             self._parts.append(IndexRows.joined(new))
         # As in a log-structured merge tree: few parts, and each row is merged few times.
@@ -170,7 +212,7 @@ class TailIndex:
 
 @dataclass(frozen=True, slots=True)
 class IndexPlan:
-    """Making the index of one sealed segment. `run` blocks, in any thread; then call `Broker.finish_index`."""
+    """Making the index of one sealed segment, by `run` or by all of `steps`; then call `Broker.finish_index`."""
 
     fs: FileSystem
     segment: StoreSegment
@@ -178,7 +220,17 @@ class IndexPlan:
     path: str
 
     def run(self) -> None:
-        """Read the segment and write its index. Raises FileNotFoundError if retention removed the segment, DiskFullError,
-        StoreError."""
-        rows = rows_of_segment(self.fs, self.segment, self.server_id)
-        write_index(self.fs, self.path, self.server_id, self.segment.base, rows)
+        """Read the segment and write its index, in any thread. Raises what a step raises."""
+        for _ in self.steps():
+            pass
+
+    def steps(self) -> Generator[None, None, None]:
+        """Read the segment and write its index. Each step blocks for some milliseconds, in any thread. Raises
+        FileNotFoundError if retention removed the segment, DiskFullError, StoreError."""
+        parts = []
+        for run in _runs_of(self.fs, self.segment, self.server_id, self.segment.base):
+            parts.append(index_rows(run))
+            yield
+        rows = IndexRows.joined(parts)
+        yield
+        yield from write_index(self.fs, self.path, self.server_id, self.segment.base, rows)

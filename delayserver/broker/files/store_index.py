@@ -8,6 +8,7 @@ Everything in it follows from the segment. So it is written without haste, and m
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +28,8 @@ from store.records.record import (
 
 # Rows of a bucket: 20 KiB, which one read brings.
 BUCKET_ROWS = 1024
+# Buckets that are encoded in one step: about 3 ms.
+STEP_BUCKETS = 64
 SUFFIX = ".index"
 
 
@@ -49,12 +52,20 @@ class IndexRows:
     @classmethod
     def joined(cls, parts: list[IndexRows]) -> IndexRows:
         """All rows of some parts, in the order of their hashes; rows with one hash keep their order."""
+        rows = cls.together(parts)
+        order = np.argsort(rows.hash, kind="stable")
+        return cls(rows.hash[order], rows.place[order], rows.row[order])
+
+    @classmethod
+    def together(cls, parts: list[IndexRows]) -> IndexRows:
+        """All rows of some parts, one part behind the other."""
         if not parts:
             return cls(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.uint32))
-        hashes = np.concatenate([part.hash for part in parts])
-        order = np.argsort(hashes, kind="stable")
-        places, rows = np.concatenate([part.place for part in parts]), np.concatenate([part.row for part in parts])
-        return cls(hashes[order], places[order], rows[order])
+        return cls(
+            np.concatenate([part.hash for part in parts]),
+            np.concatenate([part.place for part in parts]),
+            np.concatenate([part.row for part in parts]),
+        )
 
 
 def index_path(directory: str, base: int) -> str:
@@ -68,30 +79,45 @@ def base_of(name: str) -> int:
     return int(digits) if name.endswith(SUFFIX) and digits.isdecimal() else -1
 
 
-def write_index(fs: FileSystem, path: str, server_id: int, base: int, rows: IndexRows) -> None:
-    """Write the index of a segment. A crash leaves no file or a whole one. Raises DiskFullError, StoreError."""
+def write_index(fs: FileSystem, path: str, server_id: int, base: int, rows: IndexRows) -> Iterator[None]:
+    """Write the index of a segment, in steps of some milliseconds. A crash leaves no file or a whole one. Raises
+    DiskFullError, StoreError."""
+    parts = []
+    for part in encode_index(server_id, base, rows):
+        parts.append(part)
+        yield
     fs.make_directory(directory_of(path))
-    write_atomically(fs, path, encode_index(server_id, base, rows))
+    write_atomically(fs, path, b"".join(parts))
 
 
-def encode_index(server_id: int, base: int, rows: IndexRows) -> bytes:
-    """The bytes of an index file. `rows` are in the order of their hashes."""
-    parts = [FileHeader(FILE_INDEX, server_id, base).encode()]
-    if len(rows):
-        starts = range(0, len(rows), BUCKET_ROWS)
-        buckets = [_bucket(rows, start) for start in starts]
-        # The directory says where each bucket stands, and so how long it is itself: its length does not depend on them.
-        sizes = [encode_record(bucket, 0).total_bytes for bucket in buckets]
-        places = FILE_HEADER_BYTES + np.cumsum([0, *sizes[:-1]])
-        directory = _directory(buckets, places)
-        directory = _directory(buckets, places + directory.total_bytes)
-        parts += map(bytes, directory.buffers)
-        position = FILE_HEADER_BYTES + directory.total_bytes
-        for bucket in buckets:
+def encode_index(server_id: int, base: int, rows: IndexRows) -> Iterator[bytes]:
+    """The bytes of an index file in some parts, of which each is made in some milliseconds. `rows` are in the order of
+    their hashes."""
+    yield FileHeader(FILE_INDEX, server_id, base).encode()
+    if not len(rows):
+        return
+    buckets = [_bucket(rows, start) for start in range(0, len(rows), BUCKET_ROWS)]
+    # The directory says where each bucket stands, and so how long it is itself: its length does not depend on them.
+    sizes = []
+    for some in _groups(buckets):
+        sizes += [encode_record(bucket, 0).total_bytes for bucket in some]
+        yield b""
+    places = FILE_HEADER_BYTES + np.cumsum([0, *sizes[:-1]])
+    directory = _directory(buckets, places)
+    directory = _directory(buckets, places + directory.total_bytes)
+    yield b"".join(map(bytes, directory.buffers))
+    position = FILE_HEADER_BYTES + directory.total_bytes
+    for some in _groups(buckets):
+        parts: list[bytes] = []
+        for bucket in some:
             record = encode_record(bucket, 0, position)
             parts += map(bytes, record.buffers)
             position += record.total_bytes
-    return b"".join(parts)
+        yield b"".join(parts)
+
+
+def _groups(buckets: list[IndexBatch]) -> list[list[IndexBatch]]:
+    return [buckets[start : start + STEP_BUCKETS] for start in range(0, len(buckets), STEP_BUCKETS)]
 
 
 def _bucket(rows: IndexRows, start: int) -> IndexBatch:

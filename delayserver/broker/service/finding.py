@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
+
 import trio
 
 from delayserver.broker.actions.finding import FindQuery, FindResult
+from delayserver.broker.actions.indexing import IndexPlan
 from delayserver.broker.service.broker import Broker
 from delayserver.logs.events import EventLogger
 from delayserver.runtime.runtime import Runtime
@@ -15,6 +20,10 @@ events = EventLogger()
 # A segment takes seconds to fill at least. After a start the indexes of older segments are made one behind the other.
 LOOK_MS = 5_000
 BETWEEN_MS = 100
+# An index takes a quarter of a processor at most.
+REST_SHARE = 3
+REST_MS_MIN = 5
+_END = object()
 
 
 class FindService:
@@ -42,7 +51,7 @@ class FindService:
                 plan = self._broker.index_plan()
                 if plan is not None:
                     try:
-                        await self._workers.run(plan.run)
+                        await self._make(plan)
                         self._broker.finish_index(plan.segment.base)
                         made = True
                     except FileNotFoundError:  # retention was quicker
@@ -55,3 +64,19 @@ class FindService:
                             reason=str(error),
                         )
             await self._clock.sleep_ms(BETWEEN_MS if made else LOOK_MS)
+
+    async def _make(self, plan: IndexPlan) -> None:
+        """Make an index in small steps with rests between them, because a thread that works takes the GIL from the event
+        loop. A search that waits ends the rests."""
+        with closing(plan.steps()) as steps:
+            begin_us = self._clock.monotonic_us()
+            while await self._workers.run(partial(_step, steps)):
+                took_ms = (self._clock.monotonic_us() - begin_us) // 1000
+                if not self._lock.statistics().tasks_waiting:
+                    await self._clock.sleep_ms(max(REST_SHARE * took_ms, REST_MS_MIN))
+                begin_us = self._clock.monotonic_us()
+
+
+def _step(steps: Iterator[None]) -> bool:
+    """Does one step; whether it was one."""
+    return next(steps, _END) is not _END

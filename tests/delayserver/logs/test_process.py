@@ -99,7 +99,8 @@ def test_the_format_may_be_chosen(tmp_path: Path, format: str, first: str) -> No
 
 def test_a_start_that_works_logs_nothing_by_default(tmp_path: Path) -> None:
     process, _ = begin(tmp_path, stderr=subprocess.PIPE)
-    assert end(process) == ""
+    # A busy machine can stop the event loop for longer than the bound, and that is logged.
+    assert [line for line in end(process).splitlines() if "event_loop_stalled" not in line] == []
 
 
 def test_an_error_that_nothing_catches_is_a_json_line() -> None:

@@ -15,7 +15,7 @@ from delayserver.recover.reading.balance import ACCEPTED
 from delayserver.replay.placing import Round
 from delayserver.upkeep.on_their_way import OnTheirWay
 from delayserver.upkeep.retention import Retention
-from store.errors import CorruptionError, DiskFullError
+from store.errors import CorruptionError, DiskError, DiskFullError, StoreError
 from store.logs.dispatch_log import DispatchKey
 from store.logs.schedule_log import ScheduleKey, Source
 from store.records.batches import I64, MessageBatch
@@ -320,8 +320,11 @@ async def test_a_ledger_of_many_records_is_written_anew_while_the_server_runs(
     assert (status["accepted"], status["delivered"]) == (8, 8)
 
 
+@pytest.mark.parametrize(
+    "error", [DiskFullError("full"), DiskError("/data/ledger.log", "open", errno.EMFILE, "too many open files")]
+)
 async def test_a_ledger_that_cannot_be_written_anew_is_left_for_ten_minutes(
-    boot: Boot, monkeypatch: pytest.MonkeyPatch
+    boot: Boot, monkeypatch: pytest.MonkeyPatch, error: StoreError
 ) -> None:
     monkeypatch.setattr("store.tables.ledger.SPARE_RECORDS_MAX", 0)
     host = boot(settings())
@@ -329,11 +332,11 @@ async def test_a_ledger_that_cannot_be_written_anew_is_left_for_ten_minutes(
     client = await host.client()
     tries = []
 
-    def full(_ledger: Ledger) -> None:
+    def refused(_ledger: Ledger) -> None:
         tries.append(host.now_ms)
-        raise DiskFullError("full")
+        raise error
 
-    monkeypatch.setattr(Ledger, "compact", full)
+    monkeypatch.setattr(Ledger, "compact", refused)
     await client.put("gone", host.now_ms)
     host.clock.step(30 * MINUTE_MS)
     await host.sleep_ms(60_000)

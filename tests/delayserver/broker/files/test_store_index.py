@@ -33,7 +33,7 @@ def rows(hashes: list[int]) -> IndexRows:
 
 def written(hashes: list[int]) -> FakeDisk:
     disk = FakeDisk()
-    write_index(disk, PATH, SERVER, BASE, rows(hashes))
+    list(write_index(disk, PATH, SERVER, BASE, rows(hashes)))
     return disk
 
 
@@ -82,7 +82,7 @@ def test_damage_is_reported_and_never_taken_for_an_answer(offset: int) -> None:
 
 
 def test_a_cut_file_is_damage() -> None:
-    data = encode_index(SERVER, BASE, rows([1, 2, 3] * 40))
+    data = b"".join(encode_index(SERVER, BASE, rows([1, 2, 3] * 40)))
     for length in (FILE_HEADER_BYTES - 1, FILE_HEADER_BYTES + 10, len(data) - 8):
         disk = FakeDisk()
         disk.make_directory("/b/index")

@@ -1,0 +1,90 @@
+"""Indexes of sealed segments are made beside the event loop, in small steps with rests. Time passes by trio's clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+from trio.testing import MockClock
+
+from delayserver.broker.actions import indexing
+from delayserver.broker.actions.finding import FindQuery
+from delayserver.broker.service.finding import LOOK_MS, REST_SHARE, FindService
+from delayserver.runtime.runtime import Runtime
+from tests.delayserver.broker.actions.test_finding import INDEXES, filled
+from tests.delayserver.broker.service.test_pulls import TrioTime
+from tests.fakes.disk import FakeDisk
+from tests.fakes.workers import FakeWorkers
+
+STEP_S = 0.01
+
+
+class Finding:
+    """The service over a store of several segments. Each work in a thread takes STEP_S."""
+
+    def __init__(self) -> None:
+        self.disk = FakeDisk()
+        self.broker = filled(self.disk)
+        self.sealed = len(self.disk.files("/data/broker/store/")) - 1
+        self.began_s: list[float] = []
+        workers = FakeWorkers()
+        workers.around = self._slowly
+        self.service = FindService(self.broker, Runtime.on(clock=TrioTime(), workers=workers))
+
+    async def _slowly(self, _function: str, work: Callable[[], Any]) -> Any:
+        self.began_s.append(trio.current_time())
+        await trio.sleep(STEP_S)
+        return work()
+
+    @property
+    def indexes(self) -> int:
+        """How many segments have an index."""
+        return len(self.disk.files(INDEXES))
+
+
+@pytest.fixture(autouse=True)
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record is a step, so that a segment takes several."""
+    monkeypatch.setattr(indexing, "STEP_ROWS", 10)
+
+
+async def test_an_index_is_made_in_steps_that_leave_the_event_loop_three_quarters_of_the_time(
+    autojump_clock: MockClock,
+) -> None:
+    finding = Finding()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(finding.service.run)
+        await trio.sleep(0.9 * LOOK_MS / 1000)
+        while finding.indexes < finding.sealed:
+            await trio.sleep(0.1)
+        nursery.cancel_scope.cancel()
+    assert finding.sealed > 4 and len(finding.began_s) > 4 * finding.sealed
+    assert np.diff(finding.began_s).min() > 0.9 * (1 + REST_SHARE) * STEP_S
+    assert finding.broker.index_plan() is None
+
+
+async def test_a_search_that_waits_for_an_index_ends_its_rests(autojump_clock: MockClock) -> None:
+    finding = Finding()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(finding.service.run)
+        await trio.sleep(2.5 * STEP_S)
+        asked_s, begun = trio.current_time(), len(finding.began_s)
+        assert (await finding.service.find(FindQuery(message_id=b"m-2", messages_max=1000))).count == 1
+        waited_s = trio.current_time() - asked_s
+        assert finding.indexes > 0
+        nursery.cancel_scope.cancel()
+    steps = len(finding.began_s) - begun
+    assert steps > 2 and waited_s <= steps * STEP_S + REST_SHARE * STEP_S + 0.001
+
+
+async def test_a_stop_in_the_middle_leaves_no_part_of_an_index(autojump_clock: MockClock) -> None:
+    finding = Finding()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(finding.service.run)
+        await trio.sleep(2.5 * STEP_S)
+        nursery.cancel_scope.cancel()
+    assert len(finding.began_s) == 1 and finding.indexes == 0
+    assert finding.broker.index_plan() is not None
