@@ -31,6 +31,8 @@ class Turns:
         self._lock = trio.Lock()
         self._moments: list[int] = []
         self._passed = trio.Event()
+        self.taken = 0
+        """How many turns were taken since the start. While it grows, large steps are at work."""
 
     @contextmanager
     def reserve(self, wall_us: int) -> Iterator[None]:
@@ -45,6 +47,7 @@ class Turns:
     async def take(self) -> None:
         """Return when it is the caller's turn. Its work up to its next await is the large step of this iteration."""
         # The release wakes the next caller, which so runs in the next iteration.
+        self.taken += 1
         async with self._lock:
             wait_us = min(self._moments, default=1 << 62) - self._clock.now_us()
             if wait_us < STEP_US:

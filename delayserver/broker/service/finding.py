@@ -23,6 +23,10 @@ BETWEEN_MS = 100
 # An index takes a quarter of a processor at most.
 REST_SHARE = 3
 REST_MS_MIN = 5
+# It begins when no large step came for this long. If bursts follow one another, it begins after half a minute, and all
+# missing indexes are made.
+GIVE_WAY_MS = 20
+GIVE_WAY_MS_MAX = 30_000
 _END = object()
 
 
@@ -33,7 +37,9 @@ class FindService:
         self._broker = broker
         self._workers = runtime.workers
         self._clock = runtime.clock
+        self._turns = runtime.turns
         self._lock = trio.Lock()
+        self._gave_way_ms = 0
 
     async def find(self, query: FindQuery) -> FindResult:
         """Search the store. Raises StoreError if the disk refuses."""
@@ -49,7 +55,9 @@ class FindService:
             made = False
             async with self._lock:
                 plan = self._broker.index_plan()
-                if plan is not None:
+                if plan is None:
+                    self._gave_way_ms = 0
+                else:
                     try:
                         await self._make(plan)
                         self._broker.finish_index(plan.segment.base)
@@ -69,12 +77,26 @@ class FindService:
         """Make an index in small steps with rests between them, because a thread that works takes the GIL from the event
         loop. A search that waits ends the rests."""
         with closing(plan.steps()) as steps:
+            await self._rest(0)
             begin_us = self._clock.monotonic_us()
             while await self._workers.run(partial(_step, steps)):
-                took_ms = (self._clock.monotonic_us() - begin_us) // 1000
-                if not self._lock.statistics().tasks_waiting:
-                    await self._clock.sleep_ms(max(REST_SHARE * took_ms, REST_MS_MIN))
+                await self._rest((self._clock.monotonic_us() - begin_us) // 1000)
                 begin_us = self._clock.monotonic_us()
+
+    async def _rest(self, took_ms: int) -> None:
+        """Rest after a step. Large steps of the event loop, such as those of a burst, come first for a bounded time."""
+        if self._is_awaited:
+            return
+        taken = self._turns.taken
+        await self._clock.sleep_ms(max(REST_SHARE * took_ms, REST_MS_MIN))
+        while taken != self._turns.taken and self._gave_way_ms < GIVE_WAY_MS_MAX and not self._is_awaited:
+            taken = self._turns.taken
+            self._gave_way_ms += GIVE_WAY_MS
+            await self._clock.sleep_ms(GIVE_WAY_MS)
+
+    @property
+    def _is_awaited(self) -> bool:
+        return self._lock.statistics().tasks_waiting > 0
 
 
 def _step(steps: Iterator[None]) -> bool:

@@ -12,7 +12,7 @@ from trio.testing import MockClock
 
 from delayserver.broker.actions import indexing
 from delayserver.broker.actions.finding import FindQuery
-from delayserver.broker.service.finding import LOOK_MS, REST_SHARE, FindService
+from delayserver.broker.service.finding import GIVE_WAY_MS_MAX, LOOK_MS, REST_SHARE, FindService
 from delayserver.runtime.runtime import Runtime
 from tests.delayserver.broker.actions.test_finding import INDEXES, filled
 from tests.delayserver.broker.service.test_pulls import TrioTime
@@ -32,12 +32,19 @@ class Finding:
         self.began_s: list[float] = []
         workers = FakeWorkers()
         workers.around = self._slowly
-        self.service = FindService(self.broker, Runtime.on(clock=TrioTime(), workers=workers))
+        self.runtime = Runtime.on(clock=TrioTime(), workers=workers)
+        self.service = FindService(self.broker, self.runtime)
 
     async def _slowly(self, _function: str, work: Callable[[], Any]) -> Any:
         self.began_s.append(trio.current_time())
         await trio.sleep(STEP_S)
         return work()
+
+    async def burst(self) -> None:
+        """Large steps, one after the other."""
+        while True:
+            await self.runtime.turns.take()
+            await trio.sleep(0.002)
 
     @property
     def indexes(self) -> int:
@@ -78,6 +85,31 @@ async def test_a_search_that_waits_for_an_index_ends_its_rests(autojump_clock: M
         nursery.cancel_scope.cancel()
     steps = len(finding.began_s) - begun
     assert steps > 2 and waited_s <= steps * STEP_S + REST_SHARE * STEP_S + 0.001
+
+
+async def test_an_index_gives_way_to_large_steps_for_half_a_minute(autojump_clock: MockClock) -> None:
+    finding = Finding()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(finding.service.run)
+        nursery.start_soon(finding.burst)
+        await trio.sleep(0.9 * GIVE_WAY_MS_MAX / 1000)
+        assert finding.began_s == []
+        await trio.sleep(0.3 * GIVE_WAY_MS_MAX / 1000)
+        assert finding.indexes == finding.sealed, "bursts that follow one another put off no index for ever"
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_search_finds_messages_at_once_beside_large_steps(autojump_clock: MockClock) -> None:
+    finding = Finding()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(finding.service.run)
+        nursery.start_soon(finding.burst)
+        await trio.sleep(1)
+        with trio.fail_after(1):
+            assert (await finding.service.find(FindQuery(message_id=b"m-2", messages_max=1000))).count == 1
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_stop_in_the_middle_leaves_no_part_of_an_index(autojump_clock: MockClock) -> None:
