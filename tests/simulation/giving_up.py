@@ -251,7 +251,7 @@ class GivingUp:
             self._fail(token, "it is a dead letter, and was handed out again")
         if fate.acked and not fate.resends:
             self._fail(token, "it was acked, and was handed out again")
-        if fate.limited and fate.deliveries > max(self._asked) * (1 + fate.resends):
+        if fate.limited and fate.deliveries > max(self._asked) * (1 + fate.resends) and not again:
             self._fail(token, f"{fate.deliveries} deliveries, with policies of {sorted(set(self._asked))} attempts")
 
     def _listed(self, token: int, letter: dict[str, Any], life: int) -> None:
