@@ -109,7 +109,7 @@ class Rescheduling:
         cancelled = np.flatnonzero(answer == CANCELLED)
         if len(cancelled):
             # No await from here to the commit, because the messages are held.
-            held, place = distinct_messages(located.message, cancelled)
+            named, first = held, place = distinct_messages(located.message, cancelled)
             answer[cancelled] = _ALREADY_CANCELLED  # named twice in one request
             answer[place] = CANCELLED
             found, row = _rows_of(old, held)
@@ -123,6 +123,11 @@ class Rescheduling:
             if len(held):
                 batch = _replacing(old.take(row), moves, places[place])
                 await self._commit(batch, due_ms[place], places[place], moved, ends)
+            if len(first) < len(cancelled) and moved.errors:  # a message that was not moved is not cancelled either
+                for repeated in np.setdiff1d(cancelled, first).tolist():
+                    error = moved.errors.get(int(places[first[np.searchsorted(named, located.message[repeated])]]))
+                    if error is not None:
+                        answer[repeated], moved.errors[int(places[repeated])] = CANCELLED, error
         await self._cancellation.durable(located.message, answer)
         moved.outcome[places] = answer
         return count

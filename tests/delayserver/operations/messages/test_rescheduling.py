@@ -130,6 +130,20 @@ async def test_named_twice_a_message_is_moved_once(boot: Boot) -> None:
     host.check_balance(pending=0)
 
 
+async def test_named_twice_a_message_that_is_not_moved_is_not_cancelled_either(boot: Boot) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    client = await host.client()
+    (sent, other) = await put(client, host, 2)
+    await host.settled()
+    later = {"due_ms": host.now_ms + 2 * HOUR_MS}
+    item, good = {"receipt": sent["receipt"]} | later, {"receipt": other["receipt"]} | later
+    host.disk.fail_next_sync("/message_log/")
+    rows = await move(client, [item, good, item])
+    assert [row.get("error") for row in rows] == ["storage_failed"] * 3
+    assert not any("outcome" in row for row in rows)
+
+
 async def test_damage_refuses_its_own_messages_and_moves_the_others(boot: Boot) -> None:
     host = boot(faked_settings())
     await host.start()
