@@ -20,7 +20,7 @@ from tests.simulation.client import Client, Lost
 from tests.simulation.damage import Damage
 from tests.simulation.failures import SimulationFailure
 from tests.simulation.host import Host
-from tests.simulation.settings import shares_nodes
+from tests.simulation.settings import nodes_of_route, shares_nodes
 
 EMBEDDED, REMOTE, GROUP = "keyed", "remote.keyed", "keeper"
 KEYS = ("a", "a", "b", "")
@@ -28,6 +28,8 @@ MESSAGES_MAX = 200
 DELAYS_MS = (-5_000, 0, 5, 40, 300, 1_500, 20_000, 400_000, 5_000_000)
 # A message that is accepted less than this before a later one of its key is due may come behind that one.
 AHEAD_US = 5_000
+# A reload is taken over within this, also beside a crash.
+RELOAD_US = 5_000_000
 TURNS_MAX = 400
 
 
@@ -48,6 +50,7 @@ class Ahead:
     arrived: bool = False
     positions: dict[str, int] = field(default_factory=dict)
     """By broker. None of one that may have got it twice."""
+    dispatched_us: int = 0
 
     @property
     def order(self) -> tuple[int, int]:
@@ -78,6 +81,10 @@ class KeyedAhead:
         self.messages: dict[int, Ahead] = {}
         # Whether two groups of a route have had the same nodes: between what each of them hands to a node is no order.
         self._shared_nodes = False
+        # When a reload may have given the messages of REMOTE other nodes: spans of wall time, from look to look.
+        self._rerouted_us: list[tuple[int, int]] = []
+        self._route: list[set[str]] = []
+        self._looked_us = 0
         self.ending = False
         self.ended = trio.Event()
 
@@ -89,11 +96,18 @@ class KeyedAhead:
                 continue
             settings = (self._host.settings, self._host.file)
             self._shared_nodes |= any(shares_nodes(each, REMOTE) for each in settings)
+            self._look_at_the_route()
             await self._guarded(self._send)
             for client, subject in self._consumers:
                 await self._guarded(self._consume, client, subject)
             await self._producer.sleep(self._chance.choice([0.01, 0.2, 2.0]))
         self.ended.set()
+
+    def _look_at_the_route(self) -> None:
+        route, now_us = nodes_of_route(self._host.file, REMOTE), self._host.clock.now_us()
+        if route != self._route:
+            self._rerouted_us.append((self._looked_us, now_us + RELOAD_US))
+        self._route, self._looked_us = route, now_us
 
     async def _guarded(self, act: Callable[..., Any], *arguments: Any) -> int:
         try:
@@ -153,7 +167,7 @@ class KeyedAhead:
         if own:
             message.sequence = message.sequence or row["sequence"]
         first = not message.positions
-        message.positions[broker] = row["position"]
+        message.positions[broker], message.dispatched_us = row["position"], row["dispatched_us"]
         if message.key and first and row["attempt"] == 1:
             self._judge(broker, message, row["dispatched_us"])
 
@@ -167,11 +181,16 @@ class KeyedAhead:
             ):
                 continue
             earlier, later = sorted((message, other), key=lambda each: each.order)
-            if message.subject == REMOTE and self._shared_nodes:
+            if message.subject == REMOTE and (self._shared_nodes or self._was_rerouted(earlier)):
                 continue
             if self._was_in_time(earlier, later) and not self._damaged(earlier) and not self._damaged(later):
                 self._note("keyed", "FAILURE", earlier=str(earlier), later=str(later), dispatched_us=dispatched_us)
                 raise SimulationFailure(f"k{later.token} of key {later.key} was handed over before k{earlier.token}")
+
+    def _was_rerouted(self, earlier: Ahead) -> bool:
+        """Whether a reload gave its key other nodes while an attempt with it may have run, which then failed."""
+        spans = self._rerouted_us
+        return any(earlier.due_ms * 1000 <= end and begin <= earlier.dispatched_us for begin, end in spans)
 
     def _was_in_time(self, earlier: Ahead, later: Ahead) -> bool:
         """Whether a message was accepted before a later one of its key could be handed over, by a clock that ran evenly."""

@@ -128,9 +128,14 @@ def with_nodes(chance: Random, addresses: list[str]) -> Topology:
 
 def shares_nodes(settings: Settings, subject: str) -> bool:
     """Whether two groups of the route of a subject have a node that both hand messages to."""
+    return any(one & other for one, other in combinations(nodes_of_route(settings, subject), 2))
+
+
+def nodes_of_route(settings: Settings, subject: str) -> list[set[str]]:
+    """The addresses of the nodes of each group of the route of a subject."""
     nodes = {group.name: {node.address for node in group.nodes} for group in settings.groups}
     ways = next((route.groups for route in settings.routes if fnmatchcase(subject, route.pattern)), ())
-    return any(nodes[one] & nodes[other] for one, other in combinations(ways, 2))
+    return [nodes[name] for name in ways]
 
 
 def node_settings(chance: Random) -> Settings:

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from tests.forked import Program
+
 ROOT = Path(__file__).parents[3]
 COMMAND_SECONDS_MAX = 60
 
@@ -42,9 +44,11 @@ class Done:
 def start(*arguments: str, **options: Any) -> subprocess.Popen[bytes]:
     """A command that goes on running. Its environment has no terminal width or colour of the machine it runs on."""
     environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "FORCE_COLOR")}
-    command = [sys.executable, "-m", "delayserver", *arguments]
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(command, **{"cwd": ROOT, "env": environment, **pipes, **options})
+    everything = {"cwd": ROOT, "env": environment, **pipes, **options}
+    if Program.can_fork(options):
+        return Program(list(arguments), **everything)
+    return subprocess.Popen([sys.executable, "-m", "delayserver", *arguments], **everything)
 
 
 def run(*arguments: str, stdin: bytes | None = None) -> Done:

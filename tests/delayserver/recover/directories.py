@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from store.logs.windows import DAY_MS
 from store.records.batches import RunBatch
 from store.tables import checkpoint
 from store.tables.ledger import Ledger
+from tests.forked import Program
 
 ROOT = Path(__file__).parents[3]
 SECONDS_MAX = 60
@@ -70,21 +70,8 @@ class ServerProcess:
     """`delayserver serve` on a directory, killed at the end of the block unless it was stopped."""
 
     def __init__(self, path: Path, *arguments: str) -> None:
-        command = [
-            sys.executable,
-            "-m",
-            "delayserver",
-            "serve",
-            "--data-dir",
-            str(path),
-            "--port",
-            "0",
-            "--http-port",
-            "0",
-            "--json",
-        ]
-        self.process = subprocess.Popen(
-            [*command, *arguments],
+        self.process = Program(
+            ["serve", "--data-dir", str(path), "--port", "0", "--http-port", "0", "--json", *arguments],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -114,16 +101,16 @@ class ServerProcess:
 def recover(*arguments: str, stdin: bytes = b"") -> Done:
     """Run `delayserver recover …` to its end."""
     environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "FORCE_COLOR")}
-    process = subprocess.run(
-        [sys.executable, "-m", "delayserver", "recover", *arguments],
+    process = Program(
+        ["recover", *arguments],
         cwd=ROOT,
         env=environment | {"TZ": "UTC"},
-        input=stdin,
-        capture_output=True,
-        timeout=SECONDS_MAX,
-        check=False,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
-    return Done(process.returncode, process.stdout.decode(), process.stderr.decode())
+    out, err = process.communicate(stdin, timeout=SECONDS_MAX)
+    return Done(process.returncode, out.decode(), err.decode())
 
 
 def in_process(*arguments: str) -> Done:

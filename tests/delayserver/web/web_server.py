@@ -7,11 +7,12 @@ import json
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests.forked import Program
 
 ROOT = Path(__file__).parents[3]
 SECONDS_MAX = 60
@@ -89,10 +90,8 @@ def serve(*arguments: str, http_port: int | None = None) -> Web:
     """Start a server with HTTP on a free port, or on that of a server before it, and wait until it is ready."""
     while True:
         port = http_port or free_port()
-        command = [sys.executable, "-m", "delayserver", "serve", "--port", "0", "--http-port", str(port), "--json"]
-        process = subprocess.Popen(
-            [*command, *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL
-        )
+        command = ["serve", "--port", "0", "--http-port", str(port), "--json", *arguments]
+        process = Program(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
         assert process.stdout is not None
         line = process.stdout.readline()
         if line:
