@@ -26,6 +26,7 @@ from delayserver.state.files import Files
 from delayserver.state.positions.log_queue import LogQueue
 from delayserver.state.windows.windows import Windows
 from store.errors import CorruptionError, DiskError, DiskFullError, FormatError, UnreadableError
+from store.failed_reads import READ_TRIES, FailedReads
 from store.indexes.outcome_index import OutcomeIndex
 from store.indexes.schedule_index import index_rows
 from store.logs.dispatch_log import DispatchKey
@@ -47,6 +48,11 @@ STEP_US_MAX = 20_000
 WHOLE_ROWS_MAX = 1 << 17
 # A step of the clock or a resume makes a day near at once, and what is overdue then is to leave within a second.
 CHECK_INTERVAL_MS = 500
+# Rows of a day that the disk cannot read are passed over when they have failed some times and the day starts within this
+# time. Before that the day waits for the disk: the file of a minute takes no rows before its last one.
+PATIENCE_MS = 600_000
+# Days whose failed reads are counted.
+FAILED_DAYS_MAX = 64
 
 
 class DayTier:
@@ -90,6 +96,7 @@ class DayTier:
         # asked for again.
         self._refused: set[int] = set()
         self._paused: set[int] = set()
+        self._failed_reads = FailedReads[int](FAILED_DAYS_MAX)
         self._damage = runtime.damage
         self.moved_already = np.zeros(16, dtype=np.int64)
 
@@ -131,12 +138,14 @@ class DayTier:
 
     def _take_outcomes(self, day: SealedDay) -> OutcomeBatch:
         """Loads the outcomes of a sealed day. If they are damaged, the day is held back: a client may have been answered
-        `cancelled` for one of its messages."""
+        `cancelled` for one of its messages. If the disk cannot read them, it is asked again."""
         try:
             written = self._coarse_outcomes(day.start_ms)
         except CorruptionError as error:
             self._overlays.hide(day.start_ms, day.sequence)
             self._hold(day.start_ms, error)
+            if isinstance(error, UnreadableError):
+                self._refused.add(day.start_ms)
             written = self._outcomes_left(day.start_ms)
         self._overlays.put(day.start_ms, _index_of(written))
         return written
@@ -147,25 +156,31 @@ class DayTier:
             return self._dispatch.outcomes_left(DispatchKey(start_ms, True))
         return OutcomeBatch.filled(0)
 
-    def _take_refused(self) -> None:
-        """Ask once more for the outcomes of days that the disk refused when they were sealed."""
+    async def _take_refused(self) -> None:
+        """Ask once more for the outcomes of days that the disk did not give."""
         for day in [day for day in self._days.draining() if day.start_ms in self._refused]:
-            # Before they are read: where they are damaged, `_take_outcomes` holds the day back again.
+            key = DispatchKey(day.start_ms, True)
+            index = None
+            try:
+                index = await self._workers.run(partial(self._index_up_to, key, self._dispatch.end(key)))
+            except (DiskError, UnreadableError) as error:
+                self._damage.report(error)
+                continue
+            except CorruptionError:
+                pass  # `_take_sealed` meets it again
+            if not self._days.is_draining(day.start_ms):
+                continue  # it was drained meanwhile
+            # Before they are taken: where they are damaged, `_take_sealed` holds the day back again.
             self._overlays.show(day.start_ms)
             self._drains.free(day.start_ms)
-            try:
-                self._take_outcomes(day)
-            except DiskError as error:
-                self._overlays.hide(day.start_ms, day.sequence)
-                self._hold(day.start_ms, error)
-                return
             self._refused.discard(day.start_ms)
+            self._take_sealed(day, None if index is None else (index, self._dispatch.end(key)), None)
 
     def _hold(self, start_ms: int, error: CorruptionError | DiskError) -> None:
         self._drains.hold(start_ms)
         self._damage.report(error)
 
-    def _pause(self, start_ms: int, error: DiskError) -> None:
+    def _pause(self, start_ms: int, error: DiskError | UnreadableError) -> None:
         """Nothing is known to be wrong with the day: `run` frees it, and what was begun is done again."""
         self._hold(start_ms, error)
         self._paused.add(start_ms)
@@ -173,7 +188,7 @@ class DayTier:
     async def run(self) -> None:
         """Look now and then whether a day comes near; cancelled from outside."""
         while True:
-            self._take_refused()
+            await self._take_refused()
             while self._paused:
                 self._drains.free(self._paused.pop())
             if self._drains.drainable() or self.fine_until_ms() > self._days.fine_until_ms:
@@ -261,11 +276,11 @@ class DayTier:
             read = partial(self._read, key, self._drains.positions.get(start_ms, 0))
             try:
                 whole, self._slice_end = await self._workers.run(read)
+            except (DiskError, UnreadableError) as error:
+                self._pause(start_ms, error)
+                return
             except CorruptionError as error:
                 self._hold(start_ms, error)
-                return
-            except DiskError as error:
-                self._pause(start_ms, error)
                 return
             if whole is not None:
                 self._pieces += by_windows(whole, self._settings.window_ms, DRAIN_FILES)
@@ -347,6 +362,8 @@ class DayTier:
         return isinstance(error, (DiskError, UnreadableError))
 
     def _read(self, key: ScheduleKey, position: int) -> tuple[MessageBatch | None, int]:
+        """The next rows of a day, around damage, and the position behind them. Raises UnreadableError where the disk may
+        read some of them soon."""
         batches = []
         rows = 0
         if key in self._schedule:
@@ -359,18 +376,26 @@ class DayTier:
                 if rows >= DRAIN_ROWS:
                     break
             for damage in damages:
-                self._damage.report(damage.error(self._schedule.path(key)))
+                error = damage.error(self._schedule.path(key))
+                if damage.errno and self._waits_for_disk(key.start_ms):
+                    raise error
+                self._damage.report(error)
         return (MessageBatch.concatenate(batches) if batches else None), position
+
+    def _waits_for_disk(self, start_ms: int) -> bool:
+        """Whether a day is read once more before rows that the disk cannot read are passed over."""
+        failed = self._failed_reads.count(start_ms)
+        return failed < READ_TRIES or self._clock.now_ms() < start_ms - PATIENCE_MS
 
     async def _finish(self, start_ms: int) -> None:
         """All rows are in minutes: move the outcomes, sync, and only then say so and remove the day's files."""
         try:
             await self._move_outcomes(start_ms)
+        except (DiskError, UnreadableError) as error:
+            self._pause(start_ms, error)
+            return
         except CorruptionError as error:
             self._hold(start_ms, error)
-            return
-        except DiskError as error:
-            self._pause(start_ms, error)
             return
         await self._sync(self._minutes(start_ms))
         self._days.drained(start_ms)

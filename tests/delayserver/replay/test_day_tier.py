@@ -16,6 +16,7 @@ from delayserver.server.delay_server import DelayServer
 from store.logs.dispatch_log import DispatchKey
 from store.logs.schedule_log import Source
 from store.records.batches import MessageBatch
+from store.records.file_header import FILE_HEADER_BYTES
 from store.records.record import HEADER_BYTES, decode_header
 from tests.fakes.host import Client, Host, faked_settings
 from wheel.keys import Key
@@ -501,3 +502,67 @@ async def test_a_cancel_while_the_outcomes_of_a_day_are_read_for_its_sealing_cou
     await host.sleep_ms(60_000)
     assert "last" not in host.fake().texts
     assert host.check_balance(pending=0)["cancelled"] == 3
+
+
+async def test_a_day_that_the_disk_cannot_read_for_a_moment_is_drained_when_it_can(boot: Boot) -> None:
+    host = boot(coarse_settings())
+    await host.start()
+    start_ms = await put_far(host, await host.client())
+    (path,) = [name for name in host.disk.files("/data/schedule_log") if name.endswith("/day.log")]
+    host.disk.unreadable[path] = [(FILE_HEADER_BYTES, FILE_HEADER_BYTES + HEADER_BYTES)]
+    host.clock.step(start_ms - HOUR_MS // 2 - host.now_ms)
+    await host.sleep_ms(5_000)
+    assert sources(host)[Source.DAY] == 21
+    del host.disk.unreadable[path]
+    await host.sleep_ms(40_000)
+    assert sources(host) == {Source.DIRECT: 0, Source.FROM_DAY: 21, Source.DAY: 0}
+    host.clock.step(start_ms + HOUR_MS - 2_000 - host.now_ms)
+    await host.until(lambda: len(host.fake().stored) == 18, within_ms=120_000)
+    await host.settled()
+    check_done(host)
+
+
+async def test_a_day_whose_outcomes_the_disk_cannot_read_for_a_moment_is_drained_when_it_can(boot: Boot) -> None:
+    host = boot(coarse_settings())
+    await host.start()
+    start_ms = await put_far(host, await host.client())
+    (path,) = [name for name in host.disk.files("/data/dispatch_log") if name.endswith("/day.log")]
+    host.disk.unreadable[path] = [(FILE_HEADER_BYTES, FILE_HEADER_BYTES + HEADER_BYTES)]
+    host.clock.step(start_ms - HOUR_MS // 2 - host.now_ms)
+    await host.sleep_ms(5_000)
+    assert sources(host)[Source.DAY] == 21
+    del host.disk.unreadable[path]
+    await host.sleep_ms(40_000)
+    assert sources(host) == {Source.DIRECT: 0, Source.FROM_DAY: 21, Source.DAY: 0}
+    host.clock.step(start_ms + HOUR_MS - 2_000 - host.now_ms)
+    await host.until(lambda: len(host.fake().stored) == 18, within_ms=120_000)
+    await host.settled()
+    check_done(host)
+
+
+async def test_outcomes_that_the_disk_cannot_read_at_the_end_of_a_day_move_to_its_minutes_later(boot: Boot) -> None:
+    host = boot(coarse_settings())
+    await host.start()
+    start_ms = await put_far(host, await host.client())
+    (path,) = [name for name in host.disk.files("/data/dispatch_log") if name.endswith("/day.log")]
+    failed = []
+
+    async def fail_at_first(name: str, work: Callable[[], Any]) -> Any:
+        if name != "_outcomes_by_file" or failed:
+            return work()
+        failed.append(name)
+        host.disk.unreadable[path] = [(FILE_HEADER_BYTES, FILE_HEADER_BYTES + HEADER_BYTES)]
+        try:
+            return work()
+        finally:
+            del host.disk.unreadable[path]
+
+    host.workers.around = fail_at_first
+    host.clock.step(start_ms - HOUR_MS // 2 - host.now_ms)
+    await host.sleep_ms(40_000)
+    assert failed
+    assert sources(host) == {Source.DIRECT: 0, Source.FROM_DAY: 21, Source.DAY: 0}
+    host.clock.step(start_ms + HOUR_MS - 2_000 - host.now_ms)
+    await host.until(lambda: len(host.fake().stored) == 18, within_ms=120_000)
+    await host.settled()
+    check_done(host)
