@@ -28,6 +28,10 @@ class IdsUnreadableError(Exception):
     """The disk cannot read ids of earlier messages now: place the rows again, behind what is placed, after a pause."""
 
 
+class IdsNotInMemoryError(Exception):
+    """Ids of earlier messages have to be read: place the rows again in a thread."""
+
+
 class Deduplication:
     """Id indexes by schedule file."""
 
@@ -37,14 +41,17 @@ class Deduplication:
         self._retired = retired
         self._damage = runtime.damage
         self._indexes = IndexCache(INDEX_BYTES_MAX, self._load)
+        self._may_read = True
         # How often the disk could not read ids that the rows of now need.
         self._failed_reads = 0
 
-    def mark(self, key: ScheduleKey, rows: MessageBatch) -> MessageBatch:
+    def mark(self, key: ScheduleKey, rows: MessageBatch, *, may_read: bool) -> MessageBatch:
         """The same rows, with `duplicate_of` set where one repeats an earlier message.
 
+        Without `may_read` it raises IdsNotInMemoryError where files have to be read. A file has any number of ids.
         Raises IdsUnreadableError the first times that the disk cannot read earlier messages, since it may read them soon:
         they and their copies would be delivered. After that they are gone around, as damaged ones are."""
+        self._may_read = may_read
         marked = self._mark(key, rows)
         self._failed_reads = 0
         return marked
@@ -72,6 +79,7 @@ class Deduplication:
 
     def _confirm(self, key: ScheduleKey, rows: MessageBatch) -> Confirm:
         def read(sequences: I64) -> StoredIds:
+            self._require_reading()
             return read_stored_ids(self._schedule, self._files(key), sequences, self._told)
 
         return confirm_by_bytes(rows, read)
@@ -82,7 +90,12 @@ class Deduplication:
         files = [ScheduleKey(key.start_ms, source) for source in sources]
         return [file for file in files if file in self._schedule]
 
+    def _require_reading(self) -> None:
+        if not self._may_read:
+            raise IdsNotInMemoryError
+
     def _load(self, key: ScheduleKey) -> IdIndex:
+        self._require_reading()
         return load_id_index(self._schedule, self._files(key), self._told)
 
     def _told(self, error: CorruptionError) -> None:

@@ -14,7 +14,7 @@ import trio
 
 from delayserver.config.settings import StorageSettings
 from delayserver.replay.buckets import bucket
-from delayserver.replay.deduplication import Deduplication, IdsUnreadableError
+from delayserver.replay.deduplication import Deduplication, IdsNotInMemoryError, IdsUnreadableError
 from delayserver.runtime.room_wait import RoomWait
 from delayserver.runtime.runtime import Runtime
 from delayserver.state.files import Files
@@ -104,11 +104,14 @@ class Placing:
         self._clock = runtime.clock
         self.count_skipped = count_skipped
         self._backwards = False
+        # Whether the rows of now are placed on the event loop.
+        self._quick = False
 
     async def run(self, place: Callable[[Round], None], done: Round, *, quick: bool) -> None:
-        """Place in a thread where that pays. A full disk is waited for, and a short time for one that cannot read: what was
+        """Place on the event loop if `quick`, and in a thread otherwise, or where ids have to be read. A full disk is waited for, and a short time for one that cannot read: what was
         placed stays in `done`, and the high-water marks of the files let a further attempt go on behind it."""
         while True:
+            self._quick = quick
             try:
                 if quick:
                     place(done)
@@ -118,6 +121,8 @@ class Placing:
             except DiskFullError:
                 self._room.full(self._needed_bytes(done))
                 await self._clock.sleep_ms(self._room.pause_ms)
+            except IdsNotInMemoryError:
+                quick = False
             except IdsUnreadableError:
                 await self._clock.sleep_ms(READ_AGAIN_MS)
             else:
@@ -155,7 +160,7 @@ class Placing:
         self._schedule.prepare([key for key, _ in parts])
         for key, rows in parts:
             if source == Source.DIRECT:
-                marked = self._deduplication.mark(key, rows)
+                marked = self._deduplication.mark(key, rows, may_read=not self._quick)
             else:
                 marked = rows
                 self._deduplication.drained_into(key.start_ms)

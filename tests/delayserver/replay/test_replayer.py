@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -339,3 +340,39 @@ async def test_a_copy_of_a_message_that_the_disk_cannot_read_any_more_is_deliver
     host.clock.step(due_ms - host.now_ms)
     await host.sleep_ms(30_000)
     assert host.died_of is None and host.fake().texts == ["copy"]
+
+
+@pytest.mark.parametrize("message_id", ["new", "known"])
+async def test_ids_of_earlier_messages_are_read_beside_the_event_loop(boot: Boot, message_id: str) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    due_ms = host.now_ms + 3_600_000
+    client = await host.client()
+    await client.put("original", due_ms, message_id="known")
+    await host.settled()
+    await host.stop()
+    await host.start()
+    client = await host.client()
+    beside, reads = [False], {False: 0, True: 0}
+
+    async def work_beside(_name: str, work: Callable[[], Any]) -> Any:
+        beside[0] = True
+        try:
+            return work()
+        finally:
+            beside[0] = False
+
+    def note(operation: str, path: str) -> int:
+        if operation == "pread" and "/schedule_log/" in path:
+            reads[beside[0]] += 1
+        return 0
+
+    host.workers.around, host.disk.refuse = work_beside, note
+    await client.put("later", due_ms, message_id=message_id)
+    await client.put("later", due_ms, message_id=message_id)
+    await host.settled()
+    assert reads[True] and not reads[False], reads
+    host.clock.step(due_ms - host.now_ms)
+    await host.sleep_ms(3_000)
+    assert host.fake().texts == (["original", "later"] if message_id == "new" else ["original"])
+    host.check_balance(pending=0)
