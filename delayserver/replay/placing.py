@@ -108,8 +108,9 @@ class Placing:
         self._quick = False
 
     async def run(self, place: Callable[[Round], None], done: Round, *, quick: bool) -> None:
-        """Place on the event loop if `quick`, and in a thread otherwise, or where ids have to be read. A full disk is waited for, and a short time for one that cannot read: what was
-        placed stays in `done`, and the high-water marks of the files let a further attempt go on behind it."""
+        """Place on the event loop if `quick`, and in a thread otherwise, or where ids have to be read. A full disk is waited
+        for, and a short time for one that cannot read: what was placed stays in `done`, and the high-water marks of the
+        files let a further attempt go on behind it."""
         while True:
             self._quick = quick
             try:

@@ -58,41 +58,58 @@ class Found:
         return self.index.origin_sequence
 
 
+class _Table:
+    """The sparse table of one file. `lock` is held while the file is read into it, which may take seconds."""
+
+    __slots__ = ("lock", "map")
+
+    def __init__(self) -> None:
+        self.map = SequenceMap()
+        self.lock = threading.Lock()
+
+
 class ScheduleFinder:
     """Keeps a bounded number of sparse tables, built on the first lookup in a file and kept up by its appends."""
 
     def __init__(self, files: WindowFiles[ScheduleKey]) -> None:
         self._files = files
-        self._maps: OrderedDict[ScheduleKey, SequenceMap] = OrderedDict()
+        self._tables: OrderedDict[ScheduleKey, _Table] = OrderedDict()
         # A table is made anew so often where the disk cannot read all of a file. Then it is kept: making it reads the
         # whole file.
         self._failed_reads = FailedReads[ScheduleKey](SEQUENCE_MAPS_MAX)
+        # Held for moments only; a thread that holds the lock of a table may take it too.
         self._lock = threading.Lock()
 
     def appended(self, key: ScheduleKey, first_sequence: int, last_sequence: int, place: Appended) -> None:
-        """The writer has put a record behind all others of a file."""
-        table = self._maps.get(key)
-        if table is not None:
-            with self._lock:
-                if table.end == place.start and table.last_sequence < first_sequence:
-                    table.add(first_sequence, last_sequence, place.start, place.end)
+        """The writer has put a record behind all others of a file. It does not wait for a lookup that reads the file: the
+        next lookup finds the record."""
+        known = self._tables.get(key)
+        if known is None or not known.lock.acquire(blocking=False):
+            return
+        try:
+            if known.map.end == place.start and known.map.last_sequence < first_sequence:
+                known.map.add(first_sequence, last_sequence, place.start, place.end)
+        finally:
+            known.lock.release()
 
     def forget(self, key: ScheduleKey) -> None:
         """The file is going to be removed."""
         with self._lock:
-            self._maps.pop(key, None)
+            self._tables.pop(key, None)
 
     def _stretches(
         self, key: ScheduleKey, segment: Segment, sequences: I64, damages: list[Damage], gaps: list[Gap]
     ) -> I64:
         with self._lock:
             end = self._files.states[key].end  # of a file that is being removed no table is made behind its `forget`
-            table = self._maps.get(key)
-            if table is None:
-                table = self._maps[key] = SequenceMap()
-                if len(self._maps) > SEQUENCE_MAPS_MAX:
-                    self._maps.popitem(last=False)
-            self._maps.move_to_end(key)
+            known = self._tables.get(key)
+            if known is None:
+                known = self._tables[key] = _Table()
+                if len(self._tables) > SEQUENCE_MAPS_MAX:
+                    self._tables.popitem(last=False)
+            self._tables.move_to_end(key)
+        with known.lock:
+            table = known.map
             met: list[Damage] = []
             for header, _, _ in RecordReader(segment.file, table.end, end, blobs=False, damages=met):
                 if table.last_sequence < header.first_sequence <= header.last_sequence:
@@ -101,12 +118,18 @@ class ScheduleFinder:
                     met.append(Damage(header.offset, header.end, "its sequences do not rise"))
                     table.pass_over()
             damages += met
-            if any(damage.errno for damage in met) and self._failed_reads.count(key) < READ_TRIES:
-                del self._maps[key]
+            if any(damage.errno for damage in met):
+                self._make_anew(key, known)
             if table.end < end:  # damage up to the end: read and reported again when a record stands behind it
                 gaps.append((table.last_sequence, EVERYTHING))
             gaps += table.gaps
             return table.stretches(sequences)
+
+    def _make_anew(self, key: ScheduleKey, known: _Table) -> None:
+        """The disk could not read all of a file: the first times its table is not kept."""
+        with self._lock:
+            if self._failed_reads.count(key) < READ_TRIES and self._tables.get(key) is known:
+                del self._tables[key]
 
     def _rows_near(
         self,

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from random import Random
 
 import numpy as np
@@ -488,3 +490,30 @@ def test_names_that_are_not_ours_are_reported() -> None:
     log = opened(disk)
     log.recover_all({})
     assert log.strangers == [f"{ROOT}/2026-11-21/0915.copy.log"] and log.keys() == [KEY]
+
+
+def test_the_writer_does_not_wait_for_the_first_lookup_in_another_file() -> None:
+    disk = FakeDisk()
+    log, rows = filled(disk, [1, 1])
+    log.append(DAY, messages(1, 3, due_ms=DAY.start_ms))
+    assert log.find(KEY, rows.sequence).mask.all()  # from here on appends keep the table of this file up
+    begun, go_on = threading.Event(), threading.Event()
+
+    def wait(operation: str, path: str) -> int:
+        if operation == "pread" and path == log.path(DAY):
+            begun.set()
+            assert go_on.wait(20)
+        return 0
+
+    disk.refuse = wait
+    with ThreadPoolExecutor(2) as pool:
+        lookup = pool.submit(log.find, DAY, np.array([2]))
+        try:
+            assert begun.wait(10)
+            pool.submit(log.append, KEY, messages(9, 1, due_ms=MINUTE)).result(5)
+            pool.submit(log.append, DAY, messages(9, 1, due_ms=DAY.start_ms)).result(5)
+        finally:
+            go_on.set()
+        assert lookup.result(10).mask.all()
+    for key in (KEY, DAY):
+        assert log.find(key, np.array([9])).mask.all()
