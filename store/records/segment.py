@@ -325,6 +325,11 @@ class Segment:
             naming.fs.sync_directory(directory_of(naming.path))
             self._naming = None
 
+    def renamed(self, path: str) -> None:
+        """The caller has renamed the file: `path` is its name from now on."""
+        self.file.moved(path)
+        self.path = path
+
     def assume_synced(self) -> None:
         """Let everything appended count as durable, by the operator's decision. A file without its name is synced: a start
         would not find it."""

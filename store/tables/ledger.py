@@ -37,13 +37,15 @@ SPARE_RECORDS_MAX = 1 << 11
 class Ledger:
     """Windows that are gone, and what was in them. One writer."""
 
-    __slots__ = ("_file", "_fs", "_previous", "_records", "_rows", "_totals", "damages", "highest_sequence")
+    __slots__ = ("_file", "_fs", "_listed", "_previous", "_records", "_rows", "_totals", "damages", "highest_sequence")
 
     def __init__(self, fs: FileSystem, segment: Segment | None) -> None:
         self._fs = fs
         # One attribute, so that readers in other threads never meet the offsets of one file beside the other file.
         self._file = (segment, _WindowIndex())
         self._previous: Segment | None = None
+        # Whether the directory was synced since a compaction gave the file its name. Before that no record is durable.
+        self._listed = True
         self._records = 0
         self._rows = 0
         self._totals = np.zeros((1, len(COUNTERS)), np.int64)
@@ -135,6 +137,7 @@ class Ledger:
         segment, _ = self._file
         assert segment is not None, "a ledger opened for reading only"
         _assert_distinct(rows)
+        self._list()
         place = segment.append(rows)
         segment.sync()
         self._count(rows)
@@ -167,22 +170,27 @@ class Ledger:
                 offsets.append(np.full(len(keys[-1]), place.start))
                 rows += len(batch)
             made.sync()
+            self._fs.replace(temporary, path)
         except StoreError:
             made.close()
             self._fs.remove(temporary)
             raise
-        made.close()
-        self._fs.replace(temporary, path)
-        self._fs.sync_directory(directory_of(path))
-        segment = Segment.open(self._fs, path, FILE_LEDGER, old.header.server_id)
-        segment.trust(segment.end, segment.end)
+        # The same open file: what is refused from here on must not leave the ledger with the file that lost its name.
+        made.renamed(path)
         if self._previous is not None:
             self._previous.close()
         moved = _WindowIndex()
         moved.set_many(np.concatenate(keys), np.concatenate(offsets))
         # Somebody may still be reading the old file: it is closed when the next one takes this one's place.
-        self._file, self._previous = (segment, moved), old
+        self._file, self._previous, self._listed = (made, moved), old, False
         self._records, self._rows = len(keys) - 1, rows
+        self._list()
+
+    def _list(self) -> None:
+        segment, _ = self._file
+        if not self._listed and segment is not None:
+            self._fs.sync_directory(directory_of(segment.path))
+            self._listed = True
 
     def totals(self) -> LedgerBatch:
         """One row for each subject with any count, `start_ms` and `last_sequence` 0, ascending by subject."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+from contextlib import suppress
 from random import Random
 
 import numpy as np
 import pytest
 
 import store.tables.ledger as ledger_module
-from store.errors import DiskFullError, FormatError
+from store.errors import DiskError, DiskFullError, FormatError, SyncFailedError
 from store.records.batches import LedgerBatch
 from store.records.segment import FILE_LEDGER, Damage, Segment
 from store.tables.ledger import Ledger
@@ -254,3 +256,27 @@ def test_a_damaged_file_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> Non
     fs.flip_bit("/d/ledger.log", 200)
     damaged = Ledger.open(fs, "/d", 7)
     assert damaged.damages and not damaged.wants_compaction
+
+
+@pytest.mark.parametrize("power", [False, True])
+@pytest.mark.parametrize("call", range(1, 17))
+def test_windows_that_are_recorded_after_a_compaction_that_was_refused_are_not_lost(call: int, power: bool) -> None:
+    fs = disk()
+    ledger = compacted(fs, 8)
+    before, calls = accepted(ledger), 0
+
+    def refuse(_operation: str, _path: str) -> int:
+        nonlocal calls
+        calls += 1
+        return errno.EMFILE if calls == call else 0
+
+    fs.refuse = refuse
+    with suppress(DiskError, SyncFailedError):
+        ledger.compact()
+    fs.refuse = None
+    ledger.append(rows(900 * MINUTE, [9], 5))
+    if power:
+        fs.crash(Random(call))
+    else:
+        fs.kill()
+    assert accepted(Ledger.open(fs, "/d", 7)) == before | {9: 5}
