@@ -6,7 +6,7 @@ two messages with one hash.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -28,8 +28,9 @@ from delayserver.broker.actions.indexing import (
 )
 from delayserver.broker.actions.state import BrokerState
 from delayserver.broker.files.store_index import IndexRows, base_of, index_path, search_index
+from delayserver.broker.pulled import PullBudget
 from store.disk.filesystem import FileSystem
-from store.errors import CorruptionError, DiskFullError, FormatError
+from store.errors import CorruptionError, DiskFullError, FormatError, UnreadableError
 from store.logs.message_log_opening import segment_path
 from store.records.batches import U32, StoredBatch
 from store.records.columns import ragged_rows
@@ -46,7 +47,8 @@ class FindQuery:
 
     `derived`: server id and sequence, if the id has the form of one that a server derives for a message without an id.
     `subject`: a code, 0 for all. `from_us` and `to_us` (not included) bound the time of dispatch. The search begins behind
-    `after` and ends with `messages_max` messages or `bytes_max` bytes, but finds one at least.
+    `after` and ends with `messages_max` messages, or before the message that goes beyond `bytes_max` bytes, but finds one
+    at least. All bytes of a message count, as in a pull.
     """
 
     message_id: bytes | None = None
@@ -98,17 +100,18 @@ class FindResult:
     made: list[int] = field(default_factory=list)
     damages: list[str] = field(default_factory=list)
     count: int = 0
-    bytes: int = 0
+    last: Place = (-1, 0)
+    """The place of the last message."""
 
-    def add(self, batch: StoredBatch) -> None:
-        """Take found messages."""
+    def add(self, batch: StoredBatch, last: Place) -> None:
+        """Take found messages; the last of them is at `last`."""
         self.batches.append(batch)
         self.count += len(batch)
-        self.bytes += len(batch.bodies)
+        self.last = last
 
-    def go_on_behind(self, place: Place) -> None:
-        """There is no room for more. The last message that was taken is at `place`."""
-        self.next = place
+    def go_on(self) -> None:
+        """There is no room for more."""
+        self.next = self.last
 
     def messages(self) -> StoredBatch:
         """The found messages as one batch."""
@@ -129,28 +132,32 @@ class FindPlan:
     def run(self) -> FindResult:
         """Search all segments, oldest first. Raises StoreError if the disk refuses."""
         result = FindResult()
+        room = PullBudget(self.query.messages_max, self.query.bytes_max)
         for segment in self.segments:
             if segment.end > self.query.after[0]:
                 with suppress(FileNotFoundError):  # retention removed the segment meanwhile
-                    self._search(segment, result)
+                    self._search(segment, result, room)
             if result.next is not None:
                 break
         return result
 
-    def _search(self, segment: StoreSegment, result: FindResult) -> None:
+    def _search(self, segment: StoreSegment, result: FindResult, room: PullBudget) -> None:
         query = self.query
         for place, rows in _by_record(self._proposed(segment, result), query.after):
             batch = self._read(segment, place, result)
             if batch is None:
                 continue
             inside = rows[rows < len(batch)].astype(np.intp)
-            proposed = batch.take(inside)
-            right = np.flatnonzero(query.matches(proposed))[: query.messages_max - result.count]
-            if not len(right):
+            inside = inside[query.matches(batch.take(inside))]
+            if not len(inside):
                 continue
-            result.add(proposed.take(right))
-            if result.count == query.messages_max or result.bytes >= query.bytes_max:
-                result.go_on_behind((place, int(inside[right[-1]])))
+            count, size = room.fitting_rows(batch, inside)
+            if count:
+                found = batch.take(inside[:count])
+                result.add(found, (place, int(inside[count - 1])))
+                room.take(found, np.full(count, place), np.zeros(count, np.int64), size)
+            if count < len(inside) or not room.messages:
+                result.go_on()
                 return
 
     def _proposed(self, segment: StoreSegment, result: FindResult) -> IndexRows:
@@ -171,7 +178,7 @@ class FindPlan:
         try:
             IndexPlan(self.fs, segment, self.server_id, path).run()
             result.made.append(segment.base)
-        except DiskFullError:
+        except (DiskFullError, UnreadableError):  # it is made later
             pass
         rows = rows_of_segment(self.fs, segment, self.server_id)
         return IndexRows.joined([rows.with_hash(hashed) for hashed in hashes])
@@ -209,10 +216,11 @@ class Indexes:
     """Knows which sealed segments have an index, and plans searches and the making of further indexes."""
 
     def __init__(self, state: BrokerState) -> None:
-        """Removes the indexes of segments that are gone."""
+        """Removes the indexes of segments that are gone, and that of the segment that grows: a crash took its successor
+        before that had a durable record."""
         self._state = state
         self._tail = TailIndex()
-        bases = {base for base, _, _ in state.files.store.segments()}
+        bases = {base for base, _, _ in state.files.store.segments()[:-1]}
         folder = f"{state.files.directory}/index"
         named = {name: base_of(name) for name in state.files.fs.listdir(folder)}
         for name, base in named.items():
@@ -243,11 +251,12 @@ class Indexes:
         for damage in result.damages:
             self._state.damages.add(damage)
 
-    def index_plan(self) -> IndexPlan | None:
-        """Capture the making of one index; None if every sealed segment has one. Call `finish_index` when it is made."""
+    def index_plan(self, but: Collection[int] = ()) -> IndexPlan | None:
+        """Capture the making of one index; None if every sealed segment has one, except those with a base in `but`. Call
+        `finish_index` when it is made."""
         state = self._state
         for segment in self._segments():
-            if segment.sealed and segment.base not in self._made:
+            if segment.sealed and segment.base not in self._made and segment.base not in but:
                 return IndexPlan(
                     state.files.fs, segment, state.files.server_id, index_path(state.files.directory, segment.base)
                 )

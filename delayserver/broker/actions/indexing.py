@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgpack
@@ -16,7 +17,7 @@ from store.disk.filesystem import FileSystem
 from store.records.batches import I64, U64, StoredBatch
 from store.records.columns import ragged_offsets
 from store.records.id_hash import hash_id, hash_ids, mix
-from store.records.scan import ScanReport
+from store.records.scan import Damage, ScanReport
 from store.records.segment import FILE_HEADER_BYTES, FILE_STORE, Segment
 
 KEYS_PROPERTY = "keys"
@@ -146,26 +147,25 @@ def open_segment(fs: FileSystem, segment: StoreSegment, server_id: int) -> Segme
 
 
 def records_of(
-    fs: FileSystem, segment: StoreSegment, server_id: int, start: int
+    fs: FileSystem, segment: StoreSegment, server_id: int, report: ScanReport
 ) -> Generator[StoredRecord, None, None]:
-    """Yields the readable records of a segment from a store offset on. Damaged records are skipped, as pulls skip them.
-    Raises FileNotFoundError if retention removed the segment, StoreError."""
+    """Yields the readable records of a segment from the offset `report.end` of its file on. Damaged records go to
+    `report` and are skipped, as pulls skip them. Raises FileNotFoundError if retention removed the segment, StoreError."""
     opened = open_segment(fs, segment, server_id)
     try:
         opened.trust(segment.end - segment.base, segment.end - segment.base)
-        position = max(start - segment.base, FILE_HEADER_BYTES)
-        for header, batch in opened.records(position, segment.end - segment.base, ScanReport(position)):
+        for header, batch in opened.records(report.end, segment.end - segment.base, report):
             if isinstance(batch, StoredBatch):
                 yield StoredRecord(segment.base + header.offset, segment.base + header.end, batch)
     finally:
         opened.file.close()
 
 
-def _runs_of(fs: FileSystem, segment: StoreSegment, server_id: int, start: int) -> Iterator[list[StoredRecord]]:
+def _runs_of(fs: FileSystem, segment: StoreSegment, server_id: int, report: ScanReport) -> Iterator[list[StoredRecord]]:
     """The records of `records_of`, as many together as make a step of work."""
     run: list[StoredRecord] = []
     rows = 0
-    with closing(records_of(fs, segment, server_id, start)) as records:
+    with closing(records_of(fs, segment, server_id, report)) as records:
         for record in records:
             run.append(record)
             rows += len(record.batch)
@@ -176,38 +176,49 @@ def _runs_of(fs: FileSystem, segment: StoreSegment, server_id: int, start: int) 
         yield run
 
 
+def _unreadable(report: ScanReport) -> Damage | None:
+    """The first range that the disk could not read. It may read that later."""
+    return next((damage for damage in report.damages if damage.errno), None)
+
+
 def rows_of_segment(fs: FileSystem, segment: StoreSegment, server_id: int) -> IndexRows:
     """All rows for the index of a segment, in the order of their hashes. Raises as `records_of`."""
-    return IndexRows.joined([index_rows(run) for run in _runs_of(fs, segment, server_id, segment.base)])
+    report = ScanReport(FILE_HEADER_BYTES)
+    return IndexRows.joined([index_rows(run) for run in _runs_of(fs, segment, server_id, report)])
 
 
 @dataclass(slots=True)
 class TailIndex:
     """The index of the segment that grows, in memory: 20 bytes a message. It grows when somebody searches.
 
-    One search at a time uses it, in any thread."""
+    One search at a time uses it, in any thread. `behind`: rows behind a range that the disk could not read. The next search
+    reads them again."""
 
     base: int = -1
     covered: int = 0
+    behind: IndexRows = field(default_factory=partial(IndexRows.joined, []))
     _parts: list[IndexRows] = field(default_factory=list)
 
     def extend(self, fs: FileSystem, segment: StoreSegment, server_id: int) -> None:
-        """Take in what was stored since the last search. Raises as `records_of`."""
+        """Take in what was stored since the last search. Raises as `records_of`; then it takes in nothing."""
         if self.base != segment.base:
-            self.base, self.covered, self._parts = segment.base, segment.base, []
-        new = []
-        for run in _runs_of(fs, segment, server_id, self.covered):
-            new.append(index_rows(run))
-            self.covered = run[-1].end
-        if new:
-            self._parts.append(IndexRows.joined(new))
+            self.base, self.covered, self._parts = segment.base, segment.base + FILE_HEADER_BYTES, []
+        report = ScanReport(self.covered - segment.base)
+        new = IndexRows.joined([index_rows(run) for run in _runs_of(fs, segment, server_id, report)])
+        damage = _unreadable(report)
+        covered = segment.base + (report.end if damage is None else damage.start)
+        before = new.place < covered
+        self.behind = new.where(~before)
+        self.covered = covered
+        if before.any():
+            self._parts.append(new.where(before))
         # As in a log-structured merge tree: few parts, and each row is merged few times.
         while len(self._parts) > 1 and len(self._parts[-1]) * 4 >= len(self._parts[-2]):
             self._parts[-2:] = [IndexRows.joined(self._parts[-2:])]
 
     def with_hash(self, hashed: int) -> IndexRows:
         """The rows with one hash."""
-        return IndexRows.joined([part.with_hash(hashed) for part in self._parts])
+        return IndexRows.joined([part.with_hash(hashed) for part in (*self._parts, self.behind)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,11 +237,15 @@ class IndexPlan:
 
     def steps(self) -> Generator[None, None, None]:
         """Read the segment and write its index. Each step blocks for some milliseconds, in any thread. Raises
-        FileNotFoundError if retention removed the segment, DiskFullError, StoreError."""
+        FileNotFoundError if retention removed the segment, UnreadableError where the disk cannot read it, DiskFullError,
+        StoreError."""
         parts = []
-        for run in _runs_of(self.fs, self.segment, self.server_id, self.segment.base):
+        report = ScanReport(FILE_HEADER_BYTES)
+        for run in _runs_of(self.fs, self.segment, self.server_id, report):
             parts.append(index_rows(run))
             yield
+        if (damage := _unreadable(report)) is not None:  # an index without these messages would hide them for ever
+            raise damage.error(self.segment.path)
         rows = IndexRows.joined(parts)
         yield
         yield from write_index(self.fs, self.path, self.server_id, self.segment.base, rows)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from store.disk.filesystem import File, FileSystem, directory_of, read_twice, write_atomically
 from store.errors import CorruptionError
@@ -48,6 +49,10 @@ class IndexRows:
         """The rows with one hash, of rows in the order of their hashes."""
         first, last = np.searchsorted(self.hash, hashed), np.searchsorted(self.hash, hashed, side="right")
         return IndexRows(self.hash[first:last], self.place[first:last], self.row[first:last])
+
+    def where(self, mask: NDArray[np.bool_]) -> IndexRows:
+        """The rows of a mask, in their order."""
+        return IndexRows(self.hash[mask], self.place[mask], self.row[mask])
 
     @classmethod
     def joined(cls, parts: list[IndexRows]) -> IndexRows:

@@ -10,7 +10,7 @@ another one. No call waits for a read of the disk: it raises ReadNeeded, or it i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Self
 
 from delayserver.broker.actions.arrivals import Arrivals, Published, Stored
@@ -346,10 +346,10 @@ class Broker:
         """The search ended. Notes the damage that it met."""
         self._indexes.finish_find(result)
 
-    def index_plan(self) -> IndexPlan | None:
-        """Capture the making of the index of a sealed segment; None if all have one. Call its `run`, then `finish_index`.
-        No search may run meanwhile."""
-        return self._indexes.index_plan()
+    def index_plan(self, but: Collection[int] = ()) -> IndexPlan | None:
+        """Capture the making of the index of a sealed segment; None if all have one, except those with a base in `but`.
+        Call its `run`, then `finish_index`. No search may run meanwhile."""
+        return self._indexes.index_plan(but)
 
     def finish_index(self, base: int) -> None:
         """The index of this segment is made."""

@@ -13,7 +13,7 @@ from delayserver.broker.actions.indexing import IndexPlan
 from delayserver.broker.service.broker import Broker
 from delayserver.logs.events import EventLogger
 from delayserver.runtime.runtime import Runtime
-from store.errors import DiskFullError
+from store.errors import CorruptionError, DiskError, DiskFullError, FormatError
 
 events = EventLogger()
 
@@ -27,6 +27,8 @@ REST_MS_MIN = 5
 # missing indexes are made.
 GIVE_WAY_MS = 20
 GIVE_WAY_MS_MAX = 30_000
+# A segment that the disk could not read is tried again after this pause. Each try may read all of it.
+LATER_MS = 600_000
 _END = object()
 
 
@@ -40,6 +42,7 @@ class FindService:
         self._turns = runtime.turns
         self._lock = trio.Lock()
         self._gave_way_ms = 0
+        self._later_us: dict[int, int] = {}
 
     async def find(self, query: FindQuery) -> FindResult:
         """Search the store. Raises StoreError if the disk refuses."""
@@ -50,11 +53,12 @@ class FindService:
         return result
 
     async def run(self) -> None:
-        """Make the index of each segment that is sealed, until cancelled. A full disk puts it off."""
+        """Make the index of each segment that is sealed, until cancelled. A full disk puts it off, and so does a segment
+        that cannot be read: searches do without the index."""
         while True:
             made = False
             async with self._lock:
-                plan = self._broker.index_plan()
+                plan = self._broker.index_plan(self._put_off())
                 if plan is None:
                     self._gave_way_ms = 0
                 else:
@@ -71,7 +75,21 @@ class FindService:
                             path=str(plan.segment.path),
                             reason=str(error),
                         )
+                    except (CorruptionError, DiskError, FormatError) as error:
+                        self._later_us[plan.segment.base] = self._clock.monotonic_us() + LATER_MS * 1000
+                        events.warning(
+                            "index_waits_for_disk",
+                            "the index of {path} is made later: {reason}",
+                            path=str(plan.segment.path),
+                            reason=str(error),
+                        )
             await self._clock.sleep_ms(BETWEEN_MS if made else LOOK_MS)
+
+    def _put_off(self) -> dict[int, int]:
+        """The bases of segments that are not to be tried now, with the time of the next try."""
+        now_us = self._clock.monotonic_us()
+        self._later_us = {base: when_us for base, when_us in self._later_us.items() if when_us > now_us}
+        return self._later_us
 
     async def _make(self, plan: IndexPlan) -> None:
         """Make an index in small steps with rests between them, because a thread that works takes the GIL from the event

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import errno
+from dataclasses import replace
+from random import Random
+
 import msgpack
 import numpy as np
 import pytest
 
 from delayserver.broker.actions.finding import FindQuery
 from delayserver.broker.limits import DAY_MS
+from store.errors import DiskError, UnreadableError
 from store.records.batches import U32, U64, StoredBatch
 from store.records.id_hash import hash_id
-from tests.delayserver.broker.brokers import GROUP, NOW_US, SERVER, SUBJECT, DirectBroker, drain, open_broker
+from tests.delayserver.broker.brokers import GROUP, LIMITS, NOW_US, SERVER, SUBJECT, DirectBroker, drain, open_broker
 from tests.fakes.disk import FakeDisk
 
 INDEXES = "/data/broker/index/"
@@ -107,6 +112,21 @@ def test_a_page_ends_at_its_bytes_and_holds_one_message_at_least() -> None:
     assert len(result.messages()) == 1 and result.next is not None
 
 
+def test_a_page_ends_at_its_bytes_within_a_record_and_counts_properties_too() -> None:
+    broker = filled(FakeDisk())
+    found: list[int] = []
+    after = (-1, 0)
+    while True:
+        result = broker.find_plan(FindQuery(key=b"all", after=after, messages_max=1000, bytes_max=400)).run()
+        batch = result.messages()
+        assert len(batch) <= 4 and len(batch.bodies) + len(batch.properties) + 64 * len(batch) <= 400
+        found += batch.sequence.tolist()
+        if result.next is None:
+            break
+        after = result.next
+    assert found == list(range(1, 401))
+
+
 def test_a_message_without_an_id_is_found_by_its_derived_id() -> None:
     broker = filled(FakeDisk())
     for number in (7, 147, 399 // 7 * 7):
@@ -169,6 +189,44 @@ def test_damage_of_the_store_hides_only_its_record() -> None:
     assert set(range(1, 401)) - set(find(broker, key=b"all")) == set(range(1, 11))
 
 
+def test_records_that_the_disk_cannot_read_for_a_while_are_found_afterwards() -> None:
+    disk = FakeDisk()
+    broker = filled(disk)
+    first, *_, tail = sorted(disk.files("/data/broker/store/"))
+    disk.unreadable |= {first: [(400, 401)], tail: [(400, 401)]}
+    plan = broker.index_plan()
+    assert plan is not None
+    with pytest.raises(UnreadableError):
+        plan.run()
+    everything = set(range(1, 401))
+    hidden = everything - set(find(broker, key=b"all"))
+    assert set(range(1, 11)) < hidden and len(hidden) < 40, "all that the disk can read is found"
+    assert broker.index_plan() == plan, "an index without these messages would hide them for ever"
+    disk.unreadable.clear()
+    assert find(broker, key=b"all") == sorted(everything)
+    assert broker.index_plan() is None
+
+
+def test_a_search_that_the_disk_refuses_loses_no_message_of_the_segment_that_grows() -> None:
+    disk = FakeDisk()
+    broker = open_broker(disk, replace(LIMITS, segment_bytes=64 << 20))
+    for first in range(1, 90_000, 100):
+        broker.deliver(batch_of(first, [f"m-{n}" for n in range(first, first + 100)]), False, NOW_US)
+    broker.sync()
+    reads = 0
+
+    def third_read(operation: str, path: str) -> int:
+        nonlocal reads
+        reads += operation == "pread"
+        return errno.EINVAL if reads == 3 else 0
+
+    disk.refuse = third_read
+    with pytest.raises(DiskError):
+        find(broker, message_id=b"m-2")
+    disk.refuse = None
+    assert find(broker, message_id=b"m-2") == [2] and find(broker, message_id=b"m-89999") == [89_999]
+
+
 def test_indexes_outlive_a_restart_and_go_with_their_segments() -> None:
     disk = FakeDisk()
     broker = filled(disk)
@@ -221,9 +279,9 @@ def test_a_full_disk_keeps_no_message_from_being_found() -> None:
     assert broker.index_plan() is not None
 
 
-def test_a_segment_that_gets_its_name_during_a_search_is_searched() -> None:
-    disk = FakeDisk()
-    broker = filled(disk, 40)
+def beyond_the_prepared_segment(broker: DirectBroker) -> int:
+    """Messages from sequence 9000 on until the store goes on in a prepared segment, which has no name before the next
+    sync; how many."""
     log = broker.logs[0]
     while (made := log.preparation()) is None:
         broker.deliver(batch_of(5000 + log.end, [f"x-{log.end}"]), False, NOW_US)
@@ -234,6 +292,31 @@ def test_a_segment_that_gets_its_name_during_a_search_is_searched() -> None:
     while len(log.segments()) == before:
         broker.deliver(batch_of(9000 + sent, ["last"]), False, NOW_US)
         sent += 1
+    return sent
+
+
+def test_messages_are_found_in_a_segment_that_grows_again_after_a_crash() -> None:
+    disk = FakeDisk()
+    broker = filled(disk, 40)
+    beyond_the_prepared_segment(broker)
+    segments = len(broker.logs[0].segments())
+    assert find(broker, message_id=b"m-2") == [2] and disk.files(INDEXES), "the segment before has an index now"
+    disk.crash(Random(5))
+    broker = open_broker(disk)
+    assert len(broker.logs[0].segments()) == segments - 1, "the crash took the new segment"
+    first = last = 20_000
+    while len(broker.logs[0].segments()) < segments:
+        last += 1
+        broker.deliver(batch_of(last, [f"y-{last}"]), False, NOW_US)
+        broker.sync()
+    for number in range(first + 1, last + 1):
+        assert find(broker, message_id=b"y-%d" % number) == [number]
+
+
+def test_a_segment_that_gets_its_name_during_a_search_is_searched() -> None:
+    disk = FakeDisk()
+    broker = filled(disk, 40)
+    sent = beyond_the_prepared_segment(broker)
     plan = broker.find_plan(FindQuery(message_id=b"last", messages_max=1000))
     assert plan.segments[-1].path != plan.segments[-1].name, "the new segment has the name of a prepared one"
     broker.sync()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from trio.testing import MockClock
 
 from delayserver.broker.actions import indexing
 from delayserver.broker.actions.finding import FindQuery
-from delayserver.broker.service.finding import GIVE_WAY_MS_MAX, LOOK_MS, REST_SHARE, FindService
+from delayserver.broker.service.finding import GIVE_WAY_MS_MAX, LATER_MS, LOOK_MS, REST_SHARE, FindService
 from delayserver.runtime.runtime import Runtime
 from tests.delayserver.broker.actions.test_finding import INDEXES, filled
 from tests.delayserver.broker.service.test_pulls import TrioTime
@@ -120,3 +121,21 @@ async def test_a_stop_in_the_middle_leaves_no_part_of_an_index(autojump_clock: M
         nursery.cancel_scope.cancel()
     assert len(finding.began_s) == 1 and finding.indexes == 0
     assert finding.broker.index_plan() is not None
+
+
+@pytest.mark.parametrize("operation", ["open", "pread"])
+async def test_a_segment_that_the_disk_refuses_is_indexed_later_and_the_others_now(
+    autojump_clock: MockClock, operation: str
+) -> None:
+    finding = Finding()
+    refused = finding.disk.files("/data/broker/store/")[0]
+    finding.disk.refuse = lambda name, path: errno.EIO if (name, path) == (operation, refused) else 0
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(finding.service.run)
+        await trio.sleep(0.9 * LATER_MS / 1000)
+        assert finding.indexes == finding.sealed - 1, "the server works on without this index"
+        finding.disk.refuse = None
+        await trio.sleep(0.2 * LATER_MS / 1000)
+        assert finding.indexes == finding.sealed
+        nursery.cancel_scope.cancel()

@@ -133,3 +133,21 @@ async def test_a_search_that_makes_no_sense_is_refused(
     _, client = await delivered(boot, 1)
     with pytest.raises(error):
         await client.request("find", arguments)
+
+
+async def test_a_page_of_large_properties_fits_into_a_frame(boot: Boot) -> None:
+    host = boot(small_settings())
+    await host.start()
+    client = await host.client()
+    filler = "x" * 16_300
+    for number in range(1_100):
+        message = {
+            "subject": "orders",
+            "body": "b" * 1_000,
+            "delay_ms": 1,
+            "properties": {"keys": "all", "filler": filler},
+        }
+        await client.send(message | {"message_id": f"o-{number}"})
+    await host.sleep_ms(1000)
+    found = await ask(client, key="all")
+    assert sorted(message["message_id"] for message in found) == sorted(f"o-{number}" for number in range(1_100))
