@@ -313,7 +313,8 @@ class ListenerCore:
         parked = source.take_parked(now_s)
         if late or parked:
             self._give_back(source, late)
-            self._nack_unseen(source, parked)
+            self._nack_unseen(source, [*parked, *source.end_turns(parked)])
+            self._stand(source)
             self._flow.slow_down(source.share)
 
     def _give_back(self, source: Source, count: int) -> None:

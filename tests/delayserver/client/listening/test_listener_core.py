@@ -29,13 +29,13 @@ def bring(core: ListenerCore, source: Source, *numbers: int, now_s: float = 0.0,
     core.check_invariants()
 
 
-def bring_keyed(core: ListenerCore, source: Source, keys: str) -> None:
-    """Deliveries 1, 2, … with these order keys, a letter each; "-" is none."""
+def bring_keyed(core: ListenerCore, source: Source, keys: str, first: int = 1, now_s: float = 0.0) -> None:
+    """Deliveries `first` and so on with these order keys, a letter each; "-" is none."""
     ask = core.next_ask(source)
     assert ask is not None
     core.asked(source, ask)
-    rows = [delivery(number, order_key=None if key == "-" else key) for number, key in enumerate(keys, 1)]
-    core.pulled(source, rows, 0.0)
+    rows = [delivery(number, order_key=None if key == "-" else key) for number, key in enumerate(keys, first)]
+    core.pulled(source, rows, now_s)
     core.check_invariants()
 
 
@@ -427,6 +427,19 @@ def test_a_message_that_waits_too_long_goes_back_with_the_others_of_its_key() ->
     core.finish(handling_of(core, 1), ACK, 5.0)
     assert running_now(core) == []
     assert sent(core, source, 9.0) == {ACK: [1], GIVE_BACK: [2, 3]}
+
+
+def test_a_parked_message_that_waits_too_long_goes_back_with_later_ones_of_its_key() -> None:
+    core = core_of(concurrency=2, ack_timeout_s=10.0)
+    source = core.add_source("orders", "n")
+    bring_keyed(core, source, "aa-")
+    assert running_now(core) == [1, 3]
+    bring_keyed(core, source, "ab", first=4, now_s=4.0)
+    core.look(5.0)
+    core.check_invariants()
+    core.finish(handling_of(core, 1), ACK, 5.0)
+    assert running_now(core) == [5], "the node has taken 2 back and 4 with it, and gives them out in their order"
+    assert sent(core, source, 9.0) == {ACK: [1], GIVE_BACK: [2, 4]}
 
 
 def test_a_stop_gives_parked_messages_back() -> None:
