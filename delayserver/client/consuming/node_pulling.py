@@ -37,6 +37,7 @@ class RouteFollower:
         self._tasks = tasks
         self._serve = serve
         self._pulling: dict[str, anyio.CancelScope] = {}
+        self._ended = False
         self._said = SaidLately()
 
     @property
@@ -67,7 +68,9 @@ class RouteFollower:
                     )
 
     def adjust(self, route: Route) -> None:
-        """Stop the tasks of nodes that left the route, and start tasks for new nodes."""
+        """Stop the tasks of nodes that left the route, and start tasks for new nodes. After `end` it does nothing."""
+        if self._ended:  # a route may arrive in the same step: no cancel would reach a task that begins now
+            return
         addresses = {node.address for node in route.nodes}
         for address in self._pulling.keys() - addresses:
             self._pulling.pop(address).cancel()
@@ -76,7 +79,8 @@ class RouteFollower:
             self._tasks.start_soon(self._serve, address, scope)
 
     def end(self) -> None:
-        """End all pulls."""
+        """End all pulls, for good."""
+        self._ended = True
         for scope in self._pulling.values():
             scope.cancel()
 

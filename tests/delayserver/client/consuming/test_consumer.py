@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import anyio
 import pytest
 
 from delayserver.client import AsyncClient, Client, Consumer
-from delayserver.client.consuming import node_pulling
+from delayserver.client.consuming import consumer, node_pulling
+from delayserver.client.values.messages import Node, Route
 from delayserver.protocol.columns import I64, unpack_column
 from delayserver.protocol.errors import ConnectionLost, NotRouted
 from tests.delayserver.client.fake_server import Drop, Fail, FakeServer, Garbage, Late
@@ -170,5 +173,35 @@ def test_a_consumer_gives_messages_that_a_busy_caller_leaves_waiting_back_once(
                 assert server.count("nack") == server.count("pull") == 2
                 await anext(deliveries)
                 assert server.count("pull") > 2
+
+    anyio.run(main, backend=backend)
+
+
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+def test_the_end_does_not_wait_for_a_node_that_joins_at_that_moment(
+    server: FakeServer, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumer, "ROUTE_INTERVAL_S", 0.0)
+    waiting, answer = anyio.Event(), anyio.Event()
+
+    class LateRoute(AsyncClient):
+        """The second route comes in the step in which the block ends, with another node."""
+
+        asked = False
+
+        async def route(self, *_arguments: Any, **_named: Any) -> Route:
+            if not self.asked:
+                self.asked = True
+                return Route("g", [Node(server.address, 1)])
+            waiting.set()
+            await answer.wait()
+            return Route("g", [Node(server.address, 1), Node("127.0.0.1:1", 1)])
+
+    async def main() -> None:
+        nonlocal waiting, answer
+        waiting, answer = anyio.Event(), anyio.Event()
+        async with LateRoute(server.address) as client, Consumer(client, "a", "g", wait_s=0):
+            await waiting.wait()
+            answer.set()
 
     anyio.run(main, backend=backend)
