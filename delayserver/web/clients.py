@@ -117,9 +117,8 @@ class Clients:
     async def require_look(self, scope: Mapping[str, Any]) -> None:
         """Raises Unauthenticated or Forbidden if the request may not see the figures of all subjects."""
         client = await self.of_request(scope)
-        # A ping meets the end of a revoked token; what the server said to it at `hello` is then out of date.
-        await client.calls.ping()
-        info = await client.calls.connect()
+        # Asked now: the token may have been revoked, or the server may have got its first token, since the last answer.
+        info = await client.calls.hello()
         if not info.needs_token:
             return
         if not info.roles:

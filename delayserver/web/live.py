@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from delayserver.client import AsyncClient
-from delayserver.protocol.errors import DelayServerError
+from delayserver.protocol.errors import DelayServerError, Refused
 from delayserver.web.answers import event, event_stream
 from delayserver.web.bodies import TOKEN
 from delayserver.web.clients import Clients
@@ -89,20 +89,23 @@ class Live:
                     if self._live:
                         yield self._live
                     await arrived.wait()
-                    if scope.get(TOKEN) and not await self._may_look(scope):
+                    if not await self._may_look(scope):
                         return
             finally:
                 self._listeners -= 1
 
     async def _may_look(self, scope: Mapping[str, Any]) -> bool:
-        """False from the end of its token or its session on."""
+        """False from the end of its token or its session on; without a token, from the first token of the server on."""
         session_lasts = scope.get(LASTS)
         if session_lasts is not None and not session_lasts():
             return False
         try:
             await self._clients.require_look(scope)
-        except DelayServerError:
+        except Refused:
             return False
+        except DelayServerError:
+            # A listener without a token goes on: the next event says that the server is away.
+            return not scope.get(TOKEN)
         return True
 
     async def _read(self, *, with_coming: bool) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import anyio
 import pytest
 
-from delayserver.client import AsyncClient
+from delayserver.client import AsyncClient, Client
 from delayserver.protocol.errors import Unauthenticated
 from delayserver.web.bodies import TOKEN
 from delayserver.web.clients import Clients
@@ -221,6 +221,29 @@ def test_the_server_goes_before_its_gateway(web: Web) -> None:
     assert web.ask("GET", "/healthz").status == 200
     server, gateway = (os.getpriority(os.PRIO_PROCESS, pid) for pid in (web.process.pid, web.gateway()))
     assert gateway == min(server + NICE, 19)
+
+
+def test_the_first_token_of_a_server_closes_its_figures_to_clients_without_one() -> None:
+    web = serve("--memory")
+    try:
+        with closing(web.connect()) as connection, closing(connection.makefile("rb")) as answer:
+            connection.sendall(b"GET /v1/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            while answer.readline() != b"event: live\n":
+                pass
+            assert web.ask("GET", "/metrics").status == 200
+            with Client(web.address) as client:
+                client.token("admin")
+            for path in ("/metrics", "/v1/live"):
+                with closing(web.connect()) as other:
+                    other.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+                    assert other.recv(65_536).startswith(b"HTTP/1.1 401 ")
+            until = time.monotonic() + SECONDS_MAX
+            while answer.readline() != b"0\r\n":
+                assert time.monotonic() < until, "the stream goes on"
+        assert stop(web) == ""
+    finally:
+        web.process.kill()
+        web.process.communicate()
 
 
 def test_invented_tokens_share_one_client_until_the_server_has_a_token() -> None:
