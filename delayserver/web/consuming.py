@@ -124,11 +124,10 @@ class Consuming:
             where=query.where,
             body_as=query.body_as,
         )
+        place = self._streams.begin()
         # The first pull comes before the answer, so that its errors are a problem document.
         first = await _pull(client, names, asked)
-        return event_stream(
-            _deliveries(self._streams.begin(), client, names, asked, first, lasts=request.scope.get(LASTS))
-        )
+        return event_stream(_deliveries(place, client, names, asked, first, lasts=request.scope.get(LASTS)))
 
     async def groups(self, request: Request, names: Mapping[str, str]) -> Response:
         """The consumer groups and their lag."""

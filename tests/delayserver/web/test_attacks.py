@@ -484,8 +484,13 @@ def test_streams_have_a_bound() -> None:
                 connection = stack.enter_context(closing(bounded.connect()))
                 connection.sendall(b"GET /v1/subjects/s/groups/g/deliveries HTTP/1.1\r\nHost: localhost\r\n\r\n")
                 assert connection.recv(65_536).startswith(b"HTTP/1.1 200")
-            reply = bounded.ask("GET", "/v1/live")
-            assert (reply.status, reply.json["error"]) == (503, "queue_full")
+            bounded.post("/v1/subjects/t/publish", {"body": "x"})
+            for path in ("/v1/live", "/v1/subjects/t/groups/g/deliveries"):
+                reply = bounded.ask("GET", path)
+                assert (reply.status, reply.json["error"]) == (503, "queue_full")
+            # The refused stream took no message from its group.
+            (message,) = bounded.post("/v1/subjects/t/groups/g/pull", {"wait_ms": 0}).json["messages"]
+            assert (message["body"], message["attempt"]) == ("x", 1)
         eventually(lambda: bounded.ask("GET", "/v1/subjects/s/groups/g/deliveries?max_messages=0").status == 400)
         assert stop(bounded) == ""
     finally:
