@@ -71,8 +71,8 @@ class Positions:
         self._state.remove_group(key)
 
     def take_passed(self, key: GroupKey) -> Range | None:
-        """Once for each time that retention removed messages which a lagging group had not acked: the bounds of its
-        subject. The group goes on at the first position."""
+        """Once for each time that retention removed messages which a lagging group had not acked: where the group goes on,
+        and the end of its subject. A pull that waited then may have moved the group on already."""
         group: ConsumerGroup | None = self._state.groups.get(key)
         if group is None or not (group.main.passed or group.retry.passed):
             return None
@@ -80,7 +80,8 @@ class Positions:
             if cursor.passed:
                 cursor.told()
                 self._state.notes.moved_up(key, retry, cursor)
-        return self.bounds(key[0])
+        first, end = self.bounds(key[0])
+        return max(first, group.main.committed), end
 
     def search(self, subject: int, time_us: int) -> Steps[int] | None:
         """The search for the first message of a subject that was dispatched at or after a time; None if the subject has
