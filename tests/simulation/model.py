@@ -764,8 +764,11 @@ class Model:
         )
 
     def _arrived_and_ended(self, sound: list[Identity]) -> tuple[int, int]:
-        arrived = sum(bool(identity.arrived_tokens) for identity in sound)
-        return arrived, sum(identity.may_expire and not identity.arrived_tokens for identity in sound)
+        """How many of these messages arrived, and how many others ended at a node: as expired, or let go with a lag bound."""
+        unseen = [identity for identity in sound if not identity.arrived_tokens]
+        groups = {group for group, _subject in self._let_go_ms}
+        ended = [each for each in unseen if each.may_expire or any(self._let_go(group, each) for group in groups)]
+        return len(sound) - len(unseen), len(ended)
 
     def _count(self, name: str, status: dict[str, int], low: int, high: int, *, settled: bool = True) -> None:
         """A count lies within what the books of messages say and what the deals add. Not `settled`: the status may be older
