@@ -7,8 +7,8 @@ the token may do.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
-from contextlib import AsyncExitStack
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import AsyncExitStack, contextmanager
 from typing import Any, Final
 
 import anyio
@@ -17,7 +17,7 @@ import anyio.abc
 from delayserver.client import AsyncClient
 from delayserver.client.connections.tls import TLS
 from delayserver.client.values.messages import ServerInfo
-from delayserver.protocol.errors import Forbidden, Unauthenticated
+from delayserver.protocol.errors import Forbidden, QueueFull, Unauthenticated
 from delayserver.protocol.tokens import ADMIN, LOOK
 from delayserver.web.bodies import TOKEN
 from delayserver.web.idempotency import FirstTries
@@ -29,8 +29,11 @@ counts where no token protects the server."""
 CHECKS_AT_ONCE_MAX: Final = 16
 """Tokens that are shown to the server for the first time, at the same time. More wait, so that guesses open no flood of
 connections."""
+IN_USE: Final = "delayserver.in_use"
+"""The entry of an ASGI scope that has the clients which its request uses."""
 TOKENS_MAX: Final = 256
-"""Tokens with open connections, two connections each. The one that was used least recently is closed beyond it."""
+"""Tokens with open connections, two connections each. Of those that no request uses the one that was used least recently is
+closed beyond it."""
 RETRIES: Final = 2
 """The caller retries too, so that the gateway gives up early."""
 
@@ -45,6 +48,8 @@ class TokenClient:
         self.pulls = AsyncClient(server, retries=0, token=token or None, tls=tls)
         self.sends = Singles(self.calls)
         self.first_tries = FirstTries()
+        self.requests = 0
+        """How many requests use it now."""
         self._scope = anyio.CancelScope()
 
     async def hold(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
@@ -84,6 +89,17 @@ class Clients:
         self._tasks.cancel_scope.cancel()
         await self._tasks.__aexit__(None, None, None)
 
+    @contextmanager
+    def request(self, scope: MutableMapping[str, Any]) -> Iterator[None]:
+        """For the time of a request: the clients that it gets are not closed."""
+        used: list[TokenClient] = []
+        scope[IN_USE] = used
+        try:
+            yield
+        finally:
+            for client in used:
+                client.requests -= 1
+
     async def of_request(self, scope: Mapping[str, Any]) -> TokenClient:
         """The client of a request, by its ASGI scope. On a server without tokens all requests share one. Raises
         Unauthenticated for a token that the server does not take, and for none where it asks for one; `Problem` for a
@@ -102,6 +118,14 @@ class Clients:
         return await (await self._of(token, scope)).calls.hello()
 
     async def _of(self, token: str, scope: Mapping[str, Any]) -> TokenClient:
+        client = await self._find(token, scope)
+        used = scope.get(IN_USE)
+        if used is not None and client not in used:
+            client.requests += 1
+            used.append(client)
+        return client
+
+    async def _find(self, token: str, scope: Mapping[str, Any]) -> TokenClient:
         if not token:
             return await self._anonymous()
         client = self._by_token.get(token)
@@ -159,11 +183,18 @@ class Clients:
             before = self._by_token.get(token)
             if before is not None:
                 return before
+            self._make_room()
             await self._tasks.start(client.hold)
             self._by_token[token] = client
-            if len(self._by_token) > TOKENS_MAX:
-                self._by_token.popitem(last=False)[1].close()
         return client
+
+    def _make_room(self) -> None:
+        """Closes the client of a token if there are as many as there may be. Raises QueueFull if requests use all."""
+        if len(self._by_token) >= TOKENS_MAX:
+            idle = next((token for token, client in self._by_token.items() if not client.requests), None)
+            if idle is None:
+                raise QueueFull(f"requests with {TOKENS_MAX} other tokens run at this gateway", retry_after_ms=1000)
+            self._by_token.pop(idle).close()
 
     async def _check(self, token: str) -> None:
         """Shows a new token to the server on a connection of its own. So a guess takes no place of a token in use. Raises

@@ -174,6 +174,10 @@ class Gateway:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
+        with self._clients.request(scope):
+            await self._answer(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             found = self.router.find(scope["method"], scope["raw_path"].decode("latin-1"))
             if found is not None:

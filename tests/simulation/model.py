@@ -764,7 +764,7 @@ class Model:
         )
 
     def _arrived_and_ended(self, sound: list[Identity]) -> tuple[int, int]:
-        """How many of these messages arrived, and how many others ended at a node: as expired, or let go with a lag bound."""
+        """How many of these messages arrived, and how many others may have ended at a node: expired, or let go."""
         unseen = [identity for identity in sound if not identity.arrived_tokens]
         groups = {group for group, _subject in self._let_go_ms}
         ended = [each for each in unseen if each.may_expire or any(self._let_go(group, each) for group in groups)]

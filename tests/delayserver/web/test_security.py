@@ -18,6 +18,7 @@ import anyio
 import pytest
 
 from delayserver.client import Client
+from delayserver.protocol.errors import QueueFull
 from delayserver.web.bodies import TOKEN
 from delayserver.web.clients import Clients
 from tests.delayserver.web.test_attacks import to_the_end
@@ -566,5 +567,28 @@ def test_new_tokens_close_the_connections_of_the_token_that_was_used_least_recen
             await clients.of_request({TOKEN: guarded.shop})
             await clients.of_request({TOKEN: guarded.look})
             assert await clients.of_request({TOKEN: guarded.shop}) is in_use
+
+    anyio.run(use)
+
+
+def test_connections_that_a_request_uses_are_not_closed_for_new_tokens(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayserver.web.clients.TOKENS_MAX", 2)
+
+    async def use() -> None:
+        async with Clients(guarded.web.address) as clients:
+            first: dict[str, Any] = {TOKEN: guarded.shop}
+            second: dict[str, Any] = {TOKEN: guarded.other}
+            with clients.request(first):
+                in_use = await clients.of_request(first)
+                with clients.request(second):
+                    await clients.of_request(second)
+                    with pytest.raises(QueueFull):
+                        await clients.of_request({TOKEN: guarded.look})
+                await clients.of_request({TOKEN: guarded.look})
+                assert (await in_use.calls.hello()).roles
+            await clients.of_request({TOKEN: guarded.other})
+            assert await clients.of_request({TOKEN: guarded.shop}) is not in_use
 
     anyio.run(use)
