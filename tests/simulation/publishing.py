@@ -73,8 +73,8 @@ class Publishing:
         self._note = note
         self._messages: dict[int, Published] = {}
         self._at: dict[int, int] = {}
-        # Where the group goes on after the node kept no more for it.
-        self._first = 0
+        # Where the group goes on after the node kept no more for it, and when it was told, since the start.
+        self._first = self._let_go_uptime_us = 0
         # The latest wall time, and the time since the start, at which a pull got no answer.
         self._lost_us = self._lost_uptime_us = 0
         self.ending = False
@@ -221,6 +221,7 @@ class Publishing:
         except DelayServerError as error:
             if error.name == "position_out_of_range":
                 self._first = max(self._first, error.details["first"])
+                self._let_go_uptime_us = self._host.clock.monotonic_us()
             raise
         except Lost:
             clock = self._host.clock
@@ -315,7 +316,13 @@ class Publishing:
         posted = message.state == POSTED and message.posted_life == self._host.lives
         # A pull without an answer may have had it while the clock was ahead. Its redelivery is due by that clock.
         waits = self._lost_us > clock.now_us() and message.asked_uptime_us <= self._lost_uptime_us
-        lost = old or waits or self._damage.of_store or 0 <= message.position < self._first
+        # Of a message that was posted no answer says where it stands.
+        let_go = (
+            message.position < self._first
+            if message.position >= 0
+            else message.asked_uptime_us <= self._let_go_uptime_us
+        )
+        lost = old or waits or self._damage.of_store or let_go
         return (message.state == STORED or posted) and not message.arrived and not lost
 
     def _fail(self, message: Published, what: str) -> None:
