@@ -302,8 +302,9 @@ class GivingUp:
             # A clock that was ahead for a moment dates nothing: what was stored then ages from its return on.
             ages_us = (clock.peak_us - fate.last_us, clock.monotonic_us() - fate.last_uptime_us)
             old = max(ages_us) > kept_us
+            waits = fate.last_us > clock.now_us()  # for the time that a clock which was ahead showed
             identity = self._identity(token)
-            elsewhere = fate.done or fate.resends or old or self._may_come_again(token) or identity.may_expire
+            elsewhere = fate.done or fate.resends or old or waits or self._may_come_again(token) or identity.may_expire
             if token not in letters and not elsewhere:
                 self._fail(token, "it was handed out, is not acked, and is no dead letter", waits=True)
         for identity in self._model.identities.values():

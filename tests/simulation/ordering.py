@@ -253,7 +253,7 @@ class Ordering:
 
     def _may_be_given_up(self, message: Keyed) -> bool:
         """Whether it may have had its last attempt, after which its key goes on. A crash counts as an attempt too."""
-        if self._policy is None or self._policy["failed_key"] == "wait":
+        if self._policy is None or (message.key and self._policy["failed_key"] == "wait"):
             return False
         deliveries: int = message.deliveries + self._lost + self._host.lives - 1
         return deliveries >= int(self._policy["attempts"])
