@@ -26,6 +26,8 @@ REMOTE_SUBJECTS = ("remote.mail",)
 TIMES_AT_ONCE = 5
 # Any other error says for certain that nothing happened.
 REFUSED_FOR_CERTAIN_NOT = ("storage_failed", "internal_error")
+# Messages of the producers that have an expiry.
+EXPIRING_SHARE = 0.08
 
 
 def pick_delay_ms(chance: Random) -> int:
@@ -123,7 +125,7 @@ class Producer:
             due_ms = chance.choice(self.rows).due_ms or due_ms
         message_id = f"id-{chance.randrange(10**6)}" if chance.random() < 0.5 else None
         expires_ms = 0
-        if chance.random() < 0.08:
+        if chance.random() < EXPIRING_SHARE:
             expires_ms = max(due_ms + chance.choice([-1000, 0, 1, 2_000, 25_000, 600_000]), 1)
         padding = chance.choice([0, 10, 300, 3000]) if chance.random() < 0.5 else 0
         return model.new_row(subject, due_ms, message_id, expires_ms, padding)

@@ -694,7 +694,6 @@ MISTAKES: tuple[Callable[[], list[Change]], ...] = (
     removed_by_the_wall_clock,
     delay_cut_short,
     expiry_forgotten_by_the_broker,
-    broadcast_of_what_has_expired,
     forgotten_in_its_place,
     filter_forgotten_by_a_restart,
     match_passed_over,
@@ -731,7 +730,6 @@ MISTAKES: tuple[Callable[[], list[Change]], ...] = (
     one_way_send_told_before_its_sync,
     stored_behind_its_deadline,
     a_bad_filter_is_no_filter,
-    policies_lost_in_silence,
 )
 
 

@@ -9,9 +9,17 @@ from typing import Any
 import pytest
 
 from delayserver.receive.intake import Intake
-from tests.simulation import world
+from tests.simulation import actors, damage, world
 from tests.simulation.many import SEEDS_OF_THE_TESTS
-from tests.simulation.mistakes import MISTAKES, Change, let_go_without_a_word, lost_files_forgotten, made
+from tests.simulation.mistakes import (
+    MISTAKES,
+    Change,
+    broadcast_of_what_has_expired,
+    let_go_without_a_word,
+    lost_files_forgotten,
+    made,
+    policies_lost_in_silence,
+)
 from tests.simulation.run import run_seed
 
 SEEDS_MAX = 40
@@ -20,13 +28,12 @@ SEEDS_MAX = 40
 NOTICED_BY = {
     "a_bad_filter_is_no_filter": 1,
     "a_batch_in_the_order_of_acceptance": 10,
-    "a_gate_that_waits_for_nothing": 140,
+    "a_gate_that_waits_for_nothing": 58,
     "a_pause_that_frees_the_key": 1,
     "a_read_that_ends_wakes_no_pull": 5,
     "ack_before_sync": 3,
     "back_to_a_group_that_is_gone": 31,
     "batches_of_one_key_at_once": 10,
-    "broadcast_of_what_has_expired": 32000001,
     "cancelled_and_delivered": 4,
     "checkpoint_before_sync": 2,
     "delay_silently_clamped": 6,
@@ -45,14 +52,15 @@ NOTICED_BY = {
     "one_way_send_told_before_its_sync": 14,
     "ordered_through_the_pipeline": 1,
     "pages_of_subjects_that_skip_one": 2,
-    "policies_lost_in_silence": 398,
     "published_answered_before_its_sync": 57,
     "queues_emptied_for_nobody": 2,
     "refused_row_of_a_one_way_send_untold": 14,
     "refused_without_a_word": 1,
-    "removed_by_the_wall_clock": 19,
+    "removed_by_the_wall_clock": 27,
+    "replay_overlap_delivered_twice": 1,
     "resent_and_kept": 3,
     "seek_keeps_acks": 4,
+    "seek_leaves_leases": 11,
     "sequence_restarts": 2,
     "transaction_forgotten_behind_its_check_back": 3,
     "uncertain_hand_off_without_a_look": 3,
@@ -96,6 +104,21 @@ def test_a_loss_to_the_lag_bound_that_nobody_is_told_is_noticed(monkeypatch: pyt
     monkeypatch.setattr(world, "LAG_BOUND_SHARE", 1.0)
     seeds = (29, *range(SEEDS_MAX))  # the first one notices it now
     assert any(_failed(let_go_without_a_word, seed) and not run_seed(seed).failure for seed in seeds)
+
+
+def test_a_broadcast_of_what_has_expired_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few messages expire, so here half of them do."""
+    monkeypatch.setattr(actors, "EXPIRING_SHARE", 0.5)
+    seeds = (11, *range(SEEDS_MAX))  # the first one notices it now
+    assert any(_failed(broadcast_of_what_has_expired, seed) and not run_seed(seed).failure for seed in seeds)
+
+
+def test_policies_that_are_lost_in_silence_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few flipped bits hit the table of policies, so here many do."""
+    monkeypatch.setattr(world, "FLIPPING_SHARE", 1.0)
+    monkeypatch.setattr(damage, "BROKER", (damage.POLICIES,))
+    seeds = (9, *range(SEEDS_MAX))  # the first one notices it now
+    assert any(_failed(policies_lost_in_silence, seed) and not run_seed(seed).failure for seed in seeds)
 
 
 def test_a_bug_that_a_handler_answers_as_an_internal_error_fails_its_seed() -> None:
