@@ -52,6 +52,14 @@ class TokenClient:
         """How many requests use it now."""
         self._scope = anyio.CancelScope()
 
+    def begin_request(self) -> None:
+        """One more request uses it."""
+        self.requests += 1
+
+    def end_request(self) -> None:
+        """A request that used it has ended."""
+        self.requests -= 1
+
     async def hold(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
         """Keep the clients usable until `close`."""
         with self._scope:
@@ -98,7 +106,7 @@ class Clients:
             yield
         finally:
             for client in used:
-                client.requests -= 1
+                client.end_request()
 
     async def of_request(self, scope: Mapping[str, Any]) -> TokenClient:
         """The client of a request, by its ASGI scope. On a server without tokens all requests share one. Raises
@@ -121,7 +129,7 @@ class Clients:
         client = await self._find(token, scope)
         used = scope.get(IN_USE)
         if used is not None and client not in used:
-            client.requests += 1
+            client.begin_request()
             used.append(client)
         return client
 
