@@ -545,7 +545,7 @@ async def test_outcomes_that_the_disk_cannot_read_at_the_end_of_a_day_move_to_it
     await host.start()
     start_ms = await put_far(host, await host.client())
     (path,) = [name for name in host.disk.files("/data/dispatch_log") if name.endswith("/day.log")]
-    failed = []
+    failed: list[str] = []
 
     async def fail_at_first(name: str, work: Callable[[], Any]) -> Any:
         if name != "_outcomes_by_file" or failed:
