@@ -240,7 +240,7 @@ def cancelled_and_delivered() -> list[Change]:
 
 def copies_delivered() -> list[Change]:
     """No deduplication."""
-    return [(Deduplication, "mark", lambda _: lambda _self, _key, rows: rows)]
+    return [(Deduplication, "mark", lambda _: lambda _self, _key, rows, **_may_read: rows)]
 
 
 def cancels_refused() -> list[Change]:

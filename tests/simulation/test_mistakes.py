@@ -102,7 +102,7 @@ def test_files_that_are_forgotten_when_they_are_cut_are_noticed(monkeypatch: pyt
 def test_a_loss_to_the_lag_bound_that_nobody_is_told_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few seeds bound what a group may hold, so here all of them do."""
     monkeypatch.setattr(world, "LAG_BOUND_SHARE", 1.0)
-    seeds = (29, *range(SEEDS_MAX))  # the first one notices it now
+    seeds = (43, *range(SEEDS_MAX))  # the first one notices it now
     assert any(_failed(let_go_without_a_word, seed) and not run_seed(seed).failure for seed in seeds)
 
 
