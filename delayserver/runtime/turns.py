@@ -46,8 +46,8 @@ class Turns:
 
     async def take(self) -> None:
         """Return when it is the caller's turn. Its work up to its next await is the large step of this iteration."""
-        # The release wakes the next caller, which so runs in the next iteration.
         self.taken += 1
+        # The release wakes the next caller, which so runs in the next iteration.
         async with self._lock:
             wait_us = min(self._moments, default=1 << 62) - self._clock.now_us()
             if wait_us < STEP_US:

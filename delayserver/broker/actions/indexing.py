@@ -112,16 +112,19 @@ def index_rows(records: Sequence[StoredRecord]) -> IndexRows:
     places = np.repeat(np.array([record.offset for record in records], np.int64), counts)
     rows = np.concatenate([np.arange(count, dtype=np.uint32) for count in counts])
     wanted = np.flatnonzero(column("target_group") == 0)
-    found = IndexRows(hashes[wanted], places[wanted], rows[wanted])
-    return IndexRows.together([found, *[_key_rows(record) for record in records]])
+    return IndexRows.together([IndexRows(hashes[wanted], places[wanted], rows[wanted]), _key_rows(records)])
 
 
-def _key_rows(record: StoredRecord) -> IndexRows:
-    """The rows of the keys in one record, unordered."""
-    keys = [(row, key) for row, key in _keys(record.batch) if not record.batch.target_group[row]]
-    hashes = np.array([hash_of_key(key) for _, key in keys], np.int64)
-    rows = np.array([row for row, _ in keys], np.uint32)
-    return IndexRows(hashes, np.full(len(keys), record.offset, np.int64), rows)
+def _key_rows(records: Sequence[StoredRecord]) -> IndexRows:
+    """The rows of the keys in some records, unordered."""
+    found = [
+        (hash_of_key(key), record.offset, row)
+        for record in records
+        for row, key in _keys(record.batch)
+        if not record.batch.target_group[row]
+    ]
+    hashes, places, rows = zip(*found, strict=True) if found else ((), (), ())
+    return IndexRows(np.array(hashes, np.int64), np.array(places, np.int64), np.array(rows, np.uint32))
 
 
 def _keys(batch: StoredBatch) -> Iterator[tuple[int, bytes]]:

@@ -109,7 +109,7 @@ class Rescheduling:
         cancelled = np.flatnonzero(answer == CANCELLED)
         if len(cancelled):
             # No await from here to the commit, because the messages are held.
-            named, first = held, place = distinct_messages(located.message, cancelled)
+            held, place = named, first = distinct_messages(located.message, cancelled)
             answer[cancelled] = _ALREADY_CANCELLED  # named twice in one request
             answer[place] = CANCELLED
             found, row = _rows_of(old, held)
@@ -123,11 +123,11 @@ class Rescheduling:
             if len(held):
                 batch = _replacing(old.take(row), moves, places[place])
                 await self._commit(batch, due_ms[place], places[place], moved, ends)
-            if len(first) < len(cancelled) and moved.errors:  # a message that was not moved is not cancelled either
-                for repeated in np.setdiff1d(cancelled, first).tolist():
-                    error = moved.errors.get(int(places[first[np.searchsorted(named, located.message[repeated])]]))
-                    if error is not None:
-                        answer[repeated], moved.errors[int(places[repeated])] = CANCELLED, error
+            if len(first) < len(cancelled) and moved.errors:
+                repeated = np.setdiff1d(cancelled, first)
+                answered = first[np.searchsorted(named, located.message[repeated])]
+                refused_again = _repeat_errors(moved.errors, places[repeated], places[answered])
+                answer[repeated[refused_again]] = CANCELLED  # as where the message is named first
         await self._cancellation.durable(located.message, answer)
         moved.outcome[places] = answer
         return count
@@ -154,6 +154,18 @@ class Rescheduling:
         for index in np.flatnonzero(~found).tolist():
             refused[index] = MessageDamaged("the part of the schedule file that holds it is damaged")
         return refused
+
+
+def _repeat_errors(errors: dict[int, DelayServerError], repeated: Places, first: Places) -> NDArray[np.bool_]:
+    """Messages that a request names again, at the places `repeated`, get the error of their `first` place: one that was not
+    moved is not cancelled either. True where there is an error, bool[n]."""
+    again = {
+        place: errors[before]
+        for place, before in zip(repeated.tolist(), first.tolist(), strict=True)
+        if before in errors
+    }
+    errors.update(again)
+    return np.isin(repeated, list(again))
 
 
 def _rows_of(old: MessageBatch, message: I64) -> tuple[NDArray[np.bool_], Places]:
