@@ -34,6 +34,11 @@ PID = struct.Struct("<i")
 NOT_IMPORTED = ("delayserver.web", "delayserver.__main__")
 
 
+def without_stalls(log: str) -> str:
+    """The lines of a server's log, but for stalls of its event loop: on a busy machine these are no fault of it."""
+    return "".join([line for line in log.splitlines(keepends=True) if "event_loop_stalled" not in line])
+
+
 class Program(subprocess.Popen[bytes]):
     """A `Popen` of `delayserver` with these arguments, in a forked process. Takes the options of `Popen` that `can_fork`
     allows."""

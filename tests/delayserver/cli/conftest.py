@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.forked import Program
+from tests.forked import Program, without_stalls
 
 ROOT = Path(__file__).parents[3]
 COMMAND_SECONDS_MAX = 60
@@ -72,11 +72,10 @@ class Server:
         return run(*arguments, "--server", self.address, stdin=stdin)
 
     def stop(self, number: int = signal.SIGTERM) -> Done:
-        """Send the signal, wait for the end. A stall of the event loop is no fault of a server on a busy machine."""
+        """Send the signal, wait for the end. Its log comes without stalls."""
         self.process.send_signal(number)
         out, err = self.process.communicate(timeout=COMMAND_SECONDS_MAX)
-        lines = [line for line in err.decode().splitlines(keepends=True) if "event_loop_stalled" not in line]
-        return Done(self.process.returncode, out.decode(), "".join(lines))
+        return Done(self.process.returncode, out.decode(), without_stalls(err.decode()))
 
 
 def serve(data_dir: Path | None, *arguments: str, **options: Any) -> Server:

@@ -19,6 +19,7 @@ from store.records.batches import MessageBatch
 from store.records.file_header import FILE_HEADER_BYTES
 from store.records.record import HEADER_BYTES, decode_header
 from tests.fakes.host import Client, Host, faked_settings
+from tests.fakes.workers import PlacesOfReads
 from wheel.keys import Key
 
 Boot = Callable[..., Host]
@@ -443,25 +444,11 @@ async def test_outcomes_of_a_day_are_read_beside_the_event_loop(boot: Boot) -> N
     await host.stop()
     await host.start()
     (path,) = [path for path in host.disk.files("/data/dispatch_log") if path.endswith("day.log")]
-    beside, reads = [False], {False: 0, True: 0}
-
-    async def work_beside(_name: str, work: Callable[[], Any]) -> Any:
-        beside[0] = True
-        try:
-            return work()
-        finally:
-            beside[0] = False
-
-    def note(operation: str, asked: str) -> int:
-        if operation == "pread" and asked == path:
-            reads[beside[0]] += 1
-        return 0
-
-    host.workers.around, host.disk.refuse = work_beside, note
+    reads = PlacesOfReads(host.workers, host.disk, path)
     host.clock.step(start_ms - HOUR_MS // 2 - host.now_ms)
     await host.sleep_ms(40_000)
     assert sources(host)[Source.DAY] == 0
-    assert reads[True] and not reads[False], reads
+    assert reads.beside and not reads.on_loop
     host.clock.step(start_ms + HOUR_MS - 2_000 - host.now_ms)
     await host.until(lambda: len(host.fake().stored) == 18, within_ms=120_000)
     await host.settled()
@@ -504,29 +491,12 @@ async def test_a_cancel_while_the_outcomes_of_a_day_are_read_for_its_sealing_cou
     assert host.check_balance(pending=0)["cancelled"] == 3
 
 
-async def test_a_day_that_the_disk_cannot_read_for_a_moment_is_drained_when_it_can(boot: Boot) -> None:
+@pytest.mark.parametrize("log", ["schedule_log", "dispatch_log"])
+async def test_a_day_that_the_disk_cannot_read_for_a_moment_is_drained_when_it_can(boot: Boot, log: str) -> None:
     host = boot(coarse_settings())
     await host.start()
     start_ms = await put_far(host, await host.client())
-    (path,) = [name for name in host.disk.files("/data/schedule_log") if name.endswith("/day.log")]
-    host.disk.unreadable[path] = [(FILE_HEADER_BYTES, FILE_HEADER_BYTES + HEADER_BYTES)]
-    host.clock.step(start_ms - HOUR_MS // 2 - host.now_ms)
-    await host.sleep_ms(5_000)
-    assert sources(host)[Source.DAY] == 21
-    del host.disk.unreadable[path]
-    await host.sleep_ms(40_000)
-    assert sources(host) == {Source.DIRECT: 0, Source.FROM_DAY: 21, Source.DAY: 0}
-    host.clock.step(start_ms + HOUR_MS - 2_000 - host.now_ms)
-    await host.until(lambda: len(host.fake().stored) == 18, within_ms=120_000)
-    await host.settled()
-    check_done(host)
-
-
-async def test_a_day_whose_outcomes_the_disk_cannot_read_for_a_moment_is_drained_when_it_can(boot: Boot) -> None:
-    host = boot(coarse_settings())
-    await host.start()
-    start_ms = await put_far(host, await host.client())
-    (path,) = [name for name in host.disk.files("/data/dispatch_log") if name.endswith("/day.log")]
+    (path,) = [name for name in host.disk.files(f"/data/{log}") if name.endswith("/day.log")]
     host.disk.unreadable[path] = [(FILE_HEADER_BYTES, FILE_HEADER_BYTES + HEADER_BYTES)]
     host.clock.step(start_ms - HOUR_MS // 2 - host.now_ms)
     await host.sleep_ms(5_000)

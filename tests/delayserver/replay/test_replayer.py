@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +18,7 @@ from store.logs.schedule_log import Source
 from tests.fakes.disk import FakeDisk
 from tests.fakes.host import Host, faked_settings
 from tests.fakes.rows import messages
+from tests.fakes.workers import PlacesOfReads
 
 Boot = Callable[..., Host]
 # No checkpoint of its own accord: every start replays everything.
@@ -353,25 +353,11 @@ async def test_ids_of_earlier_messages_are_read_beside_the_event_loop(boot: Boot
     await host.stop()
     await host.start()
     client = await host.client()
-    beside, reads = [False], {False: 0, True: 0}
-
-    async def work_beside(_name: str, work: Callable[[], Any]) -> Any:
-        beside[0] = True
-        try:
-            return work()
-        finally:
-            beside[0] = False
-
-    def note(operation: str, path: str) -> int:
-        if operation == "pread" and "/schedule_log/" in path:
-            reads[beside[0]] += 1
-        return 0
-
-    host.workers.around, host.disk.refuse = work_beside, note
+    reads = PlacesOfReads(host.workers, host.disk, "/schedule_log/")
     await client.put("later", due_ms, message_id=message_id)
     await client.put("later", due_ms, message_id=message_id)
     await host.settled()
-    assert reads[True] and not reads[False], reads
+    assert reads.beside and not reads.on_loop
     host.clock.step(due_ms - host.now_ms)
     await host.sleep_ms(3_000)
     assert host.fake().texts == (["original", "later"] if message_id == "new" else ["original"])

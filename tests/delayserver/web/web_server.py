@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.forked import Program
+from tests.forked import Program, without_stalls
 
 ROOT = Path(__file__).parents[3]
 SECONDS_MAX = 60
@@ -104,8 +104,8 @@ def serve(*arguments: str, http_port: int | None = None) -> Web:
 
 
 def stop(web: Web) -> str:
-    """End a server; its log. A stall of the event loop is no fault of a server on a busy machine."""
+    """End a server; its log without stalls."""
     web.process.send_signal(signal.SIGTERM)
     _, errors = web.process.communicate(timeout=SECONDS_MAX)
     assert web.process.returncode == 0
-    return "".join([line for line in errors.decode().splitlines(keepends=True) if "event_loop_stalled" not in line])
+    return without_stalls(errors.decode())
