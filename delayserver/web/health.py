@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final
 
 import anyio
@@ -25,10 +26,11 @@ class Probes:
         self._clients = clients
 
     async def healthz(self, request: Request, names: Mapping[str, str]) -> Response:
-        """The server answers. It may still be starting."""
+        """The server answers. It may still be starting: who ends it then would have it begin anew."""
         client = await self._clients.own()
         with anyio.move_on_after(ANSWER_S):
-            await client.calls.ping()
+            with suppress(NotReady):  # From the first moment of its start it answers, with the reason.
+                await client.calls.ping()
             return json_answer(Health("ok"))
         raise RequestTimedOut(f"the server did not answer within {ANSWER_S:g} s")
 

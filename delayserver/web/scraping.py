@@ -50,16 +50,17 @@ class Scraping:
                 await self._clients.require_look(request.scope)
         except Refused:
             raise
-        except (DelayServerError, TimeoutError):
+        except (DelayServerError, TimeoutError) as error:
             # The server cannot say who may see more than this.
-            return _answer(*exposition(None, CollectorRegistry(), accept))
+            reply = {"ready": False} if isinstance(error, NotReady) else None
+            return _answer(*exposition(reply, CollectorRegistry(), accept))
         async with self._lock:
             at_s, body, content_type = self._made.get(OPENMETRICS in accept, (-AGAIN_S, b"", ""))
             if anyio.current_time() - at_s >= AGAIN_S:
-                reply = await self._read()
+                figures = await self._read()
                 registry = self._figures.registry
                 body, content_type = await to_thread.run_sync(
-                    exposition, reply, registry, accept, limiter=self._writing
+                    exposition, figures, registry, accept, limiter=self._writing
                 )
                 self._made[OPENMETRICS in accept] = anyio.current_time(), body, content_type
         return _answer(body, content_type)
