@@ -11,15 +11,17 @@ from typing import Any
 
 import pytest
 import yaml
+from click.testing import CliRunner
 from dockerfile_parse import DockerfileParser
 
 from delayserver.cli import cli
 from delayserver.config.checking import find_problems
+from delayserver.config.settings import Settings
 from delayserver.config.toml_file import load_settings
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "ops" / "deploy" / "container"
-PORTS = {20801, 20880}
+PORTS = (20801, 20880)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +69,7 @@ def test_the_image_does_not_run_as_root_and_owns_its_volume(last_stage: dict[str
 
 
 def test_the_image_has_ports_a_signal_and_a_health_check(last_stage: dict[str, list[str]]) -> None:
-    assert {int(port) for value in last_stage["EXPOSE"] for port in value.split()} == PORTS
+    assert {int(port) for value in last_stage["EXPOSE"] for port in value.split()} == set(PORTS)
     assert last_stage["STOPSIGNAL"] == ["SIGTERM"]
     (check,) = last_stage["HEALTHCHECK"]
     assert ":20880/readyz" in check and "--start-period=" in check
@@ -136,6 +138,32 @@ def test_the_commands_and_configurations_of_the_compose_file_are_valid(compose: 
         (volume,) = service["volumes"]
         source, _, target = volume.partition(":")
         assert source in compose["volumes"] and service["command"][-1].startswith(target)
+
+
+def test_each_server_of_the_compose_file_answers_its_health_check_and_prometheus(
+    compose: dict[str, Any], last_stage: dict[str, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a process is really run with: a broker takes no port of HTTP from its file."""
+    run: list[Settings] = []
+
+    def runs(settings: Settings, **_: object) -> int:
+        run.append(settings)
+        return 0
+
+    for name in ("run_server", "run_broker"):
+        monkeypatch.setattr(f"delayserver.server.process.{name}", runs)
+    monkeypatch.setattr("delayserver.cli.running.starting.begin_logs", lambda _: None)
+    for name in OURS:
+        service = compose["services"][name]
+        path = tmp_path / f"{name}.toml"
+        path.write_text(compose["configs"][service["configs"][0]["source"]]["content"])
+        target = service["configs"][0]["target"]
+        command = [str(path) if argument == target else argument for argument in service["command"]]
+        assert CliRunner().invoke(cli, command).exit_code == 0, name
+    (check,) = last_stage["HEALTHCHECK"]
+    assert f":{PORTS[1]}/readyz" in check
+    assert [(each.listen.port, each.http.port) for each in run] == [PORTS] * 3
+    assert {host for each in run for host in (each.listen.host, each.http.host)} == {"0.0.0.0"}
 
 
 def test_the_compose_file_opens_ports_on_loopback_alone_and_takes_privileges(compose: dict[str, Any]) -> None:
