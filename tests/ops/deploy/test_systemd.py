@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -79,7 +80,7 @@ def test_the_node_is_as_locked_in_as_the_server() -> None:
 def test_the_command_lines_of_the_units_are_accepted(unit: str) -> None:
     values = dict(lines_of(unit))
     for name in ("ExecStartPre", "ExecStart"):
-        program, command, *arguments = values[name].split()
+        program, command, *arguments = values[name].removeprefix("-").split()
         assert program == "/opt/delayserver/bin/delayserver"
         found = cli.get_command(cli.make_context("delayserver", ["--help"], resilient_parsing=True), command)
         assert found is not None
@@ -94,3 +95,37 @@ def test_a_unit_has_the_settings_that_the_program_relies_on(unit: str) -> None:
     assert values["WatchdogSec"].endswith("s") and int(values["WatchdogSec"][:-1]) >= 30
     assert values["ProtectSystem"] == "strict" and values["NoNewPrivileges"] == "yes"
     assert {"MemoryMax", "LimitNOFILE", "SystemCallFilter", "Restart"} <= set(values)
+
+
+@pytest.mark.parametrize("unit", [SERVER, BROKER])
+def test_a_wrong_configuration_ends_the_unit_and_is_not_tried_again(unit: str, tmp_path: Path) -> None:
+    """systemd compares `RestartPreventExitStatus` with the exit code of ExecStart alone."""
+    values = dict(lines_of(unit))
+    (tmp_path / "wrong.toml").write_text("[listen]\nport = 'none'\nhots = 1\n")
+    command = values["ExecStart"].split()[1]
+    config = ["--config", str(tmp_path / "wrong.toml")]
+    started = delayserver(command, *config, "--data-dir", str(tmp_path / "data"))
+    assert str(started.returncode) == values["RestartPreventExitStatus"]
+    checked = delayserver("config", "check", *config)
+    assert checked.returncode != 0 and {"port", "hots"} <= set(re.findall(r"\w+", checked.stderr))
+    assert values["ExecStartPre"].startswith("-"), "systemd would start the unit again and again"
+
+
+def delayserver(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "delayserver", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_the_audit_file_that_the_document_names_is_not_in_the_data_and_the_unit_may_write_it(tmp_path: Path) -> None:
+    document = (UNITS.parents[2] / "docs" / "how-to" / "secure.md").read_text()
+    (path,) = re.findall(r'^audit_file = "(.+)"$', document, re.M)
+    for unit in (SERVER, BROKER):
+        values = dict(lines_of(unit))
+        assert Path(path).parent == Path("/var/log") / values.get("LogsDirectory", ""), unit
+    # A new data directory with a file in it is refused, and the log is written first.
+    (tmp_path / "data").mkdir()
+    inside = f"log.audit_file={tmp_path / 'data' / 'audit.log'}"
+    refused = delayserver(
+        "serve", "--data-dir", str(tmp_path / "data"), "--port", "0", "--http-port", "0", "--set", inside
+    )
+    assert refused.returncode == 1 and "not empty" in refused.stderr
