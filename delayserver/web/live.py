@@ -2,6 +2,7 @@
 
 An event `live` comes each second and has `metrics` and the pending messages of the next hour by minute. An event `coming`
 has the pending messages by hour, and by day where a day is not split yet. It comes first, and then when it has changed.
+Windows longer than a minute or an hour are buckets of their own width; one that began before may last on.
 """
 
 from __future__ import annotations
@@ -30,8 +31,10 @@ ROWS_MAX: Final = 100
 """Rows of a list in `metrics`, those with the most messages. A page with thousands of rows is of no use to a person."""
 MINUTE_MS: Final = 60_000
 HOUR_MS: Final = 60 * MINUTE_MS
+DAY_MS: Final = 24 * HOUR_MS
 MINUTES_AHEAD_MS: Final = HOUR_MS
-COMING_AHEAD_MS: Final = 400 * 24 * HOUR_MS
+COMING_AHEAD_MS: Final = 400 * DAY_MS
+"""All that is due later is one bucket: `message.delay_ms_max` may be a century."""
 
 RETRY: Final = b"retry: 2000\n\n"
 _LISTS: Final[Mapping[str, Callable[[Mapping[str, Any]], int]]] = {
@@ -54,6 +57,8 @@ class Live:
         # The events of the last reading; empty while no page listens.
         self._live = b""
         self._coming = b""
+        # The longest window that was seen: one that began so long ago may last on.
+        self._window_ms = MINUTE_MS
 
     async def run(self) -> None:
         """Read the figures until cancelled."""
@@ -116,20 +121,43 @@ class Live:
             self._live = event(_encode({"problem": problem_of(error).document()}), name="live")
             return
         now_ms = metrics["clock"]["server_us"] // 1000
-        minutes = await _pending(calls, "minute", now_ms - now_ms % MINUTE_MS, MINUTES_AHEAD_MS)
+        minute_ms, hour_ms = now_ms - now_ms % MINUTE_MS, now_ms - now_ms % HOUR_MS
+        back_ms = DAY_MS if with_coming else self._window_ms
+        minutes = await _pending(calls, "minute", minute_ms, back_ms, minute_ms + MINUTES_AHEAD_MS)
+        self._window_ms = max(
+            [self._window_ms, *[each["width_ms"] for each in minutes or () if each["width_ms"] < DAY_MS]]
+        )
         if with_coming or not self._coming:
-            hours = await _pending(calls, "hour", now_ms - now_ms % HOUR_MS, COMING_AHEAD_MS)
-            self._coming = self._coming if hours is None else event(_encode({"hours": hours}), name="coming")
+            hours = await _pending(calls, "hour", hour_ms, DAY_MS, None)
+            if hours is not None:
+                self._coming = event(_encode({"hours": _in_sight(hours, hour_ms + COMING_AHEAD_MS)}), name="coming")
         self._live = event(_encode({"metrics": metrics | _longest(metrics), "minutes": minutes}), name="live")
 
 
-async def _pending(calls: AsyncClient, by: str, from_ms: int, ahead_ms: int) -> list[dict[str, int]] | None:
-    """Buckets of pending messages; None while the server does not count them, such as at its start."""
+async def _pending(
+    calls: AsyncClient, by: str, from_ms: int, back_ms: int, to_ms: int | None
+) -> list[dict[str, int]] | None:
+    """Buckets of pending messages that end behind `from_ms` and begin before `to_ms`, and at most `back_ms` before
+    `from_ms`. None while the server does not count them, such as at its start."""
     try:
-        buckets = await calls.pending(by, from_ms=from_ms, to_ms=from_ms + ahead_ms)
+        buckets = await calls.pending(by, from_ms=from_ms - back_ms, to_ms=to_ms)
     except DelayServerError:
         return None
-    return [{"start_ms": each.start_ms, "width_ms": each.width_ms, "pending": each.pending} for each in buckets]
+    return [
+        {"start_ms": each.start_ms, "width_ms": each.width_ms, "pending": each.pending}
+        for each in buckets
+        if each.start_ms + each.width_ms > from_ms
+    ]
+
+
+def _in_sight(buckets: list[dict[str, int]], until_ms: int) -> list[dict[str, int]]:
+    """The buckets, of which those that begin from `until_ms` on are one."""
+    later = [each for each in buckets if each["start_ms"] >= until_ms]
+    if not later:
+        return buckets
+    start_ms, end_ms = later[0]["start_ms"], later[-1]["start_ms"] + later[-1]["width_ms"]
+    whole = {"start_ms": start_ms, "width_ms": end_ms - start_ms, "pending": sum([each["pending"] for each in later])}
+    return [*buckets[: len(buckets) - len(later)], whole]
 
 
 def _longest(metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import { count, day, hourOfWeek, messages, minuteOfDay, utcDay } from "./format.
 const MINUTE_MS = 60_000;
 const HOUR_MS = 3_600_000;
 const DAY_MS = 86_400_000;
+const MINUTES = 60;
 const HOURS = 72;
 const DAYS = 371;
 
@@ -19,54 +20,25 @@ export class ComingPanel {
   #buckets = null;
   #first = 0;
 
-  /** Buckets of minutes, every second. */
+  /** Buckets of minutes, or of windows that are longer, every second. */
   minutes(buckets, nowMs) {
     const first = Math.floor(nowMs / MINUTE_MS) * MINUTE_MS;
-    const values = new Array(60).fill(0);
-    for (const bucket of buckets) {
-      const place = Math.floor((bucket.start_ms - first) / MINUTE_MS);
-      if (place >= 0 && place < 60 && bucket.width_ms <= MINUTE_MS) values[place] += bucket.pending;
-    }
-    const total = sum(values);
-    const most = values.indexOf(Math.max(...values));
+    const { bars, total } = barsOf(buckets.filter((bucket) => bucket.width_ms < DAY_MS), first, MINUTE_MS, MINUTES, minuteOfDay);
+    const most = bars.reduce((best, bar) => (bar.value > best.value ? bar : best));
     this.#minutes.update({
-      bars: values.map((value, place) => ({ value, text: `${minuteOfDay(first + place * MINUTE_MS)}: ${messages(value)}` })),
-      ticks: ticksOf(first, MINUTE_MS, 60, (ms) => new Date(ms).getMinutes() % 10 === 0, minuteOfDay),
-      summary: total ? `${messages(total)} in the next hour, most at ${minuteOfDay(first + most * MINUTE_MS)}.` : "Nothing is due within an hour.",
+      bars,
+      ticks: ticksOf(first, MINUTE_MS, MINUTES, (ms) => new Date(ms).getMinutes() % 10 === 0, minuteOfDay),
+      summary: total ? `${messages(total)} in the next hour, most at ${minuteOfDay(most.start)}.` : "Nothing is due within an hour.",
     });
   }
 
-  /** Buckets of hours and of coarse days. Nothing to do for those of before, until the hour is over. */
+  /** Buckets of hours, of windows that are longer, and of coarse days. Nothing to do for those of before, until the hour is over. */
   hours(buckets, nowMs) {
     const first = Math.floor(nowMs / HOUR_MS) * HOUR_MS;
     if (buckets === this.#buckets && first === this.#first) return;
     this.#buckets = buckets;
     this.#first = first;
-    const until = first + HOURS * HOUR_MS;
-    const bars = [];
-    const coarse = new Map(buckets.filter((bucket) => bucket.width_ms > HOUR_MS).map((bucket) => [bucket.start_ms, bucket]));
-    const fine = new Map();
-    for (const bucket of buckets) {
-      if (bucket.width_ms <= HOUR_MS) {
-        const hour = Math.floor(bucket.start_ms / HOUR_MS) * HOUR_MS;
-        fine.set(hour, (fine.get(hour) ?? 0) + bucket.pending);
-      }
-    }
-    let total = 0;
-    for (let start = first; start < until;) {
-      const dayStart = Math.floor(start / DAY_MS) * DAY_MS;
-      const whole = coarse.get(dayStart);
-      const hours = whole ? Math.min(dayStart + DAY_MS, until) - start : HOUR_MS;
-      const value = whole ? whole.pending / 24 : fine.get(start) ?? 0;
-      total += whole ? whole.pending : value;
-      bars.push({
-        value, start,
-        width: hours / HOUR_MS,
-        kind: whole ? "wide" : "",
-        text: whole ? `${utcDay(dayStart)}: ${messages(whole.pending)}, not split into hours yet` : `${hourOfWeek(start)}: ${messages(value)}`,
-      });
-      start += hours;
-    }
+    const { bars, total } = barsOf(buckets, first, HOUR_MS, HOURS, hourOfWeek);
     this.#hours.update({
       bars,
       ticks: ticksOf(first, HOUR_MS, HOURS, (ms) => new Date(ms).getHours() === 0, day),
@@ -105,4 +77,37 @@ function ticksOf(first, stepMs, steps, isRound, name) {
     if (isRound(ms)) ticks.push({ at: place, text: name(ms) });
   }
   return ticks;
+}
+
+/**
+ * Bars of steps from `first` on, as `Bars` takes them, and all messages in them. A bucket that is wider than a step is one bar, as
+ * high as if its messages were spread evenly. `name` writes the begin of a step.
+ */
+function barsOf(buckets, first, stepMs, steps, name) {
+  const until = first + steps * stepMs;
+  const wide = buckets.filter((bucket) => bucket.width_ms > stepMs);
+  const fine = new Map();
+  for (const bucket of buckets) {
+    if (bucket.width_ms > stepMs) continue;
+    const start = Math.floor(bucket.start_ms / stepMs) * stepMs;
+    fine.set(start, (fine.get(start) ?? 0) + bucket.pending);
+  }
+  const bars = [];
+  let total = 0;
+  for (let start = first; start < until;) {
+    const over = wide.find((bucket) => bucket.start_ms <= start && start < bucket.start_ms + bucket.width_ms);
+    const next = wide.find((bucket) => bucket.start_ms > start)?.start_ms ?? until;
+    const end = Math.min(over ? over.start_ms + over.width_ms : Math.min(start + stepMs, next), until);
+    const value = over ? (over.pending * stepMs) / over.width_ms : fine.get(start) ?? 0;
+    total += over ? over.pending : value;
+    bars.push({ value, start, width: (end - start) / stepMs, kind: over?.width_ms >= DAY_MS ? "wide" : "", text: textOf(over, start, value, name) });
+    start = end;
+  }
+  return { bars, total };
+}
+
+function textOf(over, start, value, name) {
+  if (!over) return `${name(start)}: ${messages(value)}`;
+  if (over.width_ms < DAY_MS) return `${name(over.start_ms)} to ${name(over.start_ms + over.width_ms)}: ${messages(over.pending)}`;
+  return `${utcDay(over.start_ms)}: ${messages(over.pending)}, not split into hours yet`;
 }

@@ -107,3 +107,18 @@ def test_the_gateway_counts_pending_messages_by_minute_hour_and_subject(web: Web
     assert [bucket["pending"] for bucket in within] == [1]
     assert web.ask("GET", "/v1/pending?by=subject&from=1").status == 400
     assert web.ask("GET", "/v1/pending?by=century").status == 400
+
+
+def test_what_is_due_far_ahead_is_one_bucket_of_what_is_coming(web: Web) -> None:
+    due_ms = [
+        web.post("/v1/messages", {"subject": "far", "body": "x", "delay": delay}).json["due_ms"]
+        for delay in ("300d", "450d", "700d")
+    ]
+    days = [each - each % 86_400_000 for each in due_ms]
+    found: list[dict[str, int]] = []
+    while len(found) < 2:  # The replay puts them there in a moment.
+        with stream(web, "/v1/live") as answer:
+            ((_, first),) = events(answer, 1)
+        found = [bucket for bucket in first["hours"] if bucket["start_ms"] >= days[0]]
+    assert [(bucket["start_ms"], bucket["pending"]) for bucket in found] == [(days[0], 1), (days[1], 2)]
+    assert found[1]["start_ms"] + found[1]["width_ms"] == days[2] + 86_400_000
