@@ -6,6 +6,8 @@ import { bound, bytes, count, duration, latency, messages, percent } from "./for
 // A message is late in people's eyes from here on; a healthy server is three orders of magnitude below.
 const LATE_US = 1_000_000;
 const LATE_CONSUMER_MS = 300_000; // the longest pause of a redelivery: what is older did not come by a pause
+// A producer that lives answers a check-back within milliseconds. One that died needs a minute to start again.
+const LATE_CHECK_MS = 60_000;
 const STALL_MS = 250; // the default of stall_log_ms
 const FULL = 0.85;
 // Caches are full when they work well.
@@ -187,8 +189,9 @@ export const CONDITIONS = [
     severity: "warn",
     runbook: "12. A producer does not end its transactions",
     says: "A producer does not answer for its transactions.",
-    when: (m) => {
-      const found = (m.consumer_groups ?? []).filter((group) => checks(group) && group.lag > 0);
+    when: (m, view) => {
+      const found = (m.consumer_groups ?? [])
+        .filter((group) => checks(group) && group.lag > 0 && group.oldest_ms && view.nowMs - group.oldest_ms > LATE_CHECK_MS);
       return found.length ? first(found.map((group) => `${messages(group.lag)} of ${group.subject} wait for the producers of ${group.group}.`)) : null;
     },
     act: [

@@ -206,6 +206,29 @@ def test_coming_messages_are_on_their_minute_hour_and_day(web: Web, desk: Desk) 
     expect(page.locator("#days .reading")).to_contain_text(re.compile(r"\d{4}: \d+ messages?"))
 
 
+def test_a_message_that_is_due_behind_the_year_is_counted(web: Web, desk: Desk) -> None:
+    send(web, "console.coming", delay_ms=500 * DAY_MS)
+    send(web, "console.coming", delay_ms=700 * DAY_MS)
+    page = desk.open()
+    expect(page.locator("#days .reading")).to_contain_text("2 messages later.")
+
+
+@pytest.mark.parametrize("window", ["5m", "2h"])
+def test_windows_that_are_longer_than_a_minute_or_an_hour_are_shown(desk: Desk, window: str) -> None:
+    other = serve("--memory", "--set", f"storage.window_ms={window}")
+    try:
+        send(other, "console.windows", delay_ms=50_000)
+        send(other, "console.windows", delay_ms=50 * 60_000)
+        page = desk.open(at=address(other))
+        expect(page.locator("#minutes .reading")).to_contain_text("2 messages in the next hour")
+        expect(page.locator("#hours .reading")).to_have_text("2 messages.")
+        desk.close()
+        assert stop(other) == ""
+    finally:
+        other.process.kill()
+        other.process.communicate()
+
+
 def test_consumers_are_shown_with_their_backlog(web: Web, page: Page) -> None:
     for _ in range(3):
         send(web, "console.consumed", delay_ms=0)
@@ -637,6 +660,10 @@ HEALTHY = {
     "storage": STORAGE, "groups": {"default": {"maybe_delivered_twice": 0, "nodes": [NODE]}},
 }  # fmt: skip
 VIEW = {"nowMs": 1_800_000_000_000, "p99Us": 900, "latest": 1000}
+# Check-backs that a producer may answer in this moment.
+ASKED = [
+    {"subject": "shop.check", "group": "shop", "lag": 3, "oldest_ms": age} for age in (None, VIEW["nowMs"] - 5_000)
+]
 
 
 def node(**fields: str) -> dict[str, Any]:
@@ -673,6 +700,7 @@ def test_each_condition_shows_itself_and_no_other(page: Page) -> None:
     judge = """([metrics, view]) => import('/console/trouble.js').then(({wrongNow}) =>
         wrongNow(metrics, view).map(({condition, facts}) => [condition.id, facts.join(' ')]))"""
     assert page.evaluate(judge, [HEALTHY, VIEW]) == []
+    assert page.evaluate(judge, [HEALTHY | {"consumer_groups": ASKED}, VIEW]) == []
     for name, (metrics, view, told) in WRONG.items():
         ((found, facts),) = page.evaluate(judge, [HEALTHY | metrics, VIEW | view])
         assert found == name
