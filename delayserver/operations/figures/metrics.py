@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 from delayserver.broker.queues.groups import GroupKey
 from delayserver.broker.reads import ReadNeeded
 from delayserver.broker.service.local_broker import LocalBroker
+from delayserver.operations.access.access import EVERYTHING, Access
 from delayserver.operations.figures.pending import PendingSubjects
 from delayserver.operations.figures.queues import QueuesReader, QueueUse
 from delayserver.operations.figures.status import ServerStatus, Status
@@ -91,15 +92,17 @@ class GroupsReader:
         self._oldest: dict[GroupKey, _Oldest] = {}
         self._reads_left = 0
 
-    async def read(self, count_max: int, work: Work) -> list[ConsumerGroupFigures]:
-        """The first groups in the order of their codes."""
-        found, name, known = [], self._names.name, self._oldest
-        self._oldest, self._reads_left = {}, READS_MAX
-        keys = self._core.group_keys((0, 0), 0, count_max)
-        for start in range(0, len(keys), GROUPS_AT_ONCE):
-            part = keys[start : start + GROUPS_AT_ONCE]
-            await work.items(len(part))
-            for each in list(self._core.group_backlogs(part)):
+    async def read(self, count_max: int, work: Work, access: Access) -> list[ConsumerGroupFigures]:
+        """The first groups in the order of their codes whose subjects are open to the client."""
+        name, known, after = self._names.name, self._oldest, (0, 0)
+        found: list[ConsumerGroupFigures] = []
+        # A client that sees a part of the groups leaves what is known of the others.
+        self._oldest, self._reads_left = {} if access.everything else dict(known), READS_MAX
+        while len(found) < count_max and (keys := self._core.group_keys(after, 0, GROUPS_AT_ONCE)):
+            after = keys[-1]
+            await work.items(len(keys))
+            part = [key for key in keys if access.may(name(key[0]))]
+            for each in list(self._core.group_backlogs(part[: count_max - len(found)])):
                 (subject, group), lag, leased, retrying, place = each
                 oldest_ms = None
                 if lag:
@@ -151,8 +154,9 @@ class Metrics:
         self._subjects = subjects
         self._stages = runtime.stages
 
-    async def read(self, work: Work) -> Figures:
-        """The figures of now. Those of a part belong together; between the parts other work may have changed them."""
+    async def read(self, work: Work, access: Access = EVERYTHING) -> Figures:
+        """The figures of now, with the groups and subjects that are open to the client. Those of a part belong together;
+        between the parts other work may have changed them."""
         await work.items()
         status = self._status.now()
         lateness = {}
@@ -165,8 +169,8 @@ class Metrics:
         }
         await work.items()
         queues = self._queues.read()
-        groups = await self._groups.read(GROUPS_MAX, work)
+        groups = await self._groups.read(GROUPS_MAX, work, access)
         counted = self._subjects.is_counted
         await work.items(SUBJECTS_MAX // 8)  # names in columns: some 100 µs
-        subjects = self._subjects.largest(SUBJECTS_MAX)
+        subjects = await self._subjects.largest(SUBJECTS_MAX, work, access)
         return Figures(status, lateness, stages, queues, groups, self._groups.count(), subjects, counted)

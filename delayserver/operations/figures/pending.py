@@ -12,6 +12,7 @@ from typing import Final
 
 import numpy as np
 
+from delayserver.operations.access.access import Access
 from delayserver.protocol.errors import NotReady
 from delayserver.runtime.fair_turns import Work
 from delayserver.state.counts.balance import Balance
@@ -31,6 +32,12 @@ BUCKETS_AT_ONCE_MAX: Final = 1_440
 
 SUBJECTS_AT_ONCE_MAX: Final = 4_096
 """Subjects of a reply. With names of 255 bytes that is a megabyte."""
+
+SCANNED_MAX: Final = 65_536
+"""Names compared for a client that may not see all: some 50 ms of work, in slices."""
+
+NAMES_AT_ONCE: Final = 256
+"""Names compared between two slices: some 200 µs."""
 
 _WINDOWS_AT_ONCE: Final = 64
 """Windows added up between two slices: some 200 µs."""
@@ -92,16 +99,29 @@ class PendingSubjects:
         found = await self._told((chosen + after + 1).tolist(), pending[chosen].tolist(), work)
         return SubjectsPage(found, int(chosen[-1]) + after + 1 if len(codes) > count_max else None)
 
-    def largest(self, count_max: int) -> dict[str, int]:
-        """The subjects with the most pending messages, the most first; none until they are counted."""
+    async def largest(self, count_max: int, work: Work, access: Access) -> dict[str, int]:
+        """The subjects with the most pending messages that are open to the client, the most first; none until they are
+        counted. For a client that may not see all, those among the `SCANNED_MAX` with the most."""
         if not self.is_counted:
             return {}
         pending = self._counts.pending()
         codes = np.flatnonzero(pending)
-        if len(codes) > count_max:
-            codes = codes[np.argpartition(pending[codes], -count_max)[-count_max:]]
+        most = count_max if access.everything else SCANNED_MAX
+        if len(codes) > most:
+            codes = codes[np.argpartition(pending[codes], -most)[-most:]]
         codes = codes[np.argsort(-pending[codes], kind="stable")]
-        return dict(zip(self._names.names_of(codes), pending[codes].tolist(), strict=True))
+        names, counts = self._names.names_of(codes), pending[codes].tolist()
+        if access.everything:
+            return dict(zip(names, counts, strict=True))
+        found: dict[str, int] = {}
+        for place, (name, count) in enumerate(zip(names, counts, strict=True)):
+            if place % NAMES_AT_ONCE == 0:
+                await work.items(NAMES_AT_ONCE // 4)
+            if access.may(name):
+                found[name] = count
+                if len(found) == count_max:
+                    break
+        return found
 
     def _require(self) -> I64:
         if not self.is_counted:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from delayserver.operations.figures import metrics
+from tests.delayserver.front.test_guard import tokens
 from tests.fakes.host import Client, Host, small_settings
 
 Boot = Callable[..., Host]
@@ -117,3 +118,28 @@ async def test_a_thousand_groups_are_listed_in_slices(boot: Boot) -> None:
     taken = host.server.fair_turns.taken
     assert len((await ask(client))["consumer_groups"]) == 1_000
     assert host.server.fair_turns.taken - taken >= 1_000 // 128
+
+
+async def test_a_token_sees_its_own_groups_and_subjects_behind_those_of_others(
+    boot: Boot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = boot(small_settings())
+    await host.start()
+    operator, mine = await tokens(host, {"roles": ["look"], "subjects": ["mine*"]})
+    others = [f"theirs.{number}" for number in range(6)]
+    later = host.now_ms + 3_600_000
+    await operator.send(*[{"subject": name, "body": "", "due_ms": later} for name in [*others, *others, "mine.orders"]])
+    await operator.send(*[{"subject": name, "body": "", "due_ms": host.now_ms} for name in [*others, "mine.orders"]])
+    await host.sleep_ms(500)
+    for name in [*others, "mine.orders"]:
+        await operator.request("pull", {"subject": name, "group": "g"})
+    await host.until(lambda: host.server.parts.balance.subjects.is_counted)
+    for name in ("GROUPS_MAX", "SUBJECTS_MAX", "GROUPS_AT_ONCE"):
+        monkeypatch.setattr(metrics, name, 4)
+    figures = await ask(mine)
+    assert [(row["subject"], row["lag"]) for row in figures["consumer_groups"]] == [("mine.orders", 1)]
+    assert figures["consumer_groups"][0]["oldest_ms"] is not None
+    assert figures["subjects"] == [{"subject": "mine.orders", "pending": 1}]
+    figures = await ask(operator)
+    assert [row["subject"] for row in figures["consumer_groups"]] == others[:4]
+    assert len(figures["subjects"]) == 4
