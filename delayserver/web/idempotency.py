@@ -8,6 +8,7 @@ message; one with `due_ms` or `at` is recognised as long as the server keeps its
 from __future__ import annotations
 
 from collections import OrderedDict
+from hashlib import blake2b
 from typing import Final
 
 from delayserver.web.bodies import Scope
@@ -15,9 +16,9 @@ from delayserver.web.problems import invalid
 from delayserver.web.schemas import Due
 
 KEYS_MAX: Final = 16_384
-"""About 4 MiB for each token that uses keys."""
-NAMES_MAX: Final = 2 * 255
-"""Characters of a subject and a key. Longer ones are not kept: the server refuses their message."""
+"""About 4 MiB for each token that uses keys, however long they are: a digest stands for each."""
+DIGEST_BYTES: Final = 16
+"""Two keys with one digest will not be found."""
 
 
 def idempotency_key(scope: Scope) -> str | None:
@@ -43,14 +44,21 @@ class FirstTries:
     """The due times of the first tries with a delay, by subject and key."""
 
     def __init__(self) -> None:
-        self._due_ms: OrderedDict[tuple[str, str], int] = OrderedDict()
+        # By the digest of subject and key.
+        self._due_ms: OrderedDict[bytes, int] = OrderedDict()
 
     def due_ms(self, subject: str, key: str, due: Due, resolved_ms: int) -> int:
         """The due time of this try: that of the first one if the due time of the request depends on the clock."""
-        if due.due_ms is not None or due.at is not None or len(subject) + len(key) > NAMES_MAX:
+        if due.due_ms is not None or due.at is not None:
             return resolved_ms
-        first_ms = self._due_ms.setdefault((subject, key), resolved_ms)
-        self._due_ms.move_to_end((subject, key))
+        digest = _digest(subject, key)
+        first_ms = self._due_ms.setdefault(digest, resolved_ms)
+        self._due_ms.move_to_end(digest)
         if len(self._due_ms) > KEYS_MAX:
             self._due_ms.popitem(last=False)
         return first_ms
+
+
+def _digest(subject: str, key: str) -> bytes:
+    named = f"{len(subject)} {subject}{key}"
+    return blake2b(named.encode(errors="surrogatepass"), digest_size=DIGEST_BYTES).digest()

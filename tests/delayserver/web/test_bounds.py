@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import MutableMapping
 from contextlib import ExitStack
 from typing import Any
@@ -93,11 +94,25 @@ async def test_a_line_that_is_too_long_is_the_last_row() -> None:
     assert isinstance(first, SendRequest) and isinstance(last, Problem) and last.error == "body_too_large"
 
 
-def test_keys_that_no_message_can_have_are_not_kept() -> None:
+def test_a_key_takes_the_same_memory_however_long_it_is() -> None:
+    tries, count = FirstTries(), 2_000
+    tracemalloc.start()
+    try:
+        for number in range(count):
+            key, subject = f"{number:250}", f"\N{SNOWMAN}{number:250}"
+            assert tries.due_ms(subject, key, Due(delay_ms=5), number) == number
+            assert tries.due_ms(subject, key, Due(delay_ms=5), number + 1) == number
+        assert tracemalloc.get_traced_memory()[0] / count < 300
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_key_belongs_to_its_subject() -> None:
     tries = FirstTries()
-    for subject, key in (("s" * 1000, "k"), ("s", "k" * 1000)):
-        assert [tries.due_ms(subject, key, Due(delay_ms=5), due_ms) for due_ms in (1, 2)] == [1, 2]
-    assert [tries.due_ms("s", "k", Due(delay_ms=5), due_ms) for due_ms in (1, 2)] == [1, 1]
+    named = [("s", "k"), ("sk", ""), ("", "sk"), ("1 s", "k"), ("s", "1 k")]
+    assert [tries.due_ms(subject, key, Due(delay_ms=5), place) for place, (subject, key) in enumerate(named)] == [
+        *range(5)
+    ]
 
 
 def test_the_key_that_was_used_least_recently_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
