@@ -12,6 +12,7 @@ import msgspec
 from starlette.requests import ClientDisconnect
 
 from delayserver.protocol.errors import QueueFull
+from delayserver.protocol.limits import Limits
 from delayserver.web.answers import NO_JSON, read_json
 from delayserver.web.problems import Problem, invalid
 
@@ -42,6 +43,11 @@ ROOM_OF_TOKEN_BYTES: Final = ROOM_BYTES // 2
 """So much of it for the requests of one token: no tenant shuts the others out."""
 SMALL_BYTES: Final = 64 * 1024
 """A request of this size gets through whatever others hold."""
+
+ESCAPED: Final = 6
+"""JSON takes up to six bytes for a byte of a text."""
+FIELDS_BYTES: Final = 64 * 1024
+"""Room for the other fields of a message in JSON, beside its body and properties."""
 
 _text_decoder = msgspec.json.Decoder(str)
 
@@ -136,6 +142,11 @@ def _declared_length(scope: Scope) -> int | None:
         if name == b"content-length":
             return int(value)
     return None
+
+
+def message_bytes_max(limits: Limits) -> int:
+    """The bytes of the largest message in JSON that a server with these limits takes."""
+    return ESCAPED * (limits.body_bytes_max + limits.properties_bytes_max) + FIELDS_BYTES
 
 
 def too_large(bytes_max: int) -> Problem:

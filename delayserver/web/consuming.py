@@ -16,7 +16,7 @@ from starlette.responses import Response
 from delayserver.client.values.messages import ConsumerGroup, Delivery
 from delayserver.protocol.errors import DelayServerError
 from delayserver.web.answers import PING, event, event_stream, json_answer, read_json, read_query
-from delayserver.web.bodies import BodyReader, PullEncoding, PullForm, message_body, shown_body
+from delayserver.web.bodies import BodyReader, PullEncoding, PullForm, message_body, message_bytes_max, shown_body
 from delayserver.web.clients import Clients, TokenClient
 from delayserver.web.cloud_events import to_structured
 from delayserver.web.idempotency import idempotency_key
@@ -44,8 +44,6 @@ T = TypeVar("T")
 REQUEST_BYTES_MAX: Final = 1024 * 1024
 """A request of a consumer. The largest one names 16,384 deliveries of 19 digits each."""
 
-MESSAGE_BYTES_MAX: Final = 8 * 1024 * 1024
-"""A body of 1 MiB takes up to 6 MiB in JSON."""
 STREAM_WAIT_MS: Final = 15_000
 """A stream without messages sends a comment as often, so that proxies keep it and a client that is gone is noticed."""
 
@@ -97,7 +95,7 @@ class Consuming:
     async def publish(self, request: Request, names: Mapping[str, str]) -> Response:
         """Store one message for consumers now."""
         client = await self._clients.of_request(request.scope)
-        body = await self._bodies.read(request.scope, request.receive, MESSAGE_BYTES_MAX)
+        body = await self._bodies.read(request.scope, request.receive, message_bytes_max(client.calls.limits))
         asked = read_json(body, _publish_decoder)
         published = await client.calls.publish(
             names["subject"],

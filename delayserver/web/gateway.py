@@ -71,6 +71,9 @@ MESSAGES: Final = "/v1/messages"
 KEY_HEADER: Final = {
     "Idempotency-Key": "The message id. With a delay, a retry is due when the first try was. Not for a list or lines."
 }
+PUBLISH_KEY_HEADER: Final = {
+    "Idempotency-Key": "The message id, by which consumers recognise it. A repeated publish stores a second message."
+}
 GROUP: Final = "/v1/subjects/{subject}/groups/{group}"
 
 
@@ -122,7 +125,7 @@ class Gateway:
                      {200: moved}, body=MoveRequest, query=KeyQuery, errors=(404, 413, 422, 507)),
             Endpoint("POST", "/v1/subjects/{subject}/publish", consuming.publish, "Store a message for consumers now",
                      {201: Answer("The message is on disk", Published)}, body=PublishRequest,
-                     errors=(413, 421, 507), headers=KEY_HEADER),
+                     errors=(413, 421, 507), headers=PUBLISH_KEY_HEADER),
             Endpoint("POST", f"{GROUP}/pull", consuming.pull, "Receive messages that are due",
                      {200: Answer("The messages", PullReply)}, body=PullRequest, errors=(409, 413, 507)),
             Endpoint("POST", f"{GROUP}/ack", consuming.ack, "Say that deliveries are done",

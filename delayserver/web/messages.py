@@ -15,15 +15,12 @@ from delayserver.client.calls.message_calls import Target
 from delayserver.client.values.messages import CancelResult, LookupResult, MessageKey, RescheduleResult
 from delayserver.protocol.outcomes import Outcome
 from delayserver.web.answers import json_answer, problem_answer, read_json, read_query
-from delayserver.web.bodies import BodyForm, BodyReader, message_body, shown_body
+from delayserver.web.bodies import BodyForm, BodyReader, message_body, message_bytes_max, shown_body
 from delayserver.web.clients import Clients
 from delayserver.web.problems import Problem
 from delayserver.web.queries import KeyQuery, LookupQuery
 from delayserver.web.schemas import Ended, Fate, Moved, MoveRequest
 from delayserver.web.timing import due_ms_of
-
-REQUEST_BYTES_MAX = 8 * 1024 * 1024
-"""A new body of 1 MiB takes up to 6 MiB in JSON."""
 
 _move_decoder = msgspec.json.Decoder(MoveRequest)
 
@@ -71,7 +68,7 @@ class Messages:
 
     async def _move(self, request: Request, target: Target) -> Response:
         client = await self._clients.of_request(request.scope)
-        body = await self._bodies.read(request.scope, request.receive, REQUEST_BYTES_MAX)
+        body = await self._bodies.read(request.scope, request.receive, message_bytes_max(client.calls.limits))
         asked = read_json(body, _move_decoder)
         has_body = bool(memoryview(asked.body)) or asked.body_base64 is not None
         moved = await client.calls.reschedule(

@@ -11,7 +11,17 @@ import msgspec
 
 from delayserver.client.values.messages import Message
 from delayserver.web.answers import Send, read_json, read_query, send_json
-from delayserver.web.bodies import LINES, LINES_TYPES, BodyReader, Receive, Scope, content_type, message_body, too_large
+from delayserver.web.bodies import (
+    LINES,
+    LINES_TYPES,
+    BodyReader,
+    Receive,
+    Scope,
+    content_type,
+    message_body,
+    message_bytes_max,
+    too_large,
+)
 from delayserver.web.clients import Clients, TokenClient
 from delayserver.web.cloud_events import STRUCTURED, from_binary, from_structured, is_binary
 from delayserver.web.idempotency import idempotency_key, refuse_key
@@ -23,10 +33,6 @@ from delayserver.web.schemas import SendRequest, Sent
 from delayserver.web.timing import due_ms_of
 from delayserver.web.trace_context import trace_of, with_trace
 
-ESCAPED: Final = 6
-"""JSON takes up to six bytes for a byte of a text."""
-FIELDS_BYTES: Final = 64 * 1024
-"""Room for the other fields of a message in JSON, beside its body and properties."""
 LIST_BYTES_MAX: Final = 16 * 1024 * 1024
 """The largest JSON list. Lines have no such bound."""
 
@@ -45,21 +51,20 @@ class Sending:
     async def send_message(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The endpoint. An ASGI application, since it is called most."""
         client = await self._clients.of_request(scope)
-        limits = client.calls.limits
-        message_bytes_max = ESCAPED * (limits.body_bytes_max + limits.properties_bytes_max) + FIELDS_BYTES
+        bytes_max = message_bytes_max(client.calls.limits)
         query = _query(scope)
         kind = content_type(scope)
         if kind in LINES_TYPES:
             refuse_key(scope)
             scope[LINES] = True
             with self._bodies.holding(scope) as holding:
-                reader = LineReader(receive, message_bytes_max, holding, self._turn)
+                reader = LineReader(receive, bytes_max, holding, self._turn)
                 await LineAnswer(client, reader, query).run(send)
             return
-        body = await self._bodies.read(scope, receive, max(message_bytes_max, LIST_BYTES_MAX))
+        body = await self._bodies.read(scope, receive, max(bytes_max, LIST_BYTES_MAX))
         is_list = kind != STRUCTURED and not is_binary(scope) and body.lstrip()[:1] == b"["
-        if len(body) > message_bytes_max and not is_list:
-            raise too_large(message_bytes_max)
+        if len(body) > bytes_max and not is_list:
+            raise too_large(bytes_max)
         if kind == STRUCTURED:
             event, data = from_structured(body, query)
             await send_json(send, 201, await self._send(client, scope, event, data))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.delayserver.web.web_server import Reply, Web
+from tests.delayserver.web.web_server import Reply, Web, serve, stop
 
 
 def pull(web: Web, subject: str, count: int = 1, **asked: Any) -> list[dict[str, Any]]:
@@ -261,3 +261,30 @@ def test_a_published_message_is_there_at_once(web: Web) -> None:
     assert (reply.status, reply.json) == (201, {"message_id": "p-1", "subject": "now", "position": 0})
     (message,) = pull(web, "now")
     assert (message["body"], message["tag"], message["message_id"]) == ("x", "paid", "p-1")
+
+
+def test_a_published_message_with_a_key_is_a_second_message_each_time(web: Web) -> None:
+    for position in range(2):
+        reply = web.post("/v1/subjects/twice/publish", {"body": "x"}, Idempotency_Key="p-2")
+        assert (reply.status, reply.json["position"]) == (201, position)
+    assert len(pull(web, "twice", 2)) == 2
+    (header,) = web.ask("GET", "/openapi.json").json["paths"]["/v1/subjects/{subject}/publish"]["post"]["parameters"][
+        1:
+    ]
+    assert (header["name"], "second message" in header["description"]) == ("Idempotency-Key", True)
+
+
+def test_a_larger_bound_of_bodies_counts_for_every_request_that_has_one() -> None:
+    """Each byte of this body takes six in JSON."""
+    web = serve("--memory", "--set", "message.body_bytes_max=4MiB")
+    try:
+        large = "\x01" * (2 << 20)
+        sent = web.post("/v1/messages", {"subject": "large", "body": large, "delay": "1h"})
+        assert sent.status == 201
+        assert web.post("/v1/subjects/large/publish", {"body": large}).status == 201
+        moved = web.ask("PATCH", f"/v1/messages/{sent.json['receipt']}", {"delay": "2h", "body": large})
+        assert (moved.status, moved.json["outcome"]) == (200, "rescheduled")
+        assert stop(web) == ""
+    finally:
+        web.process.kill()
+        web.process.communicate()
