@@ -25,6 +25,7 @@ class Query:
 
     expr: str
     legend: str = "{{instance}}"
+    unit: str = ""  # where it differs from that of its panel
     heatmap: bool = False
     table: bool = False
 
@@ -370,7 +371,7 @@ ROWS: Final[Sequence[tuple[str, Sequence[Panel]]]] = (
                 "Steps of the wall clock in the range of the dashboard, and their last size.",
                 [
                     Query(f"increase(delayserver_clock_steps_total{{{OF}}}[$__range])", "steps {{instance}}"),
-                    Query(_value("delayserver_clock_step_last_seconds"), "last step {{instance}}"),
+                    Query(_value("delayserver_clock_step_last_seconds"), "last step {{instance}}", "s"),
                 ],
                 width=8,
             ),
@@ -429,7 +430,7 @@ ROWS: Final[Sequence[tuple[str, Sequence[Panel]]]] = (
                 "Errors of the disk",
                 "Operations that the disk refused, a second, and findings of damage.",
                 [
-                    Query(_rate("delayserver_disk_errors_total"), "refused {{instance}}"),
+                    Query(_rate("delayserver_disk_errors_total"), "refused {{instance}}", "cps"),
                     Query(
                         f"{_value('delayserver_corruptions')} + {_value('delayserver_unreadable_files')}",
                         "damage {{instance}}",
@@ -728,8 +729,8 @@ def _panel(number: int, panel: Panel, place: dict[str, int]) -> dict[str, Any]:
         "description": panel.says,
         "datasource": SOURCE,
         "gridPos": place,
-        "targets": [_target(chr(ord("A") + index), query) for index, query in enumerate(panel.queries)],
-        "fieldConfig": {"defaults": _defaults(panel), "overrides": []},
+        "targets": [_target(name, query) for name, query in _named(panel)],
+        "fieldConfig": {"defaults": _defaults(panel), "overrides": list(_overrides(panel))},
         "options": panel.options or _OPTIONS.get(panel.kind, {}),
     }
     if panel.kind == "table":
@@ -761,6 +762,19 @@ def _defaults(panel: Panel) -> dict[str, Any]:
         if panel.steps:
             shown["custom"]["thresholdsStyle"] = {"mode": "dashed"}
     return shown
+
+
+def _overrides(panel: Panel) -> Iterator[dict[str, Any]]:
+    """The units of queries that have one of their own."""
+    for name, query in _named(panel):
+        if query.unit:
+            properties = [{"id": "unit", "value": query.unit}]
+            yield {"matcher": {"id": "byFrameRefID", "options": name}, "properties": properties}
+
+
+def _named(panel: Panel) -> Iterator[tuple[str, Query]]:
+    for index, query in enumerate(panel.queries):
+        yield chr(ord("A") + index), query
 
 
 _OPTIONS: Final[dict[str, dict[str, Any]]] = {

@@ -103,3 +103,26 @@ def test_the_dashboard_has_a_row_for_each_part() -> None:
         "Consumer groups and subjects",
         "HTTP and processes",
     ]
+
+
+def unit_of(expr: str) -> str | None:
+    """The unit of an expression, where the name of its metric tells it."""
+    if "histogram_quantile(" in expr or re.search(r"_seconds\{", expr):
+        return "s"
+    if re.search(r"_bytes\{", expr):
+        return "bytes"
+    return "s" if re.search(r"rate\(\w+_seconds_sum\b", expr) else None
+
+
+def test_each_query_has_the_unit_of_its_metric() -> None:
+    wrong = []
+    for panel in json.loads(dashboard.PATH.read_text())["panels"]:
+        if panel["type"] == "row":
+            continue
+        config = panel["fieldConfig"]
+        own = {each["matcher"]["options"]: each["properties"][0]["value"] for each in config["overrides"]}
+        for target in panel["targets"]:
+            unit = unit_of(target["expr"])
+            if unit not in (None, own.get(target["refId"], config["defaults"]["unit"])):
+                wrong.append((panel["title"], target["expr"]))
+    assert wrong == []
