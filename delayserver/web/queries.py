@@ -58,7 +58,7 @@ class DeliveriesQuery(Struct, forbid_unknown_fields=True):
     ack: bool = False
     max_messages: Annotated[int, Meta(ge=1, le=16_384)] = 100
     ack_timeout_ms: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = None
-    start: Literal["earliest", "latest"] | None = None
+    start: Literal["earliest", "latest"] | Milliseconds | None = None
     tags: str | None = None
     where: str | None = None
     body_as: PullForm = "auto"

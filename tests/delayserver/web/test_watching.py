@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any, BinaryIO
@@ -122,3 +123,14 @@ def test_what_is_due_far_ahead_is_one_bucket_of_what_is_coming(web: Web) -> None
         found = [bucket for bucket in first["hours"] if bucket["start_ms"] >= days[0]]
     assert [(bucket["start_ms"], bucket["pending"]) for bucket in found] == [(days[0], 1), (days[1], 2)]
     assert found[1]["start_ms"] + found[1]["width_ms"] == days[2] + 86_400_000
+
+
+def test_a_stream_starts_at_a_time_as_a_pull_does(web: Web) -> None:
+    web.post("/v1/subjects/started/publish", {"body": "before"})
+    time.sleep(0.05)
+    start_ms = time.time_ns() // 1_000_000 - 25
+    web.post("/v1/subjects/started/publish", {"body": "after"})
+    with stream(web, f"/v1/subjects/started/groups/late/deliveries?ack=true&start={start_ms}") as answer:
+        ((_, first),) = events(answer, 1)
+    assert first["body"] == "after"
+    assert web.ask("GET", "/v1/subjects/started/groups/late/deliveries?start=soon").status == 400
