@@ -182,21 +182,23 @@ class Scan:
                     continue
 
     def _end_of_unreadable(self, position: int) -> int:
-        """Where the record at `position` ends, or the sectors that hide its header."""
+        """Where the record at `position` ends. If its header is hidden, it may reach to the next valid record, or to the end
+        of the data. Nothing of it is cut off, because the disk may read it soon."""
         try:
             end = decode_header(read_around(self._file, position, HEADER_BYTES), position).end
         except BadRecordError:
-            end = (position // SECTOR_BYTES + 1) * SECTOR_BYTES
-            while end < self._stop and not self._is_readable(end):
-                end += SECTOR_BYTES
+            later = next(self._headers_behind(position), None)
+            end = self._end_of_data(position) if later is None else later.offset
         return min(end, self._stop // ALIGN * ALIGN)
 
-    def _is_readable(self, position: int) -> bool:
-        try:
-            self._file.pread(position, ALIGN)
-        except UnreadableError:
-            return False
-        return True
+    def _end_of_data(self, position: int) -> int:
+        """Behind the last byte that is not zero, or that the disk cannot read. A record may end with zeros, but what is
+        preallocated behind it is longer."""
+        end = position
+        for start, data in self._chunks(position, partial(read_around, self._file, hidden=b"\xff")):
+            if length := len(data.rstrip(b"\0")):
+                end = start + length
+        return -(-end // ALIGN) * ALIGN if self._stop - end > SCAN_BYTES else self._stop
 
     def _anything_from(self, position: int) -> bool:
         try:
@@ -231,9 +233,9 @@ def errno_of(error: BadRecordError) -> int:
     return error.errno if isinstance(error, UnreadableRecordError) else 0
 
 
-def read_around(file: File, position: int, length: int) -> bytes:
-    """Bytes with zeros for the sectors that cannot be read: nothing is found there."""
-    return b"".join([bytes(size) if data is None else data for _, size, data in pieces(file, position, length)])
+def read_around(file: File, position: int, length: int, *, hidden: bytes = b"\0") -> bytes:
+    """Bytes with zeros, or `hidden`, for the sectors that cannot be read."""
+    return b"".join([hidden * size if data is None else data for _, size, data in pieces(file, position, length)])
 
 
 def pieces(file: File, position: int, length: int) -> Iterator[tuple[int, int, bytes | None]]:

@@ -152,7 +152,8 @@ CASES: list[Case] = [
     # No crash leaves what cannot be read: it is not taken for torn, and what is behind it is not given up.
     ("a sector of an unsynced record", unreadable(lambda w: w.ends[3] - 1600), [1, 3, 5, 9], [3], False),
     ("a sector of the last record", unreadable(lambda w: w.ends[4] - 1600), [1, 3, 5, 7], [4], False),
-    ("sectors with the last header", unreadable(lambda w: w.starts[4], 2), [1, 3, 5], [3, 4], True),
+    ("sectors with the last header", unreadable(lambda w: w.starts[4], 2), [1, 3, 5], [3, 4], False),
+    ("a sector with an unsynced header, the next good", unreadable(lambda w: w.starts[3]), [1, 3, 9], [2, 3], False),
     ("a batch stands twice", copy(2, lambda w: w.ends[4]), [1, 3, 5, 7, 9], [], True),
     ("an old batch stands in place of a synced one", copy(0, lambda w: w.starts[1]), [1, 5, 7, 9], [1], False),
 ]  # fmt: skip
@@ -188,6 +189,22 @@ def test_a_sector_behind_the_end_that_cannot_be_read_is_cut_off(written: Written
     segment = reopened(written.fs)
     assert segment.recover().torn
     assert segment.end == end == written.fs.size(PATH)
+    assert sequences(segment) == [1, 3, 5, 7, 9]
+
+
+@pytest.mark.parametrize("allocated", [0, 4 << 20])
+def test_a_record_whose_header_the_disk_cannot_read_for_a_moment_is_not_cut_off(
+    written: Written, allocated: int
+) -> None:
+    written.fs.open(PATH).allocate(allocated)
+    unreadable(lambda w: w.starts[4])(written)
+    segment = reopened(written.fs)
+    damages: list[Damage] = []
+    segment.recover(damages=damages)
+    assert damages[-1].stop == segment.end == written.ends[4]
+    written.fs.unreadable.clear()
+    segment = reopened(written.fs)
+    segment.recover()
     assert sequences(segment) == [1, 3, 5, 7, 9]
 
 
