@@ -9,6 +9,9 @@ Place = TypeVar("Place")
 
 READ_TRIES = 3
 """So often a place is read before it is passed over, where nothing else is said."""
+PATIENCE_MS = 60_000
+"""A place is read for so long before it is passed over, where no later read comes back to it: a controller may start again,
+or a path fail over."""
 
 
 class FailedReads(Generic[Place]):

@@ -26,7 +26,7 @@ from delayserver.state.files import Files
 from delayserver.state.positions.log_queue import LogQueue
 from delayserver.state.windows.windows import Windows
 from store.errors import CorruptionError, DiskError, DiskFullError, FormatError, UnreadableError
-from store.failed_reads import READ_TRIES, FailedReads
+from store.failed_reads import PATIENCE_MS, FailedReads
 from store.indexes.outcome_index import OutcomeIndex
 from store.indexes.schedule_index import index_rows
 from store.logs.dispatch_log import DispatchKey
@@ -50,7 +50,8 @@ WHOLE_ROWS_MAX = 1 << 17
 CHECK_INTERVAL_MS = 500
 # Rows of a day that the disk cannot read are passed over when they have failed some times and the day starts within this
 # time. Before that the day waits for the disk: the file of a minute takes no rows before its last one.
-PATIENCE_MS = 600_000
+LAST_WAIT_MS = 600_000
+DRAIN_TRIES = PATIENCE_MS // CHECK_INTERVAL_MS
 # Days whose failed reads are counted.
 FAILED_DAYS_MAX = 64
 
@@ -385,7 +386,7 @@ class DayTier:
     def _waits_for_disk(self, start_ms: int) -> bool:
         """Whether a day is read once more before rows that the disk cannot read are passed over."""
         failed = self._failed_reads.count(start_ms)
-        return failed < READ_TRIES or self._clock.now_ms() < start_ms - PATIENCE_MS
+        return failed < DRAIN_TRIES or self._clock.now_ms() < start_ms - LAST_WAIT_MS
 
     async def _finish(self, start_ms: int) -> None:
         """All rows are in minutes: move the outcomes, sync, and only then say so and remove the day's files."""

@@ -21,7 +21,7 @@ from delayserver.state.files import Files
 from delayserver.state.positions.log_queue import LogQueue, due_range
 from delayserver.state.windows.windows import Windows
 from store.errors import CorruptionError, DiskError, UnreadableError
-from store.failed_reads import READ_TRIES
+from store.failed_reads import PATIENCE_MS, READ_TRIES
 from store.logs.message_log import LogEntry
 from store.logs.schedule_log import ScheduleKey, Source
 from store.logs.windows import window_of
@@ -66,6 +66,9 @@ class Replayer:
         self._window_ms = windows.book.window_ms
         self._damage = runtime.damage
         self.met_damage = False
+        # How long the replay still waits for bytes that the disk cannot read. Beside that, each place has some tries. So
+        # many bad sectors do not take a minute each. A place that is read after all restores it.
+        self._patience_ms = PATIENCE_MS
 
     # -- rounds
 
@@ -109,20 +112,28 @@ class Replayer:
         """The next entries, around damage. No round comes back to what was passed over, so the replay waits where the disk
         may read it soon."""
         size = ROUND_BYTES_FAR_BEHIND if stop - position > FAR_BEHIND_BYTES else ROUND_BYTES_BEHIND
-        tries = READ_TRIES
+        failed = 0
         while position < stop:
             try:
-                return await self._workers.run(partial(self._log.read, position, stop, size))
+                entries = await self._workers.run(partial(self._log.read, position, stop, size))
             except (CorruptionError, DiskError) as error:
                 self._damage.report(error)
-                tries -= 1
-                if isinstance(error, DiskError) or (isinstance(error, UnreadableError) and tries > 0):
+                waits = isinstance(error, DiskError)
+                if isinstance(error, UnreadableError):
+                    failed += 1
+                    self._patience_ms -= READ_AGAIN_MS
+                    waits = failed < READ_TRIES or self._patience_ms > 0
+                if waits:
                     await self._clock.sleep_ms(READ_AGAIN_MS)
                     continue
+            else:
+                if failed:
+                    self._patience_ms = PATIENCE_MS
+                return entries
             self.met_damage = True
             following = await self._workers.run(partial(self._log.skip_damage, position))
             if following > position:  # not so where the disk reads it again
-                position, tries = following, READ_TRIES
+                position, failed = following, 0
         return []
 
     def _is_quick(self, entries: list[LogEntry]) -> bool:

@@ -13,6 +13,7 @@ import trio
 from delayserver.config.settings import Settings
 from delayserver.replay.placing import Round
 from delayserver.server.delay_server import DelayServer
+from store.failed_reads import PATIENCE_MS
 from store.logs.dispatch_log import DispatchKey
 from store.logs.schedule_log import Source
 from store.records.batches import MessageBatch
@@ -508,6 +509,26 @@ async def test_a_day_that_the_disk_cannot_read_for_a_moment_is_drained_when_it_c
     await host.until(lambda: len(host.fake().stored) == 18, within_ms=120_000)
     await host.settled()
     check_done(host)
+
+
+async def test_a_day_of_now_that_the_disk_cannot_read_for_long_loses_no_message(boot: Boot) -> None:
+    host = boot(coarse_settings())
+    await host.start()
+    client = await host.client()
+    start_ms = (host.now_ms // DAY_MS + 2) * DAY_MS
+    for number in range(2):  # of one minute: a row that is passed over has no way into it
+        await client.put(f"{number}" + "x" * 5_000, start_ms + HOUR_MS + number)
+        await host.settled()
+    (path,) = [name for name in host.disk.files("/data/schedule_log") if name.endswith("/day.log")]
+    await host.stop()
+    host.disk.unreadable[path] = [(1_024, 1_032)]
+    host.clock.step(start_ms + HOUR_MS - 2_000 - host.now_ms)
+    await host.start()
+    await host.sleep_ms(PATIENCE_MS - 5_000)
+    del host.disk.unreadable[path]
+    await host.until(lambda: len(host.fake().stored) == 2, within_ms=120_000)
+    await host.settled()
+    host.check_balance(pending=0)
 
 
 async def test_outcomes_that_the_disk_cannot_read_at_the_end_of_a_day_move_to_its_minutes_later(boot: Boot) -> None:

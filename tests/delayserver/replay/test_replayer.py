@@ -14,6 +14,7 @@ from delayserver.protocol.errors import DelayServerError
 from delayserver.replay.placing import Round
 from delayserver.server.delay_server import DelayServer
 from delayserver.state.positions.log_queue import LINGER_MS, LogQueue
+from store.failed_reads import PATIENCE_MS
 from store.logs.schedule_log import Source
 from tests.fakes.disk import FakeDisk
 from tests.fakes.host import Host, faked_settings
@@ -266,6 +267,28 @@ async def test_messages_of_a_log_that_the_disk_refuses_to_read_for_a_moment_are_
     host.before_run = begin
     await host.start()
     assert host.died_of is None and not left
+    await host.sleep_ms(25_000)
+    assert host.fake().texts == ["0", "1", "2"]
+    host.check_balance(pending=0)
+
+
+async def test_messages_of_a_log_that_the_disk_cannot_read_for_long_are_replayed(boot: Boot) -> None:
+    host = boot(faked_settings(storage=RARE_CHECKPOINTS))
+    await host.start()
+    client = await host.client()
+    for number in range(3):
+        await client.put(str(number), host.now_ms + 20_000 + number)
+    await host.kill()
+    until_ms = host.now_ms + PATIENCE_MS - 5_000
+
+    def begin(_server: object) -> None:
+        host.disk.refuse = lambda operation, path: (
+            errno.EIO if operation == "pread" and "/message_log/" in path and host.now_ms < until_ms else 0
+        )
+
+    host.before_run = begin
+    await host.start()
+    assert host.died_of is None
     await host.sleep_ms(25_000)
     assert host.fake().texts == ["0", "1", "2"]
     host.check_balance(pending=0)
