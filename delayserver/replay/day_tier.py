@@ -105,18 +105,20 @@ class DayTier:
         """Days that start before this are to be fine, by the clock."""
         return day_of(self._clock.now_ms() + self._settings.fine_horizon_ms) + DAY_MS
 
-    def open(self) -> None:
+    def open(self, *, patient: bool) -> None:
         """After a start: read the outcomes of days in between, and count those a crash left in both places. Where it
-        came after the day was drained and before its files were gone, remove them: their rows would count twice."""
+        came after the day was drained and before its files were gone, remove them: their rows would count twice.
+
+        With `patient` raises UnreadableError where the disk cannot read outcomes; without, those of there count twice."""
         for key in [key for key in self._schedule.keys() if key.source == Source.DAY]:
             if self._days.is_drained(key.start_ms):
                 self._remove_day(key.start_ms)
         for left in [key for key in self._dispatch.keys() if key.coarse and self._days.is_drained(key.start_ms)]:
             self._remove_day(left.start_ms)
         for day in self._days.draining():
-            written = self._take_outcomes(day)
+            written = self._take_outcomes(day, patient=patient)
             for start in np.unique(window_starts(written.due_ms, self._settings.window_ms)).tolist():
-                fine = self._fine_outcomes(start)
+                fine = self._fine_outcomes(start, patient=patient)
                 both = np.isin(written.sequence, fine.sequence)
                 self.moved_already += np.bincount(written.outcome[both], minlength=16)
                 moved = int(np.count_nonzero(both))
@@ -130,31 +132,36 @@ class DayTier:
     def _coarse_outcomes(self, start_ms: int) -> OutcomeBatch:
         return self._dispatch.outcomes(DispatchKey(start_ms, True))
 
-    def _fine_outcomes(self, start_ms: int) -> OutcomeBatch:
+    def _fine_outcomes(self, start_ms: int, *, patient: bool) -> OutcomeBatch:
+        key = DispatchKey(start_ms, False)
         try:
-            return self._dispatch.outcomes(DispatchKey(start_ms, False))
+            return self._dispatch.outcomes(key)
         except CorruptionError as error:
+            if patient and isinstance(error, UnreadableError):
+                raise
             self._damage.report(error)
-            return OutcomeBatch.filled(0)
+            return self._outcomes_left(key)
 
-    def _take_outcomes(self, day: SealedDay) -> OutcomeBatch:
+    def _take_outcomes(self, day: SealedDay, *, patient: bool = False) -> OutcomeBatch:
         """Loads the outcomes of a sealed day. If they are damaged, the day is held back: a client may have been answered
         `cancelled` for one of its messages. If the disk cannot read them, it is asked again."""
         try:
             written = self._coarse_outcomes(day.start_ms)
         except CorruptionError as error:
+            if patient and isinstance(error, UnreadableError):
+                raise
             self._overlays.hide(day.start_ms, day.sequence)
             self._hold(day.start_ms, error)
             if isinstance(error, UnreadableError):
                 self._refused.add(day.start_ms)
-            written = self._outcomes_left(day.start_ms)
+            written = self._outcomes_left(DispatchKey(day.start_ms, True))
         self._overlays.put(day.start_ms, _index_of(written))
         return written
 
-    def _outcomes_left(self, start_ms: int) -> OutcomeBatch:
+    def _outcomes_left(self, key: DispatchKey) -> OutcomeBatch:
         """Rows that can be read around damage are true."""
         with suppress(CorruptionError, FormatError):  # already reported
-            return self._dispatch.outcomes_left(DispatchKey(start_ms, True))
+            return self._dispatch.outcomes_left(key)
         return OutcomeBatch.filled(0)
 
     async def _take_refused(self) -> None:

@@ -123,12 +123,10 @@ class DelayServer:
     def open(self, *, patient: bool = False) -> None:
         """Lock and recover the data directory, build all parts; for any thread. Raises StoreError and its kinds: all is
         closed then, and after a DiskFullError or an UnreadableError it can be called again. With `patient` raises the
-        latter where the disk cannot read message_log or the broker's store; without, messages of there are lost to it."""
+        latter where the disk cannot read something that it looks at; without, it goes around that."""
         holder = f"process {os.getpid()} (delayserver {self.role})"
-        opened = open_directory(self.fs, self.settings, self.runtime, holder, self.role)
+        opened = open_directory(self.fs, self.settings, self.runtime, holder, self.role, patient=patient)
         try:
-            if patient:
-                opened.files.log.require_readable()
             self._parts = Parts(opened, self._outside, self.settings, self.runtime, patient=patient)
         except StoreError:
             opened.close()

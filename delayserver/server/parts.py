@@ -151,7 +151,7 @@ class Parts:
     def __init__(
         self, opened: Opened, outside: Outside, settings: Settings, runtime: Runtime, *, patient: bool = False
     ) -> None:
-        """May run in any thread. Raises StoreError and its kinds. `patient` is that of `Broker.open`."""
+        """May run in any thread. Raises StoreError and its kinds. `patient` is that of `DelayServer.open`."""
         self._patient = patient
         self.opened = opened
         self.files = opened.files
@@ -242,7 +242,7 @@ class Parts:
         )
         rounds = Rounds(self.placing, self.publisher)
         self.tier = DayTier(files, self.windows, self.decided, rounds, self.log_queue, storage, self._runtime)
-        self.tier.open()
+        self.tier.open(patient=self._patient)
         self.replayer = Replayer(files, self.windows, rounds, self.tier, self.log_queue, self._runtime)
         self.window_reader = WindowReader(files.schedule, self.book, opened.attempts.attempted, self._runtime)
         self.loader = Loader(

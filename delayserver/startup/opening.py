@@ -6,7 +6,7 @@ of files, never with the number of pending messages.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
@@ -21,7 +21,7 @@ from delayserver.state.files import Files
 from delayserver.state.memory.attempt_horizon import AHEAD_MS, AttemptHorizon
 from delayserver.state.memory.attempted import Attempted
 from store.disk.filesystem import FileSystem
-from store.errors import CorruptionError, FormatError
+from store.errors import CorruptionError, FormatError, UnreadableError
 from store.logs.dispatch_log import DispatchLog
 from store.logs.message_log import MessageLog
 from store.logs.schedule_log import ScheduleKey, ScheduleLog, Source
@@ -44,6 +44,7 @@ from store.tables.checkpoint_marks import (
 )
 from store.tables.days import DayTable
 from store.tables.identity import CLOCK_AHEAD_US, SEQUENCES, DataDirectory, SequenceReservation, read_reservation
+from store.tables.ledger import FILE_NAME as LEDGER
 from store.tables.ledger import Ledger
 from store.tables.names import CONSUMER_GROUP, SUBJECT, Names
 
@@ -91,14 +92,17 @@ def open_directory(
     runtime: Runtime,
     holder: str,
     role: str,
+    *,
+    patient: bool = False,
 ) -> Opened:
-    """Locks, reads and recovers a data directory. Reports damage that can be read around to `runtime.damage`.
+    """Locks, reads and recovers a data directory. Reports damage that can be read around to `runtime.damage`. With `patient`
+    raises UnreadableError where the disk cannot read something; without, rows and counts of there are missing.
 
     Raises LockedError, FormatError, CorruptionError (of a file that it cannot do without), DiskFullError, StoreError.
-    After DiskFullError everything is closed, and the call can be repeated when there is room.
+    After DiskFullError or UnreadableError everything is closed, and the call can be repeated.
     """
     with ExitStack() as stack:
-        opened = _open(stack, fs, settings, runtime, holder, role)
+        opened = _open(stack, fs, settings, runtime, holder, role, patient=patient)
         stack.pop_all()
     return opened
 
@@ -110,6 +114,8 @@ def _open(
     runtime: Runtime,
     holder: str,
     role: str,
+    *,
+    patient: bool,
 ) -> Opened:
     """`open_directory`; on failure, `stack` closes the opened files."""
     clock, damage = runtime.clock, runtime.damage
@@ -124,7 +130,7 @@ def _open(
     message = settings.message
     names = Names.open(fs, path, server_id, message.subjects_max, settings.broker.groups_max, message.tags_max)
     stack.callback(names.close)
-    checkpoint, lost = _read_checkpoint(fs, path, server_id, damage)
+    checkpoint, lost = _read_checkpoint(fs, path, server_id, damage, patient=patient)
     _refuse_other_windows(path, find_span_ms(fs, path) or checkpoint.window_ms, storage.window_ms)
     log = MessageLog.open(
         fs,
@@ -169,6 +175,11 @@ def _open(
         },
         dispatch_losses(checkpoint.lost),
     )
+    found_damages = [
+        *[found.error() for part in (log.damages, schedule.damages, dispatch.damages) for found in part],
+        *[found.error(f"{path}/{LEDGER}") for found in ledger.damages],
+    ]
+    _require_readable(found_damages if patient else ())  # before a loss is written down
     _forget_what_is_back(schedule)
     if schedule.newly_lost or dispatch.newly_lost:
         checkpoint = _remember_losses(fs, path, checkpoint, schedule, dispatch)
@@ -182,16 +193,11 @@ def _open(
     # No message is attempted before the first checkpoint, so there is no time to reserve.
     reserved_us = max(peak_us, clock.now_us() + CLOCK_AHEAD_US) if peak_us else 0
     sequences = SequenceReservation.open(fs, path, server_id, above=above, clock_us=reserved_us)
-    for path_damages in (log.damages, schedule.damages, dispatch.damages):
-        for found in path_damages:
-            damage.report(found.error())
     told_before = [schedule.hiding(key) for key in schedule.lost if key not in schedule.newly_lost]
     told_before += [dispatch.hiding(key) for key in dispatch.lost if key not in dispatch.newly_lost]
-    for hiding in told_before:
-        if hiding is not None:
-            damage.report(hiding)
-    for lost_rows in ledger.damages:
-        damage.report(lost_rows.error(f"{path}/ledger.log"))
+    for found in (*found_damages, *told_before):
+        if found is not None:
+            damage.report(found)
     attempted, horizon = Attempted(0, 0), AttemptHorizon(peak_us)
     if not sequences.clean and not directory.created:
         # Without the horizon of the last process, the horizon with which this one would begin is used.
@@ -208,6 +214,13 @@ def _open(
         Attempts(attempted, horizon),
         BelievableClock(clock, storage.clock_hold_ms, known_us),
     )
+
+
+def _require_readable(damages: Iterable[CorruptionError]) -> None:
+    """Raises the first UnreadableError."""
+    for found in damages:
+        if isinstance(found, UnreadableError):
+            raise found
 
 
 def _has_gone(
@@ -247,11 +260,15 @@ def _refuse_other_windows(path: str, found_ms: int, window_ms: int) -> None:
         )
 
 
-def _read_checkpoint(fs: FileSystem, path: str, server_id: int, damage: DamageReport) -> tuple[Checkpoint, bool]:
+def _read_checkpoint(
+    fs: FileSystem, path: str, server_id: int, damage: DamageReport, *, patient: bool
+) -> tuple[Checkpoint, bool]:
     """The checkpoint, and False; or an empty one, and True. Without it all files are read, which is slow but safe."""
     try:
         found = checkpoint_file.read(fs, f"{path}/checkpoint")
     except CorruptionError as error:
+        if patient and isinstance(error, UnreadableError):
+            raise
         detail = f"{error.detail}; the checkpoint is rebuilt"
         damage.report(Damage(error.offset, error.offset, detail, error.errno).error(error.path))
         found = None

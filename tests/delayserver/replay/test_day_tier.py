@@ -11,6 +11,7 @@ import pytest
 import trio
 
 from delayserver.config.settings import Settings
+from delayserver.replay.day_tier import DayTier
 from delayserver.replay.placing import Round
 from delayserver.server.delay_server import DelayServer
 from store.failed_reads import PATIENCE_MS
@@ -19,6 +20,8 @@ from store.logs.schedule_log import Source
 from store.records.batches import MessageBatch
 from store.records.file_header import FILE_HEADER_BYTES
 from store.records.record import HEADER_BYTES, decode_header
+from store.tables.days import DayTable
+from tests.fakes.disk import SimulatedCrash
 from tests.fakes.host import Client, Host, faked_settings
 from tests.fakes.workers import PlacesOfReads
 from wheel.keys import Key
@@ -557,3 +560,37 @@ async def test_outcomes_that_the_disk_cannot_read_at_the_end_of_a_day_move_to_it
     await host.until(lambda: len(host.fake().stored) == 18, within_ms=120_000)
     await host.settled()
     check_done(host)
+
+
+@pytest.mark.parametrize("file", ["day.log", "0100.log"])
+async def test_moved_outcomes_count_once_where_the_disk_cannot_read_them_for_a_moment_at_a_start(
+    boot: Boot, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = boot(coarse_settings())
+    await host.start()
+    start_ms = await put_far(host, await host.client())
+
+    def crash(_self: DayTable, _start_ms: int) -> None:
+        host.disk.dead = True
+        raise SimulatedCrash("between the outcomes of the minutes and the end of the day")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(DayTable, "drained", crash)
+        host.clock.step(start_ms - HOUR_MS // 2 - host.now_ms)
+        await host.wait_down()
+    host.disk.kill()
+    opened, until_ms = DayTier.open, host.now_ms + 500
+
+    def refuse(operation: str, path: str) -> int:
+        unread = operation == "pread" and path.endswith(f"/{file}") and host.now_ms < until_ms
+        return errno.EIO if unread else 0
+
+    def open_tier(tier: DayTier, *arguments: Any, **rest: Any) -> None:
+        host.disk.refuse = refuse
+        opened(tier, *arguments, **rest)
+
+    monkeypatch.setattr(DayTier, "open", open_tier)
+    await host.start()
+    assert host.died_of is None
+    status = host.check_balance()
+    assert (status["cancelled"], status["deduplicated"]) == (2, 1)

@@ -441,3 +441,55 @@ async def test_a_disk_that_reads_nothing_for_a_moment_at_a_start_loses_no_messag
     got = [message["body"][:1].decode() for message in await (await host.client()).pull()]
     assert sorted(got) == list("0123456789")
     host.check_balance(pending=0)
+
+
+async def test_a_start_cuts_off_no_message_whose_header_the_disk_cannot_read_for_a_moment(boot: Boot) -> None:
+    host = boot(small_settings(storage={"checkpoint_interval_ms": 1 << 40}))
+    await host.start()
+    client = await host.client()
+    for body in ("0", "1", "2"):
+        start = host.server.parts.positions.durable.value
+        await client.put(body + "x" * 9_000, host.now_ms + 2_000)
+    base, segment = host.server.parts.files.log.locate(start)
+    await host.kill()
+    host.disk.unreadable[segment.path] = [(start - base, start - base + 8)]
+    host.begin()
+    await host.sleep_ms(500)
+    host.disk.unreadable.clear()
+    await host.until(lambda: host.server.readiness.ready)
+    await host.sleep_ms(5_000)
+    got = [message["body"][:1].decode() for message in await (await host.client()).pull()]
+    assert sorted(got) == ["0", "1", "2"]
+    host.check_balance(pending=0)
+
+
+@pytest.mark.parametrize("part", ["/schedule_log/", "/dispatch_log/", "/ledger.log", "/checkpoint"])
+async def test_files_that_the_disk_cannot_read_for_a_moment_at_a_start_are_counted_whole(boot: Boot, part: str) -> None:
+    host = boot(faked_settings(storage={"checkpoint_interval_ms": 1 << 40, "retention_ms": 60_000}))
+    await host.start()
+    client = await host.client()
+    for number in range(4):
+        await client.put(f"gone {number}", host.now_ms + 1_000)
+    await host.sleep_ms(3_000)
+    host.clock.step(300_000)
+    await host.until(lambda: len(host.server.parts.files.ledger) == 1, within_ms=20_000)
+    due_ms = (host.now_ms // 60_000 + 1) * 60_000
+    for number in range(4):
+        receipt = (await client.put(f"{number}" + "x" * 5_000, due_ms + number * 20_000))["receipt"]
+        await host.settled()
+    await client.cancel(receipt)
+    host.clock.step(due_ms - host.now_ms)
+    await host.until(lambda: host.fake().texts[-1].startswith("0"))
+    await host.settled()
+    await host.kill()
+    until_ms = host.now_ms + 500
+    host.disk.refuse = lambda operation, path: (
+        errno.EIO if operation == "pread" and part in path and host.now_ms < until_ms else 0
+    )
+    await host.start()
+    assert host.died_of is None
+    assert host.check_balance(pending=2)["accepted"] == 8
+    await host.sleep_ms(70_000)
+    assert [text[:6] for text in host.fake().texts].count("gone 0") == 1
+    assert sorted(text[0] for text in host.fake().texts if text[0] != "g") == ["0", "1", "2"]
+    assert host.check_balance(pending=0)["cancelled"] == 1
