@@ -282,7 +282,8 @@ class Decided:
     async def pinned(self, key: DispatchKey) -> AsyncIterator[OutcomeIndex]:
         """Sequences with an outcome in this file, those not written yet included; kept up until the block ends.
 
-        Raises CorruptionError where the file is damaged: no part may take its messages for undecided then."""
+        Raises CorruptionError where the file is damaged, or of another server: no part may take its messages for undecided
+        then."""
         self._pins[key] = self._pins.get(key, 0) + 1
         try:
             while key not in self._indexes:
@@ -331,6 +332,10 @@ class Decided:
             for part in captured:
                 index.add(part.sequence, part.outcome)
             self._indexes[key] = index
+        except FormatError as error:
+            damage = CorruptionError(error.path, 0, error.detail)
+            self._damage.report(damage)
+            raise damage from error
         except CorruptionError as error:
             self._damage.report(error)
             raise

@@ -11,7 +11,7 @@ from delayserver.protocol.outcomes import Outcome
 from delayserver.replay.placing import Round
 from store.records.batches import OutcomeBatch
 from store.records.record import HEADER_BYTES, decode_header
-from store.records.segment import FILE_HEADER_BYTES
+from store.records.segment import FILE_DISPATCH, FILE_HEADER_BYTES, FileHeader
 from tests.fakes.host import Host, faked_settings
 
 Boot = Callable[..., Host]
@@ -282,3 +282,23 @@ async def test_a_message_in_memory_is_not_rescheduled_from_its_damaged_record_an
     status = await client.status()
     assert any(path in text for text in status["corruption"])
     assert not status["errors"].get("internal_error")
+
+
+async def test_outcomes_of_another_server_hold_back_their_window_and_end_no_server(boot: Boot) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    client = await host.client()
+    start_ms = (host.now_ms // 60_000 + 1) * 60_000
+    await client.put("done", start_ms + 10_000)
+    await client.put("held back", start_ms + 50_000)
+    await client.put("later", start_ms + 70_000)
+    host.clock.step(start_ms + 15_000 - host.now_ms)
+    await host.until(lambda: host.fake().texts == ["done"])
+    await host.stop()
+    path = only_file(host, "dispatch_log")
+    host.disk.overwrite(path, 0, FileHeader(FILE_DISPATCH, 99, start_ms, 60_000).encode())
+    await host.start()
+    await host.sleep_ms(70_000)
+    assert host.died_of is None, host.died_of
+    assert host.fake().texts == ["done", "later"]
+    assert any(path in text for text in host.status()["corruption"])
