@@ -48,7 +48,7 @@ STEP_US_MAX = 20_000
 WHOLE_ROWS_MAX = 1 << 17
 # A step of the clock or a resume makes a day near at once, and what is overdue then is to leave within a second.
 CHECK_INTERVAL_MS = 500
-# Rows of a day that the disk cannot read are passed over when they have failed some times and the day starts within this
+# Rows of a day that the disk cannot read are passed over when they have failed for a minute and the day starts within this
 # time. Before that the day waits for the disk: the file of a minute takes no rows before its last one.
 LAST_WAIT_MS = 600_000
 DRAIN_TRIES = PATIENCE_MS // CHECK_INTERVAL_MS
@@ -224,7 +224,9 @@ class DayTier:
         fine_until_ms = self.fine_until_ms()
         near = [start for start in starts if self._days.fine_until_ms <= start < fine_until_ms]
         near = [start for start in near if not self._may_stay_whole(start)]
-        # Read in threads, before the step that seals: from that step on each question about the days needs them.
+        # Read in threads, before the step that seals: from that step on each question about the days needs them. What is not
+        # written before that would make this step read the file.
+        await self._decided.all_written()
         indexes: dict[int, tuple[OutcomeIndex, int]] = {}
         refused: dict[int, DiskError] = {}
         for start in near:

@@ -15,9 +15,9 @@ from delayserver.replay.day_tier import DayTier
 from delayserver.replay.placing import Round
 from delayserver.server.delay_server import DelayServer
 from store.failed_reads import PATIENCE_MS
-from store.logs.dispatch_log import DispatchKey
+from store.logs.dispatch_log import DispatchKey, DispatchLog
 from store.logs.schedule_log import Source
-from store.records.batches import MessageBatch
+from store.records.batches import MessageBatch, OutcomeBatch
 from store.records.file_header import FILE_HEADER_BYTES
 from store.records.record import HEADER_BYTES, decode_header
 from store.tables.days import DayTable
@@ -594,3 +594,45 @@ async def test_moved_outcomes_count_once_where_the_disk_cannot_read_them_for_a_m
     assert host.died_of is None
     status = host.check_balance()
     assert (status["cancelled"], status["deduplicated"]) == (2, 1)
+
+
+async def test_an_outcome_that_is_not_written_yet_makes_no_long_read_on_the_event_loop_when_a_day_is_sealed(
+    boot: Boot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = boot(coarse_settings())
+    await host.start()
+    start_ms = await put_far(host, await host.client())
+    client = await host.client()
+    receipt = (await client.put("last", start_ms + 2 * HOUR_MS))["receipt"]
+    await host.settled()
+    sealing = trio.Event()
+    beside: list[str] = []
+    rows_on_loop: list[int] = []
+    outcomes = DispatchLog.outcomes
+
+    async def slowly(name: str, work: Callable[[], Any]) -> Any:
+        if name == "write":
+            with trio.move_on_after(1):
+                await sealing.wait()
+        beside.append(name)
+        try:
+            return work()
+        finally:
+            beside.pop()
+            if name == "_index_up_to":
+                sealing.set()
+                await host.sleep_ms(100)
+
+    def read(log: DispatchLog, key: DispatchKey, *arguments: Any, **rest: Any) -> OutcomeBatch:
+        found = outcomes(log, key, *arguments, **rest)
+        if key.coarse and not beside:
+            rows_on_loop.append(len(found))
+        return found
+
+    monkeypatch.setattr(DispatchLog, "outcomes", read)
+    host.workers.around = slowly
+    assert await client.cancel(receipt) == ["cancelled"]
+    host.clock.step(start_ms - HOUR_MS // 2 - host.now_ms)
+    await host.sleep_ms(40_000)
+    assert sealing.is_set() and not rows_on_loop
+    assert host.check_balance()["cancelled"] == 3
