@@ -17,7 +17,7 @@ from store.disk.filesystem import FileSystem
 from store.errors import CorruptionError, FormatError
 from store.logs.next_segment import NEXT_NAME
 from store.records.record import ALIGN
-from store.records.segment import FILE_HEADER_BYTES, Damage, ScanReport, Segment, is_unfinished
+from store.records.segment import FILE_HEADER_BYTES, Damage, FileHeader, ScanReport, Segment, is_unfinished
 
 _NAME = re.compile(r"\d{20}\.log")
 
@@ -102,8 +102,10 @@ class Opening:
         try:
             segment = Segment.open(self.fs, path, self.kind, self.server_id)
         except CorruptionError as error:
-            self._damaged(path, Damage(0, self.fs.size(path), error.detail, error.errno))
-            return
+            # The name says where the records belong, and each has a checksum.
+            self._damaged(path, Damage(0, FILE_HEADER_BYTES, error.detail, error.errno))
+            file = self.fs.open(path)
+            segment = Segment(file, FileHeader(self.kind, self.server_id, base), max(FILE_HEADER_BYTES, file.size()))
         if segment.header.base != base:
             segment.close()
             raise FormatError(path, f"its header says that it starts at {segment.header.base}: give it its name back")
@@ -146,10 +148,7 @@ class Opening:
             if self._valid_to:
                 self._damaged(self.directory, Damage(0, self._valid_to, "all segments are missing"))
             return _aligned(self._valid_to)
-        last = bases[-1]
-        if self.table.bases[-1:] != (last,):  # its file header can't be read
-            return _aligned(max(self._valid_to, last + self.fs.size(self._path(last))))
-        if last + self.table.segments[-1].end < self._valid_to:
+        if bases[-1] + self.table.segments[-1].end < self._valid_to:
             return _aligned(self._valid_to)
         return None
 

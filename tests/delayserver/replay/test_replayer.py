@@ -294,6 +294,27 @@ async def test_messages_of_a_log_that_the_disk_cannot_read_for_long_are_replayed
     host.check_balance(pending=0)
 
 
+@pytest.mark.parametrize("offset", [3, 20, 41])
+async def test_messages_of_a_segment_with_a_damaged_file_header_are_replayed(boot: Boot, offset: int) -> None:
+    host = boot(faked_settings(storage=RARE_CHECKPOINTS))
+    await host.start()
+    client = await host.client()
+    for number in range(3):
+        await client.put(str(number), host.now_ms + 5_000 + number)
+    await host.kill()
+    (path,) = host.disk.files("/data/message_log/0")
+    host.disk.flip_bit(path, offset)
+    for number in range(3, 5):
+        await host.start()
+        assert host.died_of is None
+        await (await host.client()).put(str(number), host.now_ms + 5_000)
+        await host.kill()
+    await host.start()
+    await host.sleep_ms(10_000)
+    assert sorted(host.fake().texts) == ["0", "1", "2", "3", "4"]
+    assert any(path in text for text in host.check_balance(pending=0)["corruption"])
+
+
 async def test_the_replay_goes_around_a_bad_sector_of_the_log(boot: Boot) -> None:
     host = boot(faked_settings(storage=RARE_CHECKPOINTS))
     await host.start()

@@ -181,23 +181,40 @@ def test_a_log_that_lost_its_end_goes_on_behind_the_checkpoint_and_uses_no_offse
     assert log.damages and log.end >= valid_to
 
 
-def test_a_corrupt_file_header_takes_only_its_own_segment() -> None:
-    for index in (0, 1, -1):
-        fs = FakeDisk()
-        log = opened(fs)
-        fill(log, 30)
-        base, end, path = log.segments()[index]
-        before = log.end
-        fs.flip_bit(path, 20)
+@pytest.mark.parametrize("index", [0, 1, -1])
+@pytest.mark.parametrize("offset", [3, 20, 41, 50])
+def test_the_records_behind_a_corrupt_file_header_are_read_all_the_same(index: int, offset: int) -> None:
+    fs = FakeDisk()
+    log = opened(fs)
+    fill(log, 30)
+    _, _, path = log.segments()[index]
+    fs.flip_bit(path, offset)
+    for number in range(31, 33):
         fs.kill()
         log = opened(fs)
-        assert path in {found.path for found in log.damages}
-        assert path in fs.files()
-        new = log.append([batch(31)])[0]
-        assert new.start >= before
+        assert [(found.path, found.damage.start, found.damage.stop) for found in log.damages] == [(path, 0, 64)]
+        assert sequences(log) == list(range(1, number))
+        log.append([batch(number)])
         log.sync()
-        assert sequences(log, new.start) == [31]
-        del base, end
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_segment_that_is_cut_within_its_file_header_takes_only_its_own_records(index: int) -> None:
+    fs = FakeDisk()
+    log = opened(fs)
+    starts = fill(log, 30)
+    base, _, path = log.segments()[index]
+    following = log.segments()[index + 1][0]
+    fs.open(path).truncate(20)
+    fs.kill()
+    log = opened(fs)
+    assert path in {found.path for found in log.damages}
+    log.append([batch(31)])
+    log.sync()
+    assert sequences(log, following) == [
+        number for number in range(1, 32) if number == 31 or starts[number - 1] > following
+    ]
+    assert log.skip_damage(base) == following
 
 
 def test_a_renamed_segment_and_one_of_another_server_or_kind_are_refused() -> None:
