@@ -270,6 +270,7 @@ class PullService:
         self._leave_line(actor)
         actor.suspend(actor.reading or self._reads.reading())
         assert actor.reading is not None
+        actor.reading.used(plan.kind)  # a pull takes one record after the other
         self._reads.begin(plan, actor.reading, partial(self._resume, actor))
 
     def _resume(self, actor: PullActor) -> None:

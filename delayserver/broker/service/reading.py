@@ -1,7 +1,8 @@
 """Runs the read plans of the broker's core in worker threads, so that the event loop never waits for the disk.
 
 Reads run a few at a time, in the order in which they were asked for. A caller has at most one in line, so the line is
-fair between callers. Callers that need the same bytes share one read.
+fair between callers. A call that holds results of earlier reads goes first, so that it frees them. Callers that need the
+same bytes share one read.
 """
 
 from __future__ import annotations
@@ -40,6 +41,16 @@ class Reading:
         self._held.append(plan)
         if len(self._held) > HELD_PER_CALL:
             self._release(self._held.popleft())
+
+    def used(self, kind: str) -> None:
+        """The call needs no result of this kind any more."""
+        for plan in [plan for plan in self._held if plan.kind == kind]:
+            self._held.remove(plan)
+            self._release(plan)
+
+    def __len__(self) -> int:
+        """How many results it holds, those of reads under way included."""
+        return len(self._held)
 
     def release(self) -> None:
         """The call is over."""
@@ -109,10 +120,14 @@ class BrokerReads:
             then()
             return
         chosen, new = self._reads.begin(plan)
+        goes_on = len(reading) > 0
         reading.hold(chosen)
         self._then.setdefault(chosen, []).append(then)
         if new:
-            self._line.append(chosen)
+            if goes_on:
+                self._line.appendleft(chosen)
+            else:
+                self._line.append(chosen)
             self._idle.unpark()
 
     def ahead(self, plan: ReadPlan) -> None:
@@ -141,7 +156,9 @@ class BrokerReads:
             self._idle.unpark()
 
     def _may_begin(self) -> bool:
-        return len(self._line) > 0 and self._running_bytes + self._reads.held_bytes <= BYTES_MAX
+        """Whether the next read may begin. One always may: the calls that hold results can wait for reads themselves."""
+        in_bounds = not self._running or self._running_bytes + self._reads.held_bytes <= BYTES_MAX
+        return len(self._line) > 0 and in_bounds
 
     async def _read_all(self) -> None:
         while True:

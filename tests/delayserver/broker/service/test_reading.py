@@ -14,6 +14,7 @@ import trio.testing
 from trio.testing import MockClock
 
 from delayserver.broker.actions.delivering import DUPLICATE, STORED
+from delayserver.broker.filters.filter import Filter
 from delayserver.broker.limits import BrokerLimits
 from delayserver.broker.service.broker import Broker
 from delayserver.broker.service.commit import BrokerCommit
@@ -37,6 +38,7 @@ LIMITS = BrokerLimits(
 )
 # Room in the cache for nothing: a result lives only as long as it is held.
 NO_CACHE = replace(LIMITS, cache_bytes_max=0)
+ROOMY = BrokerLimits(segment_bytes=1 << 20, queue_segment_bytes=1 << 20)
 
 
 class SlowNode:
@@ -375,3 +377,28 @@ async def test_a_row_of_a_group_reads_its_oldest_message_beside_the_event_loop(
     row = await node.reads.answer(partial(node.broker.group_row, (SUBJECT, GROUP)))
     assert row is not None
     assert (row.lag, row.oldest_ms) == (100, 0)
+
+
+async def test_many_groups_whose_filters_want_nothing_of_a_long_cold_backlog_come_to_its_end(
+    start: Start, autojump_clock: MockClock
+) -> None:
+    """Each holds the result of a read while it waits for its next one. Together they may hold more than the bound."""
+    disk = FakeDisk()
+    broker = Broker.open(disk, "/data/broker", SERVER, 0, ROOMY)
+    for number in range(1, 601):
+        broker.deliver(messages(number, 1).with_columns(tag=np.full(1, 1 + (number == 600), np.uint32)), 0)
+    broker.close()
+    disk.kill()
+    node = start(disk, ROOMY)
+    for group in range(12):
+        node.broker.use_filter(SUBJECT, GROUP + group, Filter([2], None))
+    found: list[list[int]] = []
+
+    async def consume(group: int) -> None:
+        found.append(await node.pull(group=group))
+
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            for group in range(12):
+                nursery.start_soon(consume, GROUP + group)
+    assert found == [[600]] * 12
