@@ -241,6 +241,8 @@ class Retries:
     def _ended(self, key: GroupKey, found: Found, moment: _Moment) -> Steps[RetryBatch]:
         """Gather a group's ended leases. Meanwhile no other leases of the group end."""
         try:
+            if key not in self._state.groups:  # it was removed before this began
+                return RetryBatch(*key, None, (), ())
             return (yield from self._batch(key, found, moment, 0))
         finally:
             self._ending.discard(key)

@@ -402,3 +402,17 @@ async def test_many_groups_whose_filters_want_nothing_of_a_long_cold_backlog_com
             for group in range(12):
                 nursery.start_soon(consume, GROUP + group)
     assert found == [[600]] * 12
+
+
+async def test_a_group_that_is_removed_before_its_ended_leases_are_gathered_has_none(
+    start: Start, autojump_clock: MockClock
+) -> None:
+    node = start(backlog(10))
+    assert await node.pull()
+    end_us = (node.broker.next_lease_deadline_us() or 0) + 1
+    (call,) = node.broker.expired_leases(end_us, end_us, 100)
+    node.broker.positions.remove((SUBJECT, GROUP))
+    batch = await node.reads.finish(call)
+    assert (len(batch), batch.given_up) == (0, None)
+    node.broker.settle_retry(batch)
+    assert await node.pull() == list(range(1, 11)), "a pull makes the group anew"
