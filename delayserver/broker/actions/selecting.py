@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 
 import numpy as np
@@ -102,6 +103,12 @@ class Selecting:
         while self._kept_bytes > _KEPT_BYTES_MAX and len(self._kept) > 1:
             self.forget(next(iter(self._kept)))
 
+    def _read(self, key: GroupKey, found: dict[tuple[GroupKey, Filter, int], Selection]) -> None:
+        """A plan has made a selection. It is kept for the next pull, which may come later: the plan may have run ahead."""
+        for selection in found.values():
+            self.forget(key)
+            self._keep(key, selection)
+
     def _made(
         self, key: GroupKey, wanted: Filter, queue: ConsumeQueue, span: tuple[int, int], budget: PullBudget
     ) -> Selection | None:
@@ -149,7 +156,8 @@ class Selecting:
             return {(key, wanted, span[0]): gathering.selection()}
 
         reach = (found[0][0].store_offset, found[-1][0].store_offset + 1)
-        return ReadPlan(SELECTED, (key, wanted, span[0]), reach, self._state.limits.pull_bytes_max, look, _nothing)
+        put = partial(self._read, key)
+        return ReadPlan(SELECTED, (key, wanted, span[0]), reach, self._state.limits.pull_bytes_max, look, put)
 
     def _plan(
         self, key: GroupKey, wanted: Filter, runs: list[Run], span: tuple[int, int], most: tuple[int, int]
@@ -170,11 +178,7 @@ class Selecting:
             return {(key, wanted, span[0]): gathering.selection()}
 
         reach = (runs[0].store_offset, runs[-1].store_offset + 1)
-        return ReadPlan(SELECTED, (key, wanted, span[0]), reach, bytes_max, read, _nothing)
-
-
-def _nothing(found: object) -> None:
-    """A selection is held by the plan until the pull took it."""
+        return ReadPlan(SELECTED, (key, wanted, span[0]), reach, bytes_max, read, partial(self._read, key))
 
 
 def _take_batch(gathering: _Gathering, run: Run, batch: StoredBatch) -> bool:

@@ -416,3 +416,23 @@ async def test_a_group_that_is_removed_before_its_ended_leases_are_gathered_has_
     assert (len(batch), batch.given_up) == (0, None)
     node.broker.settle_retry(batch)
     assert await node.pull() == list(range(1, 11)), "a pull makes the group anew"
+
+
+async def test_what_is_read_ahead_for_a_group_with_a_filter_is_read_once(
+    start: Start, autojump_clock: MockClock
+) -> None:
+    disk = FakeDisk()
+    broker = Broker.open(disk, "/data/broker", SERVER, 0, ROOMY)
+    for number in range(1, 601):
+        tag = np.full(1, 1 + (number % 50 == 0), np.uint32)
+        broker.deliver(messages(number, 1).with_columns(tag=tag), 0)
+    broker.close()
+    disk.kill()
+    node = start(disk, ROOMY)
+    node.broker.use_filter(SUBJECT, GROUP, Filter([2], None))
+    got: list[int] = []
+    while found := await node.pull(count=10, wait_ms=0):
+        got += found
+        await trio.sleep(2 * READ_S)  # the consumer handles them
+    assert got == list(range(50, 601, 50))
+    assert node.reads_begun == 3, "a read looks at 256 records at most"
