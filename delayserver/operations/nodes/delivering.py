@@ -20,7 +20,7 @@ from delayserver.protocol.outcomes import DeliverOutcome
 from delayserver.receive.group_commit import GroupCommit
 from delayserver.receive.intake import Intake, is_tag
 from delayserver.runtime.clock import Clock
-from store.errors import DiskFullError, StoreError
+from store.errors import DiskFullError, StoreError, UnreadableError
 from store.records.batches import I64, U8, U32, U64, StoredBatch
 from store.records.message_rows import order_key_columns
 from store.tables.names import CONSUMER_GROUP, SUBJECT, TAG
@@ -143,6 +143,8 @@ class Delivering:
             yield
         except DiskFullError as error:
             raise DiskFull(str(error), retry_after_ms=1000) from error
+        except UnreadableError:  # of what was stored before: nothing is stored now, and the disk may read it later
+            raise
         except StoreError as error:  # the server ends, as after a failure of its own deliveries; a restart recovers
             failed = StorageFailed(str(error))
             self._pipeline.storage_failed(failed)

@@ -214,6 +214,24 @@ async def test_which_windows_are_complete_is_asked_when_there_is_a_connection(
     assert nothing.cancelled_caught, "of no window there is nothing to say"
 
 
+async def test_a_node_whose_disk_cannot_read_what_it_has_goes_on_and_decides_a_repetition_later(boot: Boot) -> None:
+    """A node that ended would end again after its next start, because the server repeats what it does not know."""
+    node = boot(name="node", role=BROKER)
+    await node.start()
+    client = await node.client()
+    good = delivery(node.now_ms, 7, uncertain=False)
+    await client.request("deliver", good)
+    (path,) = [path for path in node.disk.files("/data/") if "/broker/store/" in path]
+    node.disk.unreadable[path] = [(64, 80)]
+    assert await client.refused("deliver", good | {"uncertain": True}) == "storage_failed"
+    await node.sleep_ms(1_000)
+    assert node.died_of is None
+    node.disk.unreadable.clear()
+    outcome = (await client.request("deliver", good | {"uncertain": True}))["outcome"]
+    assert unpack_column(outcome, 2, U8, "outcome").tolist() == [2, 2]
+    assert len(await client.pull()) == 2
+
+
 async def test_a_repeated_deliver_is_recognised_and_a_malformed_one_refused(boot: Boot) -> None:
     node = boot(name="node", role=BROKER)
     await node.start()
