@@ -76,11 +76,12 @@ class ConsumingHandlers:
             arguments.get("deadline_ms"),  # the connection has checked it
         )
         acks = None if ack is None else _deliveries(ack)
+        broadcast = boolean(arguments, "broadcast")
         waiting = trio.CancelScope()
         if pull.wait_ms:
             # Entered before the task begins, so that a `cancel_wait` right behind the pull finds it.
             self._waits[connection.peer.number, request.id] = waiting
-        if boolean(arguments, "broadcast"):
+        if broadcast:
             return self._broadcast(connection, request.id, columns, pull, waiting)
         return self._pull(connection, request.id, columns, pull, acks, waiting)
 

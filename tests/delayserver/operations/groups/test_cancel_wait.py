@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from delayserver.protocol.errors import InvalidArgument
 from delayserver.protocol.frames import encode_request
 from tests.fakes.host import Client, Host, small_settings
 
@@ -69,4 +70,12 @@ async def test_only_the_waits_of_its_own_connection_are_ended(boot: Boot) -> Non
     await other.put("m", host.now_ms)
     assert len((await client.reply(number))["messages"]) == 1
     await host.sleep_ms(10)
+    assert not (await client.request("cancel_wait", {"id": number}))["ended"]
+
+
+async def test_a_pull_that_was_refused_waits_for_nothing(boot: Boot) -> None:
+    _, client = await ready(boot, True)
+    number = await client.ask("pull", PULL | {"broadcast": "yes"})
+    with pytest.raises(InvalidArgument):
+        await client.reply(number)
     assert not (await client.request("cancel_wait", {"id": number}))["ended"]
