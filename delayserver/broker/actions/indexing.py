@@ -25,8 +25,8 @@ KEYS_PROPERTY = "keys"
 
 # Ids, ids that follow from the sequence, and keys share one index: each kind has hashes of its own.
 _ID, _DERIVED, _KEY = (np.uint64(salt) for salt in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9))
-# How msgpack writes the name of the property: blobs without it are not unpacked.
-_PACKED_NAME = msgpack.packb(KEYS_PROPERTY)
+# Blobs without the name of the property are not unpacked. msgpack has several forms for its length.
+_NAME = KEYS_PROPERTY.encode()
 
 
 # The records of a step of work: about 3 ms.
@@ -130,12 +130,12 @@ def _key_rows(records: Sequence[StoredRecord]) -> IndexRows:
 def _keys(batch: StoredBatch) -> Iterator[tuple[int, bytes]]:
     """(row, key) of each key in a batch."""
     blob = bytes(batch.properties)
-    if _PACKED_NAME not in blob:
+    if _NAME not in blob:
         return
     offsets = ragged_offsets(batch.properties_length).tolist()
     for row in range(len(batch)):
         properties = blob[offsets[row] : offsets[row + 1]]
-        if _PACKED_NAME in properties:
+        if _NAME in properties:
             yield from ((row, key) for key in keys_of(properties))
 
 

@@ -37,7 +37,7 @@ class FindingHandlers:
             raise InvalidArgument("give either message_id or key, not both")
         if message_id is None and key is None and subject is None:
             raise InvalidArgument("give message_id, key, or subject (with from_ms and to_ms)")
-        if key is not None and len(key.split()) != 1:
+        if key is not None and key.encode().split() != [key.encode()]:
             raise InvalidArgument("a key is one word: a message with several keys is found by each of them")
         search = Search(
             message_id,

@@ -127,6 +127,19 @@ def test_a_page_ends_at_its_bytes_within_a_record_and_counts_properties_too() ->
     assert found == list(range(1, 401))
 
 
+@pytest.mark.parametrize("name", [b"\xa4keys", b"\xd9\x04keys", b"\xda\x00\x04keys", b"\xdb\x00\x00\x00\x04keys"])
+@pytest.mark.parametrize("indexed", [True, False])
+def test_a_key_is_found_however_a_client_packs_the_name_of_the_property(name: bytes, indexed: bool) -> None:
+    broker = open_broker(FakeDisk())
+    properties = b"\x81" + name + b"\xa1k"
+    for first in range(1, 400, 10):
+        batch = batch_of(first, [""] * 10).with_columns(properties_length=np.full(10, len(properties), np.uint32))
+        broker.deliver(replace(batch, properties=10 * properties), False, NOW_US)
+    if indexed:
+        assert make_indexes(broker) > 2
+    assert find(broker, key=b"k") == list(range(1, 401))
+
+
 def test_a_message_without_an_id_is_found_by_its_derived_id() -> None:
     broker = filled(FakeDisk())
     for number in (7, 147, 399 // 7 * 7):

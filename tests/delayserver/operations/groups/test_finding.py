@@ -151,3 +151,15 @@ async def test_a_page_of_large_properties_fits_into_a_frame(boot: Boot) -> None:
     await host.sleep_ms(1000)
     found = await ask(client, key="all")
     assert sorted(message["message_id"] for message in found) == sorted(f"o-{number}" for number in range(1_100))
+
+
+async def test_a_key_has_any_characters_but_spaces_between_words(boot: Boot) -> None:
+    host = boot(small_settings())
+    await host.start()
+    client = await host.client()
+    key = "5\u00a0kg\u3000Tee"
+    await client.send({"subject": "s", "body": "m", "delay_ms": 1, "properties": {"keys": f"other {key}"}})
+    await host.sleep_ms(100)
+    assert [message["body"] for message in await ask(client, key=key)] == [b"m"]
+    with pytest.raises(InvalidArgument):  # no word has a space, so none would be found
+        await client.request("find", {"key": "other "})
