@@ -29,6 +29,8 @@ GIVE_WAY_MS = 20
 GIVE_WAY_MS_MAX = 30_000
 # A segment that the disk could not read is tried again after this pause. Each try may read all of it.
 LATER_MS = 600_000
+# A full disk is tried again after this pause. Each try reads the segment before it finds no room.
+FULL_MS = 60_000
 _END = object()
 
 
@@ -56,7 +58,7 @@ class FindService:
         """Make the index of each segment that is sealed, until cancelled. A full disk puts it off, and so does a segment
         that cannot be read: searches do without the index."""
         while True:
-            made = False
+            pause_ms = LOOK_MS
             async with self._lock:
                 plan = self._broker.index_plan(self._put_off())
                 if plan is None:
@@ -65,10 +67,11 @@ class FindService:
                     try:
                         await self._make(plan)
                         self._broker.finish_index(plan.segment.base)
-                        made = True
+                        pause_ms = BETWEEN_MS
                     except FileNotFoundError:  # retention was quicker
                         self._broker.finish_index(plan.segment.base)
                     except DiskFullError as error:
+                        pause_ms = FULL_MS
                         events.info(
                             "index_waits_for_room",
                             "the index of {path} waits for room: {reason}",
@@ -83,7 +86,7 @@ class FindService:
                             path=str(plan.segment.path),
                             reason=str(error),
                         )
-            await self._clock.sleep_ms(BETWEEN_MS if made else LOOK_MS)
+            await self._clock.sleep_ms(pause_ms)
 
     def _put_off(self) -> dict[int, int]:
         """The bases of segments that are not to be tried now, with the time of the next try."""

@@ -13,7 +13,7 @@ from trio.testing import MockClock
 
 from delayserver.broker.actions import indexing
 from delayserver.broker.actions.finding import FindQuery
-from delayserver.broker.service.finding import GIVE_WAY_MS_MAX, LATER_MS, LOOK_MS, REST_SHARE, FindService
+from delayserver.broker.service.finding import FULL_MS, GIVE_WAY_MS_MAX, LATER_MS, LOOK_MS, REST_SHARE, FindService
 from delayserver.runtime.runtime import Runtime
 from tests.delayserver.broker.actions.test_finding import INDEXES, filled
 from tests.delayserver.broker.service.test_pulls import TrioTime
@@ -137,5 +137,21 @@ async def test_a_segment_that_the_disk_refuses_is_indexed_later_and_the_others_n
         assert finding.indexes == finding.sealed - 1, "the server works on without this index"
         finding.disk.refuse = None
         await trio.sleep(0.2 * LATER_MS / 1000)
+        assert finding.indexes == finding.sealed
+        nursery.cancel_scope.cancel()
+
+
+async def test_on_a_full_disk_a_segment_is_read_once_a_minute(autojump_clock: MockClock) -> None:
+    finding = Finding()
+    finding.disk.refuse = lambda name, path: errno.ENOSPC if name == "pwrite" and INDEXES in path else 0
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(finding.service.run)
+        await trio.sleep(1)
+        steps = len(finding.began_s)
+        assert steps > 1 and finding.indexes == 0
+        await trio.sleep(0.8 * FULL_MS / 1000)
+        assert len(finding.began_s) == steps, "the whole segment would be read again for nothing"
+        finding.disk.refuse = None
+        await trio.sleep(2 * FULL_MS / 1000)
         assert finding.indexes == finding.sealed
         nursery.cancel_scope.cancel()
