@@ -68,10 +68,14 @@ class Settlements:
 
     def add(self, handling: Handling, verdict: Verdict) -> None:
         """Settle a delivery soon."""
-        if verdict.reason and verdict not in self._waiting and len(self._waiting) >= KINDS_MAX:
-            verdict = replace(verdict, reason="")
-        self._waiting.setdefault(verdict, []).append(handling)
+        self._waiting.setdefault(self._kind(verdict), []).append(handling)
         self._count += 1
+
+    def _kind(self, verdict: Verdict) -> Verdict:
+        """The verdict, without its reason if there are many kinds."""
+        if verdict.reason and verdict not in self._waiting and len(self._waiting) >= KINDS_MAX:
+            return replace(verdict, reason="")
+        return verdict
 
     def due_s(self, now_s: float) -> float | None:
         """When the next requests leave; None if there is nothing to settle."""
@@ -107,7 +111,8 @@ class Settlements:
         self._not_before_s = now_s + self._pause_s
         kept = [each for each in settlement.handlings if each.lease_ends_s > self._not_before_s]
         if kept:
-            self._waiting[settlement.verdict] = kept + self._waiting.get(settlement.verdict, [])
+            kind = self._kind(settlement.verdict)
+            self._waiting[kind] = kept + self._waiting.get(kind, [])
             self._count += len(kept)
         return [each for each in settlement.handlings if each.lease_ends_s <= self._not_before_s]
 

@@ -112,3 +112,18 @@ def test_reasons_of_nacks_beyond_the_bound_are_left_out_so_that_requests_stay_fe
     assert len(requests) == KINDS_MAX + 1
     assert requests[-1].verdict == NACK and len(requests[-1].handlings) == 10
     line.check_invariants()
+
+
+def test_requests_stay_few_where_those_of_before_failed() -> None:
+    line = Settlements(0.0)
+    for failures in range(3):
+        for number in range(KINDS_MAX):
+            line.add(handled(number), Verdict(ack=False, reason=f"order {failures} {number}"))
+        requests = line.take(10.0 * failures)
+        assert len(requests) <= KINDS_MAX + 1
+        for number in range(KINDS_MAX):
+            line.add(handled(number), Verdict(ack=False, reason=f"meanwhile {failures} {number}"))
+        for request in requests:
+            assert line.failed(request, 10.0 * failures) == []
+        line.check_invariants()
+    assert len(line) == 6 * KINDS_MAX
