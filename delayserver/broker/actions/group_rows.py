@@ -118,5 +118,7 @@ def _due_ms(state: BrokerState, key: QueueKey, cursor: Cursor) -> int | None:
     if queue is None or cursor.committed >= queue.end:
         return None
     run = state.messages.run_at(key, cursor.committed)
+    if run.store_offset < state.files.store.first:  # retention removed it, and the cut of the index rows comes
+        return None
     batch = state.messages.read(run)
     return None if batch is None else int(batch.due_ms[run.row_start + cursor.committed - run.position])

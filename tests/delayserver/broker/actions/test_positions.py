@@ -573,6 +573,16 @@ def test_a_pull_before_the_cut_of_a_block_passes_over_nothing_without_saying_so(
     broker.check_invariants()
 
 
+def test_a_row_of_a_group_before_the_cut_of_a_block_reports_no_damage() -> None:
+    limits = replace(LIMITS, retention_ms=0, lag_bytes_max=2 * 4096, queue_runs_max=20)
+    broker = open_broker(FakeDisk(), limits)
+    fall_behind(broker, 2)
+    assert broker.retire(NOW_US + 1000) and broker.block_cuts()
+    row = broker.group_row(KEY)
+    assert row is not None and row.oldest_ms is None
+    assert broker.damages == []
+
+
 def test_a_group_that_lags_by_time_still_keeps_younger_messages() -> None:
     broker = lagging(FakeDisk(), replace(LIMITS, retention_ms=0, lag_ms_max=5000), 300)
     assert broker.retire(NOW_US + 4_000_000) == []
