@@ -91,6 +91,7 @@ class KnownKeys:
     def __init__(self, rows_max: int) -> None:
         self.rows_max = rows_max
         self._windows: dict[Window, list[I64]] = {}
+        self._rows = 0
         # Keys that were stored while a read of their window was under way.
         self._reading: dict[Window, list[I64]] = {}
 
@@ -103,11 +104,12 @@ class KnownKeys:
             if parts is not None:
                 keys = delivery_keys(batch.sequence, batch.redelivery)
                 parts.append(keys if rows is None else keys[rows])
+                self._rows += len(parts[-1]) if window in self._windows else 0
         self._bound()
 
     def forget(self, window: Window) -> None:
         """Drop the keys of a complete window."""
-        self._windows.pop(window, None)
+        self._rows -= sum(map(len, self._windows.pop(window, ())))
         self._reading.pop(window, None)
 
     def present(self, window: Window, keys: I64) -> NDArray[np.bool_] | None:
@@ -130,13 +132,15 @@ class KnownKeys:
         """The read ended. Caches its keys, i64[n] each; none after an error or if they exceed the bound."""
         since = self._reading.pop(window, None)
         if parts is not None and since is not None:
+            self.forget(window)
             self._windows[window] = parts + since
+            self._rows += sum(map(len, self._windows[window]))
             self._bound()
 
     def _bound(self) -> None:
         """Drop whole windows beyond the bound, the oldest first. The next check of one reads it again."""
-        while sum([len(part) for parts in self._windows.values() for part in parts]) > self.rows_max:
-            del self._windows[next(iter(self._windows))]
+        while self._rows > self.rows_max:
+            self.forget(next(iter(self._windows)))
 
 
 def contains(part: I64, keys: I64) -> NDArray[np.bool_]:
