@@ -23,9 +23,9 @@ from store.failed_reads import FailedReads
 
 T = TypeVar("T")
 
-Steps = Generator["ReadPlan", None, T]
-"""A call of the core that may need several reads. It yields plans, each to be run before the next step, and returns its
-result. `close` gives the call up."""
+Steps = Generator["ReadPlan | None", None, T]
+"""A call of the core that may need several reads. It yields plans, each to be run before the next step, and None between
+steps that are long together. It returns its result. `close` gives the call up."""
 
 # A call may need a block of index rows and then the record that a row points to, so the last two results are held.
 HELD_PER_CALL = 2
@@ -192,6 +192,8 @@ def read_at_once(reads: Reads, call: Steps[T]) -> T:
             except StopIteration as end:
                 result: T = end.value
                 return result
+            if plan is None:
+                continue
             chosen, new = reads.begin(plan)
             assert new, "another read is under way, and its thread would have to be waited for"
             held.append(chosen)

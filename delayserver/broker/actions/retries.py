@@ -34,6 +34,10 @@ Found = tuple[list[Range], list[Range]]
 
 NACKED: Final = "nacked"
 ACK_TIMEOUT: Final = "ack_timeout"
+# Parts of records that are gathered in one step on the event loop, which takes a millisecond or two.
+_STEP_PARTS: Final = 16
+# Parts that are joined in one go.
+_JOINED: Final = 64
 # Reasons of messages that could not be given up on a full disk. Beyond the bound the reason becomes the ended lease.
 _REASONS_KEPT_MAX: Final = 256
 
@@ -345,22 +349,22 @@ class Retries:
         Messages that would come again at or behind their expiry are done. Messages without room on disk wait in their
         place. Those that the disk cannot read stay leased, until so many reads have failed as a pull makes. After
         `attempts_max` attempts (0: without end) a message that has not expired is given up."""
-        queue_key = key if retry else (key[0], 0)
         position, stop = span
-        pauses = self._state.policies.pauses(key)
         while gathered.room > 0:
-            # During a read, retention may remove messages, and an operator may move the group or remove it.
+            if gathered.ends_step():
+                yield None
+            # During a read or a pause, retention may remove messages, and an operator may move the group or remove it.
             left = cursor.retrying.common(position, stop) if position < stop else []
             if not left or not self._is_current(key, retry, cursor):
                 return stop
             position = left[0][0]
-            run = yield from having_read(partial(self._state.messages.run_at, queue_key, position))
+            run = yield from having_read(partial(self._state.messages.run_at, key if retry else (key[0], 0), position))
             count = min(left[0][1], run.position + run.row_count) - position
             try:
                 batch = yield from having_read(partial(self._state.messages.read, run, patient=True))
             except UnreadableError:  # a later read may succeed, as for a pull
-                pause_ms = max(moment.delay_ms or 0, self._state.limits.ack_timeout_ms_default)
-                self._lease_again(key, cursor, (position, position + count), moment.lease_us + pause_ms * 1000)
+                until_us = moment.lease_us + 1000 * max(moment.delay_ms or 0, self._state.limits.ack_timeout_ms_default)
+                self._lease_again(key, cursor, (position, position + count), until_us)
                 continue
             if cursor.retrying.common(position, stop) != left or not self._is_current(key, retry, cursor):
                 continue
@@ -371,7 +375,7 @@ class Retries:
                 part, before = batch.slice(row, row + count), cursor.attempts_before(position, count)
                 positions = np.arange(position, position + count)
                 attempts = attempts_before(part.redelivery) + before + 1
-                due_ms = moment.due_ms(pauses, attempts)
+                due_ms = moment.due_ms(self._state.policies.pauses(key), attempts)
                 last = attempts >= attempts_max if attempts_max else None
                 if last is not None:
                     last &= (part.order_hash == 0) | (self._state.policies.of(key).failed_key != WAIT)
@@ -551,6 +555,8 @@ class _Gathered:
     kept: KeptBytes
     kept_bytes: int = 0
     expired: int = 0
+    looks: int = 0
+    joined: list[StoredBatch] = field(default_factory=list)
     parts: list[StoredBatch] = field(default_factory=list)
     before: list[I64] = field(default_factory=list)
     due_ms: list[I64] = field(default_factory=list)
@@ -559,6 +565,11 @@ class _Gathered:
     dead_attempts: list[I64] = field(default_factory=list)
     dead_places: list[I64] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
+
+    def ends_step(self) -> bool:
+        """Called before each part. Whether those since the last pause are a step of work."""
+        self.looks += 1
+        return self.looks % _STEP_PARTS == 0
 
     def add(self, part: StoredBatch, before: I64, due_ms: I64) -> bool:
         """Gather messages if the group has room on disk for their redeliveries. True if they were gathered."""
@@ -569,6 +580,9 @@ class _Gathered:
         self.kept.begin(COPIES * size)
         self.kept_bytes += COPIES * size
         self.parts.append(part)
+        if len(self.parts) >= _JOINED:
+            self.joined.append(StoredBatch.concatenate(self.parts))
+            self.parts.clear()
         self.before.append(before)
         self.due_ms.append(due_ms)
         return True
@@ -605,9 +619,9 @@ class _Gathered:
         return GivenUp(stored, attempts, places, failures, tuple(main), tuple(retry))
 
     def messages(self, group: int, now_us: int) -> MessageBatch | None:
-        if not self.parts:
+        if not self.before:
             return None
-        return retry_messages(self.parts, self.before, group, np.concatenate(self.due_ms), now_us)
+        return retry_messages([*self.joined, *self.parts], self.before, group, np.concatenate(self.due_ms), now_us)
 
 
 def _size_of(part: StoredBatch) -> int:

@@ -64,6 +64,7 @@ class BrokerReads:
     def __init__(self, reads: Reads, runtime: Runtime) -> None:
         self._reads = reads
         self._workers = runtime.workers
+        self._turns = runtime.turns
         self._line: deque[ReadPlan] = deque()
         self._then: dict[ReadPlan, list[Callable[[], None]]] = {}
         self._idle = trio.lowlevel.ParkingLot()
@@ -86,7 +87,7 @@ class BrokerReads:
                 nursery.start_soon(self._read_all)
 
     async def finish(self, call: Steps[T]) -> T:
-        """Carry a call out, and run the reads that it asks for. Without a read it is done in this step.
+        """Carry a call out, and run the reads that it asks for. Without a read it is done in this step, unless it is long.
 
         Raises the errors of the call, and ShuttingDown. A cancelled call is given up; its read goes on."""
         reading = self.reading()
@@ -97,9 +98,12 @@ class BrokerReads:
                 except StopIteration as end:
                     result: T = end.value
                     return result
-                done = trio.Event()
-                self.begin(plan, reading, done.set)
-                await done.wait()
+                if plan is None:
+                    await self._turns.take()
+                else:
+                    done = trio.Event()
+                    self.begin(plan, reading, done.set)
+                    await done.wait()
                 if self._closed:
                     raise ShuttingDown("the server is stopping", retry_after_ms=1000)
         finally:

@@ -436,3 +436,38 @@ async def test_what_is_read_ahead_for_a_group_with_a_filter_is_read_once(
         await trio.sleep(2 * READ_S)  # the consumer handles them
     assert got == list(range(50, 601, 50))
     assert node.reads_begun == 3, "a read looks at 256 records at most"
+
+
+@pytest.mark.parametrize("removed", [False, True])
+async def test_other_work_comes_between_the_steps_that_gather_many_messages_for_redelivery(
+    start: Start, autojump_clock: MockClock, removed: bool
+) -> None:
+    """Those of a consumer that acked every second message before it died, which are gathered one by one."""
+    node = start(FakeDisk(), ROOMY)
+    for first in range(1, 2001, 100):
+        node.local.deliver(messages(first, 100))
+    leased = await node.lease(2000)
+    node.broker.ack(SUBJECT, GROUP, leased[::2], 0)
+    end_us = (node.broker.next_lease_deadline_us() or 0) + 1
+    (call,) = node.broker.expired_leases(end_us, end_us, 1000)
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            if removed and turns == 20:
+                node.broker.positions.remove((SUBJECT, GROUP))
+            await trio.lowlevel.checkpoint()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(others)
+        batch = await node.reads.finish(call)
+        nursery.cancel_scope.cancel()
+    assert batch.messages is not None
+    if removed:
+        assert turns < 100 and len(batch) < 1000
+    else:
+        assert turns > 100
+        assert batch.messages.origin_sequence.tolist() == list(range(2, 2001, 2))
+    node.broker.settle_retry(batch)
