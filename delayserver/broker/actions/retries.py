@@ -444,12 +444,12 @@ class Retries:
         assert given_up is not None
         key = (batch.subject, batch.group)
         deadline_us = lease_us + self._state.limits.ack_timeout_ms_default * 1000
-        known = [unburied for unburied in self._reasons if not unburied.is_over()]
+        known = dict.fromkeys([unburied for unburied in self._reasons if not unburied.is_over()])
         for retry, ranges in ((False, given_up.main), (True, given_up.retry)):
             cursor = self._state.groups[key].cursor(retry)
             for span, failure in given_up.failures_of(retry):
-                parts = [_Unburied(cursor, cursor.moves, part, failure) for part in cursor.retrying.common(*span)]
-                known += [part for part in parts if part not in known]
+                parts = cursor.retrying.common(*span)
+                known |= dict.fromkeys([_Unburied(cursor, cursor.moves, part, failure) for part in parts])
             for start, stop in ranges:
                 cursor.abandon(start, stop, deadline_us)
                 self._state.deadlines.note(key, deadline_us)

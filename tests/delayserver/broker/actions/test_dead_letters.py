@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from random import Random
 
@@ -356,3 +357,18 @@ def test_a_seek_or_a_removal_during_a_read_gives_up_nothing_that_it_moved() -> N
         assert batch.given_up is None, "what was gathered before the read was moved"
         broker.check_invariants()
         assert letters(broker) == [] and len(drain(broker)) == 200
+
+
+def test_letters_without_room_of_scattered_messages_are_noted_at_the_cost_of_each() -> None:
+    broker = with_policy(FakeDisk(), limits=BrokerLimits())
+    for first in range(1, 8001, 1000):
+        broker.deliver(messages(first, 1000), False, NOW_US)
+    pulled = broker.pull(SUBJECT, GROUP, 8000, 1 << 30, NOW_US, NOW_US)
+    assert pulled is not None and len(pulled) == 8000
+    broker.ack(SUBJECT, GROUP, pulled.delivery[::2], NOW_US)
+    batch = broker.nack(SUBJECT, GROUP, pulled.delivery[1::2], 0, NOW_US, NOW_US, Failure(NACKED, "no"))
+    began = time.process_time()
+    broker.keep_unburied(batch, NOW_US)
+    assert time.process_time() - began < 1.5
+    assert broker.leased(SUBJECT, GROUP) == 4000
+    broker.check_invariants()
