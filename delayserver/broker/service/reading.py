@@ -1,8 +1,8 @@
 """Runs the read plans of the broker's core in worker threads, so that the event loop never waits for the disk.
 
 Reads run a few at a time, in the order in which they were asked for. A caller has at most one in line, so the line is
-fair between callers. A call that holds results of earlier reads goes first, so that it frees them. Callers that need the
-same bytes share one read.
+fair between callers. Callers that need the same bytes share one read. While the results that calls hold take too much,
+one read runs at a time, and calls that hold results go first, so that they free them.
 """
 
 from __future__ import annotations
@@ -66,6 +66,8 @@ class BrokerReads:
         self._workers = runtime.workers
         self._turns = runtime.turns
         self._line: deque[ReadPlan] = deque()
+        # Those in line for whose calls a result is held.
+        self._goes_on: set[ReadPlan] = set()
         self._then: dict[ReadPlan, list[Callable[[], None]]] = {}
         self._idle = trio.lowlevel.ParkingLot()
         self._closed = False
@@ -124,14 +126,12 @@ class BrokerReads:
             then()
             return
         chosen, new = self._reads.begin(plan)
-        goes_on = len(reading) > 0
+        if len(reading) > 0:
+            self._goes_on.add(chosen)
         reading.hold(chosen)
         self._then.setdefault(chosen, []).append(then)
         if new:
-            if goes_on:
-                self._line.appendleft(chosen)
-            else:
-                self._line.append(chosen)
+            self._line.append(chosen)
             self._idle.unpark()
 
     def ahead(self, plan: ReadPlan) -> None:
@@ -155,20 +155,32 @@ class BrokerReads:
         if not self._reads.wanted(plan) and plan in self._line:
             self._line.remove(plan)
             self._reads.give_up(plan)
+            self._goes_on.discard(plan)
             del self._then[plan]
         if self._may_begin():
             self._idle.unpark()
 
     def _may_begin(self) -> bool:
         """Whether the next read may begin. One always may: the calls that hold results can wait for reads themselves."""
-        in_bounds = not self._running or self._running_bytes + self._reads.held_bytes <= BYTES_MAX
-        return len(self._line) > 0 and in_bounds
+        return len(self._line) > 0 and (not self._running or self._in_bounds)
+
+    @property
+    def _in_bounds(self) -> bool:
+        return self._running_bytes + self._reads.held_bytes <= BYTES_MAX
+
+    def _take(self) -> ReadPlan:
+        """Take the next read out of the line."""
+        plan = self._line[0]
+        if not self._in_bounds:
+            plan = next((each for each in self._line if each in self._goes_on), plan)
+        self._line.remove(plan)
+        return plan
 
     async def _read_all(self) -> None:
         while True:
             while not self._may_begin():
                 await self._idle.park()
-            plan = self._line.popleft()
+            plan = self._take()
             self._running += 1
             self._running_bytes += plan.size_bytes
             try:
@@ -183,5 +195,6 @@ class BrokerReads:
                 self._ended.set()
 
     def _go_on(self, plan: ReadPlan) -> None:
+        self._goes_on.discard(plan)
         for then in self._then.pop(plan):
             then()

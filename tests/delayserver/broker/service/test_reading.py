@@ -16,6 +16,7 @@ from trio.testing import MockClock
 from delayserver.broker.actions.delivering import DUPLICATE, STORED
 from delayserver.broker.filters.filter import Filter
 from delayserver.broker.limits import BrokerLimits
+from delayserver.broker.service import reading
 from delayserver.broker.service.broker import Broker
 from delayserver.broker.service.commit import BrokerCommit
 from delayserver.broker.service.local_broker import LocalBroker
@@ -471,3 +472,29 @@ async def test_other_work_comes_between_the_steps_that_gather_many_messages_for_
         assert turns > 100
         assert batch.messages.origin_sequence.tolist() == list(range(2, 2001, 2))
     node.broker.settle_retry(batch)
+
+
+async def test_calls_that_hold_too_much_together_end_one_after_the_other(
+    start: Start, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = start(backlog(400), NO_CACHE)
+    monkeypatch.setattr(reading, "BYTES_MAX", 3 * LIMITS.read_ahead_bytes)
+    leased: list[I64] = []
+    while len(one := await node.lease(40)):
+        leased.append(one)
+    redelivered: list[int] = []
+    held_max = 0
+
+    async def nack(deliveries: I64) -> None:
+        nonlocal held_max
+        batch = await node.reads.finish(node.broker.nack(SUBJECT, GROUP, deliveries, 0, 0, 0))
+        held_max = max(held_max, node.broker.reads.held_bytes)
+        assert batch.messages is not None
+        redelivered.extend(batch.messages.origin_sequence.tolist())
+
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            for deliveries in leased:
+                nursery.start_soon(nack, deliveries)
+    assert sorted(redelivered) == list(range(1, 401))
+    assert held_max <= 6 * LIMITS.read_ahead_bytes, "calls that wait for their first read have none"
