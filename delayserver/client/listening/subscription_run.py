@@ -432,6 +432,8 @@ class SubscriptionRun:
                     async with anyio.create_task_group() as tasks:
                         for request in requests[first : first + REQUESTS_AT_ONCE]:
                             tasks.start_soon(self._send, source, node, request)
+            if feed.parked and self.core.next_ask(source) is not None:  # too many were unsettled for a pull
+                feed.unpark()
 
     async def _send(self, source: Source, node: AsyncClient, settlement: Settlement) -> None:
         subject, group, verdict = source.subject, self.subscription.group, settlement.verdict
