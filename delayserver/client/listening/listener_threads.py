@@ -50,13 +50,28 @@ class ThreadWorkers:
             self._run.took(handling)
             self._running.add(handling)
             if len(self._threads) < len(self._running):
-                name = f"{self._run.subscription.name} {len(self._threads) + 1}"
-                thread = threading.Thread(target=self._work, name=name, daemon=True)
-                self._threads.append(thread)
-                thread.start()
-            self._started.put(handling)
+                self._add_thread()
+            if self._threads:
+                self._started.put(handling)
+            else:
+                self._running.remove(handling)
+                self._run.ended(handling, CutOff("no thread could be started for its handler"), self._loop.time())
         if self._core.stopping and not self._running:
             self._ended.set()
+
+    def _add_thread(self) -> None:
+        """If the system has no room for another thread, those that there are take its messages. Without any the listener
+        fails.
+        """
+        name = f"{self._run.subscription.name} {len(self._threads) + 1}"
+        thread = threading.Thread(target=self._work, name=name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            if not self._threads:
+                self._run.fail(error)
+            return
+        self._threads.append(thread)
 
     def cut_off(self) -> None:
         """Give up the handlers that still run. Their threads go on, and what they do is not counted."""
