@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import ssl
 from contextlib import suppress
@@ -33,9 +34,11 @@ class TlsConnection(SocketConnection):
 
     def shut_down(self) -> None:
         self._closed = True
-        with suppress(OSError):
-            # Not `SSLSocket.shutdown`, which takes the session away from an exchange in another thread.
-            socket.socket.shutdown(self._tls, socket.SHUT_RDWR)
+        # In a forked process a shutdown would also end the exchanges of the parent.
+        if self._process == os.getpid():
+            with suppress(OSError):
+                # Not `SSLSocket.shutdown`, which takes the session away from an exchange in another thread.
+                socket.socket.shutdown(self._tls, socket.SHUT_RDWR)
 
     def _wait_readable(self, timeout_s: float) -> bool:
         return self._tls.pending() > 0 or super()._wait_readable(timeout_s)

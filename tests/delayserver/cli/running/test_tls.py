@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import signal
 import socket
 import ssl
@@ -201,3 +202,16 @@ def test_settings_of_tls_that_make_no_sense_stop_the_start(tmp_path: Path, setti
     flags = [part for each in settings for part in ("--set", each)]
     refused = run("serve", "--data-dir", str(tmp_path / "data"), "--port", "0", *flags)
     assert refused.code == 2 and said in refused.err
+
+
+def test_a_forked_process_that_closes_the_client_leaves_the_connection_of_its_parent(
+    files: Files, tmp_path: Path, start_server: StartServer
+) -> None:
+    server = start_server(tmp_path / "data", *files.flags(), "--http-port", "0")
+    with Client(server.address, tls=files.context(), retries=0) as client:
+        child = os.fork()
+        if not child:
+            client.close()
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert client.ping() > 0
