@@ -326,8 +326,8 @@ def resolve_due_column(clock: ServerClock, due_ms: Integers | None, delay_ms: In
     if type(delay_ms) is int:
         return resolve_due_ms(clock, None, delay_ms, None, None)
     delays = np.asarray(delay_ms)
-    if delays.dtype.kind not in "iu" or (delays < 0).any():
-        raise InvalidArgument("delay_ms must be integers from 0 on")
+    if delays.dtype.kind not in "iu" or (delays < 0).any() or (delays >= 1 << 62).any():
+        raise InvalidArgument("delay_ms must be integers from 0 on, below 2^62")
     due: NDArray[np.int64] = delays.astype(I64) + clock.now_ms()
     return due
 

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from delayserver.client.calls.core import reachable
+from delayserver.client.calls.send_calls import resolve_due_column
+from delayserver.client.values.timing import ServerClock
+from delayserver.protocol.errors import InvalidArgument
 
 
 @pytest.mark.parametrize(
@@ -20,3 +27,9 @@ def test_a_node_that_listens_on_all_interfaces_is_reached_where_it_was_dialled(
     announced: str, dialled: str, address: str
 ) -> None:
     assert reachable(announced, dialled) == address
+
+
+@pytest.mark.parametrize("delay_ms", [np.array([5, 2**64 - 1], np.uint64), np.array([2**63 - 1])])
+def test_a_delay_in_a_column_that_no_due_time_can_hold_is_refused(delay_ms: NDArray[Any]) -> None:
+    with pytest.raises(InvalidArgument):
+        resolve_due_column(ServerClock(), None, delay_ms)
