@@ -152,8 +152,9 @@ class Pending:
         """The first buckets of `unit_ms` with pending messages that begin in [from_ms, to_ms).
 
         A day that has one file, or is on its way to minutes, is one bucket. Each bucket was true in a step of this call."""
-        from_ms, to_ms = _rounded_up(from_ms, unit_ms), _rounded_up(to_ms, unit_ms)
         book, buckets, next_ms = self._book, list[PendingBucket](), None
+        if book.window_ms < unit_ms:  # otherwise a bucket begins where its window does
+            from_ms, to_ms = _rounded_up(from_ms, unit_ms), _rounded_up(to_ms, unit_ms)
         days = deque(self._days_between(from_ms, to_ms))
         in_parts = {day.start_ms for day in self._days.draining()}
         position = from_ms

@@ -128,3 +128,22 @@ async def test_other_units_are_refused(boot: Boot) -> None:
     await host.start()
     with pytest.raises(InvalidArgument, match="by must be"):
         await ask(await host.client(), "week")
+
+
+@pytest.mark.parametrize(("window_ms", "by"), [(90_000, "minute"), (5_400_000, "hour")])
+async def test_pages_hold_every_window_that_is_wider_than_their_buckets(boot: Boot, window_ms: int, by: str) -> None:
+    host = boot(small_settings(storage={"window_ms": window_ms}))
+    await host.start()
+    client = await host.client()
+    starts = [(host.now_ms // window_ms + n) * window_ms for n in range(1, 5)]
+    for start in starts:
+        await client.put("", start + 7)
+    await host.settled()
+    page = await ask(client, by, max=1)
+    found = counts(page)
+    while page["next_ms"] is not None:
+        page = await ask(client, by, from_ms=page["next_ms"], max=1)
+        found += counts(page)
+    assert found == [(start, window_ms, 1) for start in starts] == counts(await ask(client, by))
+    between = await ask(client, by, from_ms=starts[1], to_ms=starts[3])
+    assert [row["start_ms"] for row in between["buckets"]] == starts[1:3]
