@@ -53,7 +53,7 @@ class Located:
 
 @dataclass(frozen=True, slots=True)
 class LocatedNames:
-    """For each name the `sequence` of its message, or the reported damage that may hide it (`hidden`), or neither."""
+    """For each name the `sequence` of its message, and the reported damage that may hide it, or a newer one (`hidden`)."""
 
     sequence: dict[MessageName, int]
     hidden: dict[MessageName, CorruptionError]
@@ -166,13 +166,15 @@ class Locator:
         """
         rest = list(dict.fromkeys(names))
         sequence: dict[MessageName, int] = {}
+        hidden: dict[MessageName, CorruptionError] = {}
         while True:
             version = self._days.version
             located = self._by_ids(rest)
             sequence |= located.sequence
+            hidden = {name: error for name, error in hidden.items() if name in sequence} | located.hidden
             rest = [name for name in rest if name not in sequence]
             if not rest or version == self._days.version:  # as in `locate`
-                return LocatedNames(sequence, {name: located.hidden[name] for name in rest if name in located.hidden})
+                return LocatedNames(sequence, hidden)
 
     def _by_ids(self, names: Iterable[MessageName]) -> LocatedNames:
         wanted: dict[ScheduleKey, list[MessageName]] = {}

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from delayserver.operations.access.access import EVERYTHING, Access
 from delayserver.operations.messages.cancellation import Cancellation
+from delayserver.operations.messages.locator import LocatedNames
 from delayserver.protocol.arguments import shown
 from delayserver.protocol.errors import (
     DelayServerError,
@@ -126,14 +127,18 @@ class Naming:
         return named
 
     async def replaced(self, named: NamedMessages, places: Places) -> Places:
-        """Looks the names at these places up again. Returns the places whose message has changed, and updates `named`.
-        This happens if a reschedule to the same time was in progress at the first look."""
+        """Looks the names of cancelled messages at these places up again. Returns the places whose message has changed, and
+        updates `named`. This happens if a reschedule to the same time was in progress at the first look. A place gets an
+        error where damage may hide the message that has the name now."""
         places = places[[place in named.names for place in places.tolist()]]
         if not len(places):
             return places
         before = named.sequence[places]
-        await self._locate(named, places.tolist())
-        places = places[named.sequence[places] != before]
+        located = await self._locate(named, places.tolist())
+        same = named.sequence[places] == before
+        for place in places[same].tolist():
+            _refuse_hidden(named, place, located)
+        places = places[~same]
         return places
 
     async def _of_receipts(self, receipts: list[str], work: Work) -> NamedMessages:
@@ -190,11 +195,18 @@ class Naming:
         subject = np.fromiter(subjects.values(), np.uint32, len(subjects))
         named.sequence[places[located.found & (located.subject != subject)]] = 0
 
-    async def _locate(self, named: NamedMessages, places: list[int]) -> None:
+    async def _locate(self, named: NamedMessages, places: list[int]) -> LocatedNames:
         """Finds the messages of the ids at these places. A place whose id is gone keeps its sequence."""
         located = await self._cancellation.locate_names([named.names[place] for place in places])
         for place in places:
             name = named.names[place]
             named.sequence[place] = located.sequence.get(name, named.sequence[place])
-            if name in located.hidden and not named.sequence[place]:
-                named.errors[place] = MessageDamaged(str(located.hidden[name]))
+            if not named.sequence[place]:
+                _refuse_hidden(named, place, located)
+        return located
+
+
+def _refuse_hidden(named: NamedMessages, place: int, located: LocatedNames) -> None:
+    error = located.hidden.get(named.names[place])
+    if error is not None:
+        named.errors[place] = MessageDamaged(str(error))

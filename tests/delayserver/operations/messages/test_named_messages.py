@@ -13,6 +13,8 @@ import trio
 from delayserver.runtime.fair_turns import SLICE_ITEMS
 from store.indexes.outcome_index import OutcomeIndex
 from store.logs.dispatch_log import DispatchKey
+from store.records.record import HEADER_BYTES, decode_header
+from store.records.segment import FILE_HEADER_BYTES
 from tests.delayserver.load.test_damage_at_rest import only_file
 from tests.fakes.host import Client, Host, faked_settings
 
@@ -183,3 +185,26 @@ async def test_a_damaged_id_hides_its_own_message_only(boot: Boot) -> None:
     answers = [result.get("error") or result["outcome"] for result in results]
     assert answers == ["pending", "message_damaged", "pending", "unknown"]
     assert any(path in text for text in (await client.status())["corruption"])
+
+
+@pytest.mark.parametrize("operation", ["lookup", "cancel", "reschedule"])
+async def test_a_name_whose_newest_message_damage_hides_is_not_answered_by_the_one_before(
+    boot: Boot, operation: str
+) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    client = await host.client()
+    due_ms = host.now_ms // 60_000 * 60_000 + 90_000
+    (name,), (receipt,) = await send_named(client, 1, due_ms)
+    await host.settled()
+    await client.request("reschedule", {"items": [{"receipt": receipt, "due_ms": due_ms, "body": "new"}]})
+    await host.settled()
+    path = only_file(host, "schedule_log", ".direct.log")
+    header = decode_header(host.disk.content(path)[FILE_HEADER_BYTES:][:HEADER_BYTES], FILE_HEADER_BYTES)
+    host.disk.flip_bit(path, header.end + HEADER_BYTES + 20)
+    item = {**name, "message_due_ms": due_ms, "due_ms": due_ms + 60_000}
+    asked = {"items": [item]} if operation == "reschedule" else {"messages": [name]}
+    (result,) = (await client.request(operation, asked))["results"]
+    assert result.get("error") == "message_damaged", "the newest one is not cancelled"
+    await host.sleep_ms(95_000)
+    assert host.fake().texts == ["new"]
