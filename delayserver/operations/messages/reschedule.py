@@ -79,6 +79,8 @@ class Reschedule:
         while len(places):
             await self._rescheduling.move(moves, places, moved, work)
             again = places[moved.outcome[places] == int(Outcome.ALREADY_CANCELLED)]
+            # A message that this request names twice moves once.
+            again = again[~np.isin(moved.message[again], moved.message[moved.new_sequence != 0])]
             places = await self._naming.replaced(named, again)
 
     def _read(self, moves: Moves, place: int, change: Change) -> None:

@@ -130,6 +130,22 @@ async def test_named_twice_a_message_is_moved_once(boot: Boot) -> None:
     host.check_balance(pending=0)
 
 
+async def test_named_twice_by_its_id_a_message_is_moved_once_also_to_the_due_time_that_it_has(boot: Boot) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    client = await host.client()
+    due_ms = host.now_ms + 200
+    await client.put("old", due_ms, message_id="mine")
+    item = {"subject": "s", "message_id": "mine", "message_due_ms": due_ms, "due_ms": due_ms}
+    first, second = await move(client, [item | {"body": "first"}, item | {"body": "second"}])
+    assert (first["outcome"], second["outcome"]) == ("cancelled", "already_cancelled")
+    assert await client.lookup(first["new_receipt"]) == ["pending"]
+    await host.sleep_ms(500)
+    assert host.fake().texts == ["first"]
+    await host.settled()
+    host.check_balance(pending=0)
+
+
 async def test_named_twice_a_message_that_is_not_moved_is_not_cancelled_either(boot: Boot) -> None:
     host = boot(faked_settings())
     await host.start()
