@@ -17,7 +17,7 @@ from delayserver.client.calls import pull_calls, send_calls, transaction_calls
 from delayserver.client.calls.core import Call, ClientCore
 from delayserver.client.calls.message_calls import only_row
 from delayserver.client.calls.retries import RetryPolicy
-from delayserver.client.calls.transaction_calls import CHECK_SUFFIX, CheckBack, Ended, check_back_of
+from delayserver.client.calls.transaction_calls import CHECK_SUFFIX, CheckBack, Ended, check_backs_of
 from delayserver.client.values.messages import Delivery, Message, SendResult
 from delayserver.protocol.errors import DelayServerError, TransactionEnded
 from delayserver.protocol.outcomes import Outcome
@@ -185,10 +185,15 @@ class BlockingTransactionOperations(ABC):
     def check_backs(self, group: str, max_messages: int = 100, wait_s: float = 0.0) -> list[CheckBack]:
         """The questions of the server to a producer's group; waits up to ``wait_s`` for the first. Give each to `answer`.
 
-        One that is not answered comes again after the ack timeout, or with the next check-back.
+        One that is not answered comes again after the ack timeout, or with the next check-back. Messages of the subject
+        that are no check-backs are nacked.
         """
-        pulled = self.pull(group + CHECK_SUFFIX, group, max_messages, wait_s)
-        return [check_back_of(delivery) for delivery in pulled]
+        subject = group + CHECK_SUFFIX
+        checks, others = check_backs_of(self.pull(subject, group, max_messages, wait_s))
+        if others:
+            with suppress(DelayServerError):  # those come again after the ack timeout, and the checks can be answered
+                self._run(pull_calls.nack_call(subject, group, others, None, reason="it is no check-back"))
+        return checks
 
     def answer(self, check: CheckBack, *, commit: bool) -> Outcome:
         """Commit or roll back what a check-back asks about, and ack it. Gives the outcome that the transaction has: it may
@@ -217,6 +222,7 @@ class Transaction:
         self.prepared: SendResult | None = None
         self.ended: Ended | None = None
         self._commit_asked = False
+        self._rollback_asked = False
 
     def __enter__(self) -> Self:
         self.prepared = self._operations.prepare(self._subject, self._body, **self._arguments)
@@ -227,7 +233,7 @@ class Transaction:
     ) -> None:
         if self.ended is not None:
             return
-        if kind is None:
+        if kind is None and not self._rollback_asked:
             self.commit()
             return
         if self._commit_asked:
@@ -251,6 +257,7 @@ class Transaction:
         return self.ended
 
     def rollback(self) -> Ended:
-        """Roll back without an exception."""
+        """Roll back without an exception. Where it fails, the end of the block tries it again and commits nothing."""
+        self._rollback_asked = True
         self.ended = self._operations.rollback(self.receipt)
         return self.ended

@@ -131,16 +131,32 @@ def check_back_of(delivery: Delivery) -> CheckBack:
     properties = delivery.properties
     if not delivery.subject.endswith(CHECK_SUFFIX) or any(name not in properties for name in _OWN):
         raise InvalidArgument(f"a message of the subject {delivery.subject} is no check-back")
-    receipt, subject, due_ms, check, checks_max = [properties[name] for name in _OWN]
+    receipt, subject, *numbers = [properties[name] for name in _OWN]
+    try:
+        due_ms, check, checks_max = map(int, numbers)
+    except ValueError as error:
+        raise InvalidArgument(f"a message of the subject {delivery.subject} is no check-back: {error}") from error
     return CheckBack(
         group=delivery.subject.removesuffix(CHECK_SUFFIX),
         receipt=receipt,
         subject=subject,
-        due_ms=int(due_ms),
+        due_ms=due_ms,
         message_id=delivery.message_id,
         body=delivery.body,
         properties={name: value for name, value in properties.items() if name not in _OWN},
-        check=int(check),
-        checks_max=int(checks_max),
+        check=check,
+        checks_max=checks_max,
         delivery=delivery.delivery,
     )
+
+
+def check_backs_of(deliveries: Sequence[Delivery]) -> tuple[list[CheckBack], list[Delivery]]:
+    """The questions in messages of the subject ``GROUP.check``, and those messages that are none: others may send there."""
+    checks: list[CheckBack] = []
+    others: list[Delivery] = []
+    for delivery in deliveries:
+        try:
+            checks.append(check_back_of(delivery))
+        except InvalidArgument:
+            others.append(delivery)
+    return checks, others

@@ -6,8 +6,9 @@ from datetime import timedelta
 
 import pytest
 
-from delayserver.client import Client, Message, Outcome, SendResult, check_back_of
-from delayserver.protocol.errors import InvalidArgument, TooFar, TransactionEnded, TransactionUnknown
+from delayserver import embedded
+from delayserver.client import Client, Ended, Message, Outcome, SendResult, check_back_of
+from delayserver.protocol.errors import ConnectionLost, InvalidArgument, TooFar, TransactionEnded, TransactionUnknown
 from tests.delayserver.embedded.places import subject
 
 HOUR = timedelta(hours=1)
@@ -56,6 +57,20 @@ def test_a_block_whose_commit_fails_rolls_nothing_back(client: Client) -> None:
     assert client.lookup(transaction.receipt).outcome is Outcome.COMMITTED
 
 
+def test_a_block_whose_rollback_has_no_answer_commits_nothing() -> None:
+    def no_answer(_receipt: str) -> Ended:
+        raise ConnectionLost("no answer")
+
+    with embedded.open() as here, pytest.MonkeyPatch.context() as patch:
+        with here.transaction("s", b"body", group="g") as transaction:
+            patch.setattr(here, "rollback", no_answer)
+            with pytest.raises(ConnectionLost):
+                transaction.rollback()
+            patch.undo()
+        assert here.lookup(transaction.receipt).outcome is Outcome.ROLLED_BACK
+        assert here.pull("s", "g", wait_s=0.3) == []
+
+
 def test_many_are_prepared_and_ended_at_once(client: Client) -> None:
     name, now_ms = subject(), client.ping() // 1000
     prepared = client.prepare_many([Message(name, b"%d" % n, due_ms=now_ms) for n in range(10)], group=name)
@@ -82,6 +97,21 @@ def test_a_check_back_is_answered_once_and_the_second_answer_hears_the_first(cli
     assert client.answer(check, commit=False) is Outcome.COMMITTED
     assert [delivery.body for delivery in client.pull(name, "g", wait_s=10)] == [b"body"]
     assert client.check_backs(name, wait_s=1.5) == []
+
+
+def test_a_message_that_is_no_check_back_keeps_none_away(client: Client) -> None:
+    name = subject()
+    forged = dict.fromkeys(("transaction", "transaction_subject", "transaction_due_ms", "transaction_check"), "soon")
+    client.send(f"{name}.check", b"plain", delay_ms=0)
+    client.send(f"{name}.check", b"forged", delay_ms=0, properties=forged | {"transaction_checks_max": "9"})
+    client.prepare(name, b"body", group=name, check_after=SECOND, checks_max=9)
+    checks = []
+    for _ in range(10):
+        checks += client.check_backs(name, wait_s=20)
+        if checks:
+            break
+    assert [check.body for check in checks] == [b"body"]
+    assert client.answer(checks[0], commit=True) is Outcome.COMMITTED
 
 
 def test_messages_that_cannot_be_transactions_are_refused(client: Client) -> None:
