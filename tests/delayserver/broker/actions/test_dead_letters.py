@@ -312,7 +312,8 @@ def test_claimed_letters_go_to_no_other_call_until_they_are_given_back() -> None
     broker.check_invariants()
 
 
-def finished(broker: Broker, plan: ReadPlan) -> None:
+def finished(broker: Broker, plan: ReadPlan | None) -> None:
+    assert plan is not None
     broker.reads.begin(plan)
     plan.run()
     broker.reads.finish(plan)

@@ -134,7 +134,7 @@ def test_a_key_is_found_however_a_client_packs_the_name_of_the_property(name: by
     properties = b"\x81" + name + b"\xa1k"
     for first in range(1, 400, 10):
         batch = batch_of(first, [""] * 10).with_columns(properties_length=np.full(10, len(properties), np.uint32))
-        broker.deliver(replace(batch, properties=10 * properties), False, NOW_US)
+        broker.deliver(replace(batch, properties=memoryview(10 * properties)), False, NOW_US)
     if indexed:
         assert make_indexes(broker) > 2
     assert find(broker, key=b"k") == list(range(1, 401))

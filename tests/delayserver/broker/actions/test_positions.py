@@ -385,6 +385,7 @@ def test_retention_in_the_middle_of_a_search_changes_neither_the_read_nor_the_re
     with pytest.raises(StopIteration) as stop:
         while True:
             plan = next(search)
+            assert plan is not None
             reads.begin(plan)
             broker.retire(later_us)  # while a thread is about to read
             plan.run()
