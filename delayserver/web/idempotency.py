@@ -34,6 +34,14 @@ def idempotency_key(scope: Scope) -> str | None:
     return None
 
 
+def message_id_of(scope: Scope, given: str | None) -> str | None:
+    """The id of a message: the one that is given, or the key of its request. Raises `Problem` where they differ."""
+    key = idempotency_key(scope)
+    if key is not None and given is not None and given != key:
+        raise invalid("message_id and Idempotency-Key differ: give one of them")
+    return key if given is None else given
+
+
 def refuse_key(scope: Scope) -> None:
     """Raises `Problem` for a request of many messages with a key: it could be the id of one message only."""
     if idempotency_key(scope) is not None:

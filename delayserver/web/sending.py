@@ -24,9 +24,8 @@ from delayserver.web.bodies import (
 )
 from delayserver.web.clients import Clients, TokenClient
 from delayserver.web.cloud_events import STRUCTURED, from_binary, from_structured, is_binary
-from delayserver.web.idempotency import idempotency_key, refuse_key
+from delayserver.web.idempotency import idempotency_key, message_id_of, refuse_key
 from delayserver.web.lines import LineAnswer, LineReader
-from delayserver.web.problems import Problem
 from delayserver.web.queries import SendQuery
 from delayserver.web.rows import Rows, read_list
 from delayserver.web.schemas import SendRequest, Sent
@@ -81,13 +80,9 @@ class Sending:
 
     async def _send(self, client: TokenClient, scope: Scope, request: SendRequest, body: bytes | str) -> Sent:
         due_ms = await due_ms_of(request, client.calls)
-        message_id = request.message_id
+        message_id = request.message_id if is_event(scope) else message_id_of(scope, request.message_id)
         key = idempotency_key(scope)
         if key is not None:
-            if message_id is None:
-                message_id = key
-            elif message_id != key and not is_event(scope):
-                raise Problem(400, "invalid_argument", "message_id and Idempotency-Key differ: give one of them")
             due_ms = client.first_tries.due_ms(request.subject, key, request, due_ms)
         message = Message(
             request.subject,

@@ -263,6 +263,15 @@ def test_a_published_message_is_there_at_once(web: Web) -> None:
     assert (message["body"], message["tag"], message["message_id"]) == ("x", "paid", "p-1")
 
 
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/subjects/two/publish"])
+def test_a_key_and_another_id_are_refused(web: Web, path: str) -> None:
+    message = {"body": "x", "message_id": "one"} | ({"subject": "two", "delay": "1h"} if "messages" in path else {})
+    reply = web.post(path, message, Idempotency_Key="other")
+    assert (reply.status, reply.json["error"]) == (400, "invalid_argument")
+    assert "differ" in reply.json["detail"]
+    assert web.post(path, message, Idempotency_Key="one").status == 201
+
+
 def test_a_published_message_with_a_key_is_a_second_message_each_time(web: Web) -> None:
     for position in range(2):
         reply = web.post("/v1/subjects/twice/publish", {"body": "x"}, Idempotency_Key="p-2")
