@@ -129,13 +129,17 @@ class DayTier:
         self._overlays.show(start_ms)
         self._drains.free(start_ms)
 
-    def _coarse_outcomes(self, start_ms: int) -> OutcomeBatch:
-        return self._dispatch.outcomes(DispatchKey(start_ms, True))
+    def _outcomes(self, key: DispatchKey, stop: int | None = None) -> OutcomeBatch:
+        """Raises CorruptionError where the file is damaged, or of another server."""
+        try:
+            return self._dispatch.outcomes(key, None, stop)
+        except FormatError as error:
+            raise CorruptionError(error.path, 0, error.detail) from error
 
     def _fine_outcomes(self, start_ms: int, *, patient: bool) -> OutcomeBatch:
         key = DispatchKey(start_ms, False)
         try:
-            return self._dispatch.outcomes(key)
+            return self._outcomes(key)
         except CorruptionError as error:
             if patient and isinstance(error, UnreadableError):
                 raise
@@ -146,7 +150,7 @@ class DayTier:
         """Loads the outcomes of a sealed day. If they are damaged, the day is held back: a client may have been answered
         `cancelled` for one of its messages. If the disk cannot read them, it is asked again."""
         try:
-            written = self._coarse_outcomes(day.start_ms)
+            written = self._outcomes(DispatchKey(day.start_ms, True))
         except CorruptionError as error:
             if patient and isinstance(error, UnreadableError):
                 raise
@@ -184,7 +188,7 @@ class DayTier:
             self._refused.discard(day.start_ms)
             self._take_sealed(day, None if index is None else (index, self._dispatch.end(key)), None)
 
-    def _hold(self, start_ms: int, error: CorruptionError | DiskError) -> None:
+    def _hold(self, start_ms: int, error: CorruptionError | FormatError | DiskError) -> None:
         self._drains.hold(start_ms)
         self._damage.report(error)
 
@@ -247,7 +251,7 @@ class DayTier:
                 self._take_sealed(day, indexes.get(day.start_ms), refused.get(day.start_ms))
 
     def _index_up_to(self, key: DispatchKey, end: int) -> OutcomeIndex:
-        return _index_of(self._dispatch.outcomes(key, None, end))
+        return _index_of(self._outcomes(key, end))
 
     def _take_sealed(self, day: SealedDay, known: tuple[OutcomeIndex, int] | None, refusal: DiskError | None) -> None:
         """`known`: the outcomes of the day, if they could be read, and where they end in the file. `refusal`: the error, if
@@ -289,7 +293,7 @@ class DayTier:
             except (DiskError, UnreadableError) as error:
                 self._pause(start_ms, error)
                 return
-            except CorruptionError as error:
+            except (CorruptionError, FormatError) as error:
                 self._hold(start_ms, error)
                 return
             if whole is not None:
@@ -439,7 +443,7 @@ class DayTier:
             self._drains.moved[start_ms] = moved
 
     def _outcomes_by_file(self, start_ms: int) -> list[tuple[DispatchKey, OutcomeBatch]]:
-        return self._decided.by_file(self._coarse_outcomes(start_ms))
+        return self._decided.by_file(self._outcomes(DispatchKey(start_ms, True)))
 
 
 def _index_of(written: OutcomeBatch) -> OutcomeIndex:

@@ -209,7 +209,7 @@ class Retention:
         for start, last_sequence in last.items():
             try:
                 counted = self._count(start, last_sequence)
-            except (CorruptionError, DiskError) as error:
+            except (CorruptionError, FormatError, DiskError) as error:
                 if not isinstance(error, (UnreadableError, DiskError)):
                     self._damaged.add(start)  # a window that cannot be counted is not removed
                 self._damage.report(error)

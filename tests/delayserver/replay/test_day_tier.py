@@ -18,7 +18,7 @@ from store.failed_reads import PATIENCE_MS
 from store.logs.dispatch_log import DispatchKey, DispatchLog
 from store.logs.schedule_log import Source
 from store.records.batches import MessageBatch, OutcomeBatch
-from store.records.file_header import FILE_HEADER_BYTES
+from store.records.file_header import FILE_DISPATCH, FILE_HEADER_BYTES, FILE_SCHEDULE, FileHeader
 from store.records.record import HEADER_BYTES, decode_header
 from store.tables.days import DayTable
 from tests.fakes.disk import SimulatedCrash
@@ -400,6 +400,37 @@ async def test_where_outcomes_of_a_day_are_damaged_nothing_of_it_is_delivered_an
     assert any(path in text for text in host.status()["corruption"])
 
 
+@pytest.mark.parametrize("restarts", ["before the seal", "behind the seal"])
+async def test_outcomes_of_a_day_that_belong_to_another_server_hold_back_the_day_and_end_no_server(
+    boot: Boot, restarts: str
+) -> None:
+    host = boot(coarse_settings())
+    await host.start()
+    client = await host.client()
+    start_ms = await put_far(host, client)
+    if restarts == "behind the seal":
+        drain_slowly(host, 1 << 40)
+        await host.stop()
+        await host.start()
+        host.clock.step(start_ms - HOUR_MS // 2 - host.now_ms)
+        await host.until(lambda: host.server.parts.files.days.is_draining(start_ms), within_ms=20_000)
+        host.before_run = lambda server: None
+    await host.stop()
+    (path,) = host.disk.files(f"/data/dispatch_log/{path_of_day(start_ms)}/day.log")
+    host.disk.overwrite(path, 0, FileHeader(FILE_DISPATCH, 99, start_ms, DAY_MS).encode())
+    await host.start()
+    assert host.died_of is None, host.died_of
+    client = await host.client()
+    host.clock.step(start_ms - HOUR_MS // 2 - host.now_ms)
+    await host.sleep_ms(70_000)
+    await client.put("fresh", start_ms + HOUR_MS)
+    host.clock.step(start_ms + HOUR_MS - 2_000 - host.now_ms)
+    await host.sleep_ms(120_000)
+    assert host.died_of is None, host.died_of
+    assert host.fake().texts == ["fresh"]
+    assert any(path in text for text in host.status()["corruption"])
+
+
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOMEM])
 async def test_rows_of_a_day_are_delivered_also_where_the_disk_refused_the_outcomes_of_their_minute(
     boot: Boot, code: int, monkeypatch: pytest.MonkeyPatch
@@ -636,3 +667,22 @@ async def test_an_outcome_that_is_not_written_yet_makes_no_long_read_on_the_even
     await host.sleep_ms(40_000)
     assert sealing.is_set() and not rows_on_loop
     assert host.check_balance()["cancelled"] == 3
+
+
+async def test_a_day_whose_file_belongs_to_another_server_is_held_back_and_ends_no_server(boot: Boot) -> None:
+    host = boot(coarse_settings())
+    await host.start()
+    start_ms = await put_far(host, await host.client())
+    await host.stop()
+    (path,) = [name for name in host.disk.files("/data/schedule_log") if name.endswith("/day.log")]
+    host.disk.overwrite(path, 0, FileHeader(FILE_SCHEDULE, 99, start_ms, DAY_MS).encode())
+    await host.start()
+    assert host.died_of is None, host.died_of
+    client = await host.client()
+    host.clock.step(start_ms - HOUR_MS // 2 - host.now_ms)
+    await host.sleep_ms(70_000)
+    assert host.died_of is None, host.died_of
+    await client.put("fresh", host.now_ms + 1_000)
+    await host.sleep_ms(5_000)
+    assert host.fake().texts == ["fresh"]
+    assert any(path in text for text in host.status()["corruption"])

@@ -19,6 +19,7 @@ from store.errors import CorruptionError, DiskError, DiskFullError, StoreError
 from store.logs.dispatch_log import DispatchKey
 from store.logs.schedule_log import ScheduleKey, Source
 from store.records.batches import I64, MessageBatch
+from store.records.file_header import FILE_DISPATCH, FILE_SCHEDULE, FileHeader
 from store.tables.ledger import Ledger
 from tests.fakes.host import Host, faked_settings
 
@@ -499,3 +500,28 @@ async def test_windows_that_cannot_go_do_not_hold_back_the_others(boot: Boot) ->
     await host.sleep_ms(12_000)
     assert len(server.parts.files.ledger) == windows
     host.check_balance(pending=0)
+
+
+@pytest.mark.parametrize(("log", "kind"), [("dispatch_log", FILE_DISPATCH), ("schedule_log", FILE_SCHEDULE)])
+async def test_a_complete_window_with_a_file_of_another_server_stays_and_ends_no_server(
+    boot: Boot, log: str, kind: int
+) -> None:
+    host = boot(settings())
+    await host.start()
+    start_ms = host.now_ms - host.now_ms % MINUTE_MS
+    client = await host.client()
+    await client.put("done", host.now_ms)
+    await client.put("other", host.now_ms + MINUTE_MS)
+    host.clock.step(MINUTE_MS)
+    await host.until(lambda: len(host.fake().texts) == 2)
+    await host.settled()
+    await host.stop()
+    path = host.disk.files(f"/data/{log}/2")[0]
+    host.disk.overwrite(path, 0, FileHeader(kind, 99, start_ms, MINUTE_MS).encode())
+    await host.start()
+    host.clock.step(60 * MINUTE_MS)
+    await host.sleep_ms(30_000)
+    assert host.died_of is None, host.died_of
+    assert len(host.server.parts.files.ledger) == 1
+    assert path in host.disk.files(f"/data/{log}")
+    assert any(path in text for text in host.status()["corruption"])
