@@ -67,7 +67,7 @@ class Replayer:
         self._damage = runtime.damage
         self.met_damage = False
         # How long the replay still waits for bytes that the disk cannot read. Beside that, each place has some tries. So
-        # many bad sectors do not take a minute each. A place that is read after all restores it.
+        # many bad sectors do not take a minute each. A place that is read after all restores it, and so does the end.
         self._patience_ms = PATIENCE_MS
 
     # -- rounds
@@ -102,6 +102,7 @@ class Replayer:
         position, stop = self._positions.replayed.value, self._positions.durable.value
         if position >= stop:
             self._queue.caught_up()
+            self._patience_ms = PATIENCE_MS
             return []
         entries = await self._read(position, stop)
         if not entries:

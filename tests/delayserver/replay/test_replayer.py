@@ -338,6 +338,37 @@ async def test_the_replay_goes_around_a_bad_sector_of_the_log(boot: Boot) -> Non
     host.check_balance(pending=0)
 
 
+async def test_the_replay_waits_as_long_for_the_disk_after_it_went_around_a_bad_sector(
+    boot: Boot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayserver.server.parts.LogQueue", partial(LogQueue, bytes_max=120_000))
+    host = boot(faked_settings(storage=RARE_CHECKPOINTS))
+    await host.start()
+    client = await host.client()
+    start = host.server.parts.positions.durable.value
+    await client.put("bad", host.now_ms + 20_000)
+    await host.kill()
+
+    def begin(server: DelayServer) -> None:
+        base, segment = server.parts.files.log.locate(start)
+        host.disk.unreadable[segment.path] = [(start - base, start - base + 8)]
+
+    host.before_run = begin
+    await host.start()
+    assert host.server.readiness.ready
+    client = await host.client()
+    until_ms = host.now_ms + 20_000
+    host.disk.refuse = lambda operation, path: (
+        errno.EIO if operation == "pread" and "/message_log/" in path and host.now_ms < until_ms else 0
+    )
+    for number in range(20):
+        await client.put(f"{number}" + "x" * 50_000, host.now_ms + 2_000)
+    assert host.server.parts.log_queue.overflowed
+    await host.sleep_ms(60_000)
+    assert len(host.fake().stored) == 20
+    host.check_balance(pending=0)
+
+
 @pytest.mark.parametrize("read", ["of the index", "of the ids"])
 async def test_a_copy_is_recognised_also_where_the_disk_cannot_read_its_original_for_a_moment(
     boot: Boot, read: str
