@@ -102,10 +102,8 @@ class Opening:
         try:
             segment = Segment.open(self.fs, path, self.kind, self.server_id)
         except CorruptionError as error:
-            # The name says where the records belong, and each has a checksum.
             self._damaged(path, Damage(0, FILE_HEADER_BYTES, error.detail, error.errno))
-            file = self.fs.open(path)
-            segment = Segment(file, FileHeader(self.kind, self.server_id, base), max(FILE_HEADER_BYTES, file.size()))
+            segment = Segment.open_by_name(self.fs, path, FileHeader(self.kind, self.server_id, base))
         if segment.header.base != base:
             segment.close()
             raise FormatError(path, f"its header says that it starts at {segment.header.base}: give it its name back")

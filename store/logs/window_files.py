@@ -218,8 +218,8 @@ class WindowFiles(Generic[Key]):
                     segment.close()
                     raise MisplacedError(state.path, segment.header.base)
                 return segment
-        file = self.fs.open(state.path, write=self.write)
-        return Segment(file, FileHeader(self.layout.kind, self._server_id, 0), max(FILE_HEADER_BYTES, file.size()))
+        header = FileHeader(self.layout.kind, self._server_id, 0)
+        return Segment.open_by_name(self.fs, state.path, header, write=self.write)
 
     def _header_verifies(self, path: str) -> bool:
         file = self.fs.open(path, write=False)

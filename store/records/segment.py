@@ -187,6 +187,14 @@ class Segment:
             file.close()
             raise
 
+    @classmethod
+    def open_by_name(cls, fs: FileSystem, path: str, header: FileHeader, *, write: bool = True) -> Segment:
+        """`open` for a file whose header is damaged. The name says that it was `header`, and each record has a checksum.
+
+        Raises FileNotFoundError, StoreError."""
+        file = fs.open(path, write=write)
+        return cls(file, header, max(FILE_HEADER_BYTES, file.size()))
+
     def append(self, batch: ColumnBatch) -> Appended:
         """Write one record at the end, without syncing. Raises DiskFullError (nothing was appended) and StoreError."""
         return self.append_all([batch])[0]

@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 
 from delayserver.broker.files.store_index import IndexRows, write_index
 from store.disk.filesystem import FileSystem
+from store.errors import CorruptionError
 from store.records.batches import I64, U64, StoredBatch
 from store.records.columns import ragged_offsets
 from store.records.id_hash import hash_id, hash_ids, mix
 from store.records.scan import Damage, ScanReport
-from store.records.segment import FILE_HEADER_BYTES, FILE_STORE, Segment
+from store.records.segment import FILE_HEADER_BYTES, FILE_STORE, FileHeader, Segment
 
 KEYS_PROPERTY = "keys"
 """The property with the words by which a message can be found, separated by spaces."""
@@ -145,8 +146,15 @@ def open_segment(fs: FileSystem, segment: StoreSegment, server_id: int) -> Segme
     Raises FileNotFoundError if retention removed the segment, StoreError."""
     for path in (segment.name, segment.path):
         with suppress(FileNotFoundError):
-            return Segment.open(fs, path, FILE_STORE, server_id, write=False)
-    return Segment.open(fs, segment.name, FILE_STORE, server_id, write=False)
+            return _open(fs, path, segment.base, server_id)
+    return _open(fs, segment.name, segment.base, server_id)
+
+
+def _open(fs: FileSystem, path: str, base: int, server_id: int) -> Segment:
+    try:
+        return Segment.open(fs, path, FILE_STORE, server_id, write=False)
+    except CorruptionError:  # of its header: the start reported it
+        return Segment.open_by_name(fs, path, FileHeader(FILE_STORE, server_id, base), write=False)
 
 
 def records_of(

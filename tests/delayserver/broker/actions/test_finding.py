@@ -202,6 +202,20 @@ def test_damage_of_the_store_hides_only_its_record() -> None:
     assert set(range(1, 401)) - set(find(broker, key=b"all")) == set(range(1, 11))
 
 
+@pytest.mark.parametrize("offset", [3, 20, 41])
+def test_messages_of_segments_with_a_damaged_file_header_are_found(offset: int) -> None:
+    disk = FakeDisk()
+    broker = filled(disk)
+    broker.close()
+    first, *_, tail = sorted(disk.files("/data/broker/store/"))
+    for path in (first, tail):
+        disk.flip_bit(path, offset)
+    broker = open_broker(disk)
+    assert find(broker, key=b"all") == list(range(1, 401))
+    assert find(broker, message_id=b"m-2") == [2]
+    assert make_indexes(broker) == 0, "the search has made them"
+
+
 def test_records_that_the_disk_cannot_read_for_a_while_are_found_afterwards() -> None:
     disk = FakeDisk()
     broker = filled(disk)
