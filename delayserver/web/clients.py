@@ -113,11 +113,10 @@ class Clients:
         Unauthenticated for a token that the server does not take, and for none where it asks for one; `Problem` for a
         strange host on a server without tokens."""
         client = await self._of(scope.get(TOKEN, ""), scope)
-        if client is self._without_token:
-            info = await client.calls.connect()
-            # The server would say so too. Here the body of the request is not read yet.
-            if info.needs_token and not info.roles:
-                raise Unauthenticated("this server asks for a token: give one as Authorization: Bearer")
+        info = await client.calls.connect()  # once: from then on it knows the server's limits, too
+        # The server would say so too. Here the body of the request is not read yet.
+        if client is self._without_token and info.needs_token and not info.roles:
+            raise Unauthenticated("this server asks for a token: give one as Authorization: Bearer")
         return client
 
     async def who_is(self, token: str, scope: Mapping[str, Any]) -> ServerInfo:

@@ -49,15 +49,21 @@ class Guarded:
         return self.web.ask(method, path, document, headers=bearer(token) | headers)
 
 
-@pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
-    data = tmp_path_factory.mktemp("guarded") / "data"
+def first_admin(data: Path) -> str:
+    """A token for all, in a new data directory."""
     create = ["token", "create", "--role", "admin", "--json", "--data-dir", str(data)]
     made = subprocess.run(
         [sys.executable, "-m", "delayserver", *create], cwd=ROOT, capture_output=True, check=True, timeout=SECONDS_MAX
     )
+    return str(json.loads(made.stdout)["token"])
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    data = tmp_path_factory.mktemp("guarded") / "data"
+    admin = first_admin(data)
     web = serve("--data-dir", str(data))
-    yield Guarded(web, json.loads(made.stdout)["token"])
+    yield Guarded(web, admin)
     assert stop(web) == ""
 
 
@@ -592,3 +598,18 @@ def test_connections_that_a_request_uses_are_not_closed_for_new_tokens(
             assert await clients.of_request({TOKEN: guarded.shop}) is not in_use
 
     anyio.run(use)
+
+
+def test_a_larger_bound_of_bodies_counts_for_the_first_request_of_a_token(tmp_path: Path) -> None:
+    """Each byte of this body takes six in JSON."""
+    admin = first_admin(tmp_path / "data")
+    web = serve("--data-dir", str(tmp_path / "data"), "--set", "message.body_bytes_max=4MiB")
+    try:
+        guarded = Guarded(web, admin)
+        large = "\x01" * (2 << 20)
+        assert guarded.ask(guarded.shop, "POST", "/v1/messages", MESSAGE | {"body": large}).status == 201
+        assert guarded.ask(guarded.other, "POST", "/v1/subjects/bills/publish", {"body": large}).status == 201
+        assert stop(web) == ""
+    finally:
+        web.process.kill()
+        web.process.communicate()
