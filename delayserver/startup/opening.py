@@ -180,6 +180,8 @@ def _open(
         *[found.error(f"{path}/{LEDGER}") for found in ledger.damages],
     ]
     _require_readable(found_damages if patient else ())  # before a loss is written down
+    if not lost and not log.damages:  # else the replay may not bring them
+        schedule.cut_unreadable_ends()
     _forget_what_is_back(schedule)
     if schedule.newly_lost or dispatch.newly_lost:
         checkpoint = _remember_losses(fs, path, checkpoint, schedule, dispatch)
@@ -193,11 +195,8 @@ def _open(
     # No message is attempted before the first checkpoint, so there is no time to reserve.
     reserved_us = max(peak_us, clock.now_us() + CLOCK_AHEAD_US) if peak_us else 0
     sequences = SequenceReservation.open(fs, path, server_id, above=above, clock_us=reserved_us)
-    told_before = [schedule.hiding(key) for key in schedule.lost if key not in schedule.newly_lost]
-    told_before += [dispatch.hiding(key) for key in dispatch.lost if key not in dispatch.newly_lost]
-    for found in (*found_damages, *told_before):
-        if found is not None:
-            damage.report(found)
+    for found in (*found_damages, *_lost_before(schedule, dispatch)):
+        damage.report(found)
     attempted, horizon = Attempted(0, 0), AttemptHorizon(peak_us)
     if not sequences.clean and not directory.created:
         # Without the horizon of the last process, the horizon with which this one would begin is used.
@@ -221,6 +220,13 @@ def _require_readable(damages: Iterable[CorruptionError]) -> None:
     for found in damages:
         if isinstance(found, UnreadableError):
             raise found
+
+
+def _lost_before(schedule: ScheduleLog, dispatch: DispatchLog) -> list[CorruptionError]:
+    """What hides the rows that files had lost before this start."""
+    hiding = [schedule.hiding(key) for key in schedule.lost if key not in schedule.newly_lost]
+    hiding += [dispatch.hiding(key) for key in dispatch.lost if key not in dispatch.newly_lost]
+    return [error for error in hiding if error is not None]
 
 
 def _has_gone(

@@ -93,6 +93,13 @@ class ScheduleLog(WindowLog[ScheduleKey]):
         had lost rows before."""
         self._recovery.recover_all({key: FileMark(*mark) for key, mark in known.items()}, lost)
 
+    def cut_unreadable_ends(self) -> None:
+        """Cut off the records that the disk could not read at the ends of files, if they come from message_log. The replay
+        places their messages once more: they would be there twice when the disk reads them again. Raises StoreError."""
+        for key in {found.key for found in self.damages if found.damage.errno}:
+            if key.source != Source.FROM_DAY and key in self and key not in self.lost:
+                self._recovery.cut_unreadable_end(key)
+
     # Files that lost rows
 
     def forget_loss(self, key: ScheduleKey) -> None:

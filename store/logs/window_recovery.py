@@ -52,6 +52,24 @@ class WindowRecovery(Generic[Key]):
             if key not in present and mark.end > FILE_HEADER_BYTES:
                 self._lost(key, self._files.adopt(key, mark), "the file is missing, but the checkpoint knows it")
 
+    def cut_unreadable_end(self, key: Key) -> None:
+        """Cut off what the disk could not read at the end of a file, durably. Raises StoreError."""
+        state = self._files.states[key]
+        end = state.end
+        for damage in reversed([found.damage for found in self.damages if found.key == key]):
+            if damage.errno and damage.start >= FILE_HEADER_BYTES and -(-damage.stop // ALIGN) * ALIGN == end:
+                end = damage.start
+        if end == state.end:
+            return
+        segment = self._files.open_segment(key, state)
+        try:
+            segment.file.truncate(end)
+            segment.file.datasync()
+        finally:
+            segment.close()
+        state.move_end(end)
+        state.made_durable(state.mark())
+
     def _set_aside(self, day: str, name: str) -> None:
         """An earlier process needed its place. As long as it lies here, what belongs to its former name is not known."""
         path = f"{self._files.directory}/{day}/{name}"

@@ -493,3 +493,30 @@ async def test_files_that_the_disk_cannot_read_for_a_moment_at_a_start_are_count
     assert [text[:6] for text in host.fake().texts].count("gone 0") == 1
     assert sorted(text[0] for text in host.fake().texts if text[0] != "g") == ["0", "1", "2"]
     assert host.check_balance(pending=0)["cancelled"] == 1
+
+
+@pytest.mark.parametrize("hidden", ["header", "body"])
+async def test_a_message_comes_once_whose_record_in_its_window_the_disk_reads_again_after_a_start(
+    boot: Boot, hidden: str
+) -> None:
+    host = boot(faked_settings(storage={"checkpoint_interval_ms": 1 << 40}))
+    await host.start()
+    client = await host.client()
+    due_ms = host.now_ms + 1_800_000
+    for number in range(3):
+        await client.put(f"{number}" + "x" * 5_000, due_ms + number)
+        await host.settled()
+    (path,) = host.disk.files("/data/schedule_log/2")
+    size = host.disk.size(path)
+    await host.kill()
+    start = size - (size - 64) // 3
+    place = start if hidden == "header" else start + 2_000
+    host.disk.unreadable[path] = [(place, place + 8)]
+    await host.start()
+    assert host.died_of is None
+    await host.sleep_ms(5_000)
+    host.disk.unreadable.clear()
+    host.clock.step(due_ms - 5_000 - host.now_ms)
+    await host.sleep_ms(60_000)
+    assert sorted(text[0] for text in host.fake().texts) == ["0", "1", "2"]
+    host.check_balance(pending=0)
