@@ -251,7 +251,8 @@ async def test_messages_whose_file_is_lost_are_known_to_lookup_and_cancel(boot: 
         assert await client.lookup(*receipts) == expected, f"life {life}"
         ids = [{"subject": "s", "message_id": f"id{number}", "due_ms": due_ms + number} for number in range(4)]
         found = (await client.request("lookup", {"messages": ids}))["results"]
-        assert [result.get("outcome") or result["error"] for result in found] == expected
+        # What is lost may have been a message that a reschedule put in the place of the cancelled one.
+        assert [result.get("outcome") or result["error"] for result in found] == ["message_damaged", *expected[1:]]
         assert await client.cancel(*receipts[kept:]) == ["too_late"] * (4 - kept)
         assert await client.lookup(receipts[0][:-4] + "0fff") == ["unknown"], "never accepted"
         assert any(path in text for text in (await client.status())["corruption"])
