@@ -244,8 +244,8 @@ def test_a_start_that_was_stopped_in_the_middle_keeps_no_lock(tmp_path: Path, mo
 
     stopped = threading.Event()
 
-    def open_slowly(*arguments: Any) -> Any:
-        opened = open_directory(*arguments)
+    def open_slowly(*arguments: Any, **options: Any) -> Any:
+        opened = open_directory(*arguments, **options)
         stopped.wait(30)
         return opened
 

@@ -96,21 +96,6 @@ async def test_a_bad_row_in_columns_never_fails_its_neighbours(boot: Boot) -> No
     assert host.fake().stored == [reply["first_sequence"]]
 
 
-@pytest.mark.parametrize("expires_ms", [-1, 1 << 62, (1 << 63) - 1])
-async def test_a_time_of_expiry_has_the_same_bounds_in_columns_as_in_rows(boot: Boot, expires_ms: int) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
-    message = {"subject": "s", "body": "x", "due_ms": host.now_ms, "expires_ms": expires_ms}
-    (row,) = await client.send(message)
-    assert row["error"] == "invalid_argument"
-    column = pack_column(np.array([expires_ms, (1 << 62) - 1], np.int64))
-    columns = {"count": 2, "subject": "s", "due_ms": host.now_ms, "bodies": b"ab", "body_length": 1}
-    reply = await client.request("send", columns | {"expires_ms": column})
-    assert [(index, error) for index, error, _, _ in reply["rejected"]] == [(0, "invalid_argument")]
-    assert reply["accepted"] == 1
-
-
 @pytest.mark.parametrize(
     ("operation", "arguments", "error"),
     [
