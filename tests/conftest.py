@@ -8,11 +8,13 @@ from __future__ import annotations
 import functools
 import gc
 import importlib.util
+import multiprocessing
 import os
 import re
 import shutil
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,8 @@ AUDIT = Path(__file__).parent / "ops" / "audit"
 MISTAKES = "tests/simulation/test_mistakes.py"
 # Files whose tests share a Spark session.
 ONE_SESSION = {f"tests/ops/audit/test_{name}.py" for name in ("audit_of_a_server", "findings", "sink", "sources")}
+# Modules that fork processes by the one forkserver of a test process.
+FORKING = ("ops.bench.children", "tests.crash.process")
 JAVA_MIN = 17
 
 
@@ -90,7 +94,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Modules and tests stay to the end. The collector need not go through them again and again."""
+    """Modules and tests stay to the end: the collector need not go through them again and again. And the process from which
+    servers and clients are forked imports what both need. Without this it has the modules of one, and each of the others
+    takes a second of a processor to start."""
+    preloaded = [name for module in FORKING if module in sys.modules for name in sys.modules[module].PRELOADED]
+    multiprocessing.get_context("forkserver").set_forkserver_preload(preloaded)
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)

@@ -14,16 +14,15 @@ from typing import Any, Final
 
 # Forked from a small process without threads that has imported the clients, so a start takes milliseconds.
 CONTEXT: Final = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(
-    [
-        "ops.bench.producing",
-        "ops.bench.consuming",
-        "ops.bench.cancelling",
-        "ops.bench.restart",
-        "ops.bench.fairness",
-        "ops.bench.pushing",
-    ]
+PRELOADED: Final = (
+    "ops.bench.producing",
+    "ops.bench.consuming",
+    "ops.bench.cancelling",
+    "ops.bench.restart",
+    "ops.bench.fairness",
+    "ops.bench.pushing",
 )
+CONTEXT.set_forkserver_preload(list(PRELOADED))
 JOIN_TIMEOUT_S: Final = 10.0
 
 

@@ -25,7 +25,8 @@ from tests.crash.points import Operation
 
 # Forked from a process that has imported everything already: a start takes a tenth of a second.
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["tests.crash.crashing_server"])
+PRELOADED = ("tests.crash.crashing_server",)
+CONTEXT.set_forkserver_preload(list(PRELOADED))
 # `Process.start` asks after all children of this process, those of other threads too. The exit code of a child can be read
 # once: of two threads that ask at the same moment one gets nothing, and says 255. So they ask one at a time.
 ASKING = threading.Lock()

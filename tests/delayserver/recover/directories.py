@@ -31,6 +31,8 @@ from tests.forked import Program
 
 ROOT = Path(__file__).parents[3]
 SECONDS_MAX = 60
+MINUTE_MS = 60_000
+OVERDUE_MS = 1_000
 
 
 @dataclass(slots=True)
@@ -204,9 +206,12 @@ def make(path: Path, *arguments: str, number: int = signal.SIGTERM) -> Made:
 def fill(client: Client, made: Made) -> None:
     """Delivered, cancelled, deduplicated, expired, rescheduled, pending soon, pending beyond the fine horizon."""
     now_ms = client.ping() // 1000
+    if now_ms % MINUTE_MS < OVERDUE_MS:  # what is overdue would lie in the minute before
+        time.sleep(OVERDUE_MS / 1000)
+        now_ms += OVERDUE_MS
     hour_ms = now_ms + 3_600_000
     far_ms = now_ms - now_ms % DAY_MS + 20 * DAY_MS
-    sent = client.send_columns("orders", now_ms - 1000, [b"body %04d" % i for i in range(300)])
+    sent = client.send_columns("orders", now_ms - OVERDUE_MS, [b"body %04d" % i for i in range(300)])
     made.accepted += len(sent.sequence)
     made.receipts["delivered"] = sent.receipts()[7]
     near = client.send_columns(["orders", "mails"], hour_ms, [b"x"] * 40, subject_index=[0, 1] * 20)
