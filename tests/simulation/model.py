@@ -201,6 +201,8 @@ class Model:
         self.deals: list[Callable[[str], tuple[int, int]]] = []
         # When messages of other actors, and timers of transactions, are due.
         self.others_due: list[Callable[[], Iterable[int]]] = []
+        # How far ahead of the clock timers of other actors are set, where a server that was down is late with them.
+        self.timers_ahead_ms: list[Callable[[], int]] = []
         # How many messages of these damage may have hit.
         self.hits: list[Callable[[], int]] = []
 
@@ -243,9 +245,10 @@ class Model:
         held_ms = clock.held_us(storage.clock_hold_ms * 1000) // 1000
         if start_ms > held_ms - storage.retention_ms - storage.window_ms:
             self.fail(f"refused as too old, and the clock has held no time behind {held_ms}", row)
-        # A redelivery is a record of its own, due when it was asked for or a pause later.
+        # A redelivery is a record of its own, due when it was asked for or a pause later. So is a timer.
+        ahead_ms = max([REDELIVERY_MS, *[ahead() for ahead in self.timers_ahead_ms]])
         known = start_ms in sending.held or sending.anywhere
-        if not known and not clock.has_shown(start_ms - REDELIVERY_MS, start_ms + storage.window_ms):
+        if not known and not clock.has_shown(start_ms - ahead_ms, start_ms + storage.window_ms):
             self.fail("refused as too old, and nothing was ever sent for its window", row)
 
     def _not_too_old(self, row: Sent, sending: Sending) -> None:

@@ -201,6 +201,10 @@ class Books:
             )
         ]
 
+    def timers_ahead_ms(self) -> int:
+        """How far ahead of the clock the next check-back of a transaction may be."""
+        return max([deal.check_after_ms for deal in self.deals.values()], default=0)
+
     def range_of(self, name: str) -> tuple[int, int]:
         """What the deals add to a count of the status, at least and at most, when no request is under way. After damage the
         counts may lack any of them."""

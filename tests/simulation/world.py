@@ -206,6 +206,7 @@ class World:
         books = Books(self.model, self.host, self.note)
         self.model.deals.append(books.range_of)
         self.model.others_due.append(books.due_times_ms)
+        self.model.timers_ahead_ms.append(books.timers_ahead_ms)
         self.model.hits.append(books.rows_hit)
         clients = [Client(self.network, self.host.address, f"dealer-{role}") for role in ("one", "two", "three")]
         return Dealer(clients, self.host, books, chance, self.note)
