@@ -60,6 +60,10 @@ class FormatError(StoreError):
         self.path = path
         self.detail = detail
 
+    def as_damage(self) -> CorruptionError:
+        """For readers that hold the rows of such a file back, as those of a damaged one."""
+        return CorruptionError(self.path, 0, self.detail)
+
 
 class DiskFullError(StoreError):
     """The disk has no space left. The call made nothing durable. The caller may try again when there is space."""

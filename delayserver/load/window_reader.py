@@ -12,7 +12,7 @@ from delayserver.state.memory.attempted import Attempted
 from delayserver.state.memory.loaded_rows import LoadedRows
 from delayserver.state.memory.rows import make_rows
 from delayserver.state.windows.window_book import WindowBook
-from store.errors import CorruptionError, FormatError
+from store.errors import FormatError
 from store.failed_reads import READ_TRIES, FailedReads
 from store.logs.schedule_log import ScheduleIndex, ScheduleKey, ScheduleLog, Source
 from store.records.batches import FLAG_PREPARED
@@ -95,7 +95,7 @@ class WindowReader:
                 key, None, end, from_key=_plain(from_key), to_key=_plain(to_key), rows_max=rows_max, damages=damages
             )
         except FormatError as error:
-            raise CorruptionError(error.path, 0, error.detail) from error
+            raise error.as_damage() from error
         for damage in damages:
             if damage.errno and self._failed_reads.count(key.start_ms) < READ_TRIES:
                 raise damage.error(self._schedule.path(key))

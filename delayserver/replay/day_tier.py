@@ -134,7 +134,7 @@ class DayTier:
         try:
             return self._dispatch.outcomes(key, None, stop)
         except FormatError as error:
-            raise CorruptionError(error.path, 0, error.detail) from error
+            raise error.as_damage() from error
 
     def _fine_outcomes(self, start_ms: int, *, patient: bool) -> OutcomeBatch:
         key = DispatchKey(start_ms, False)

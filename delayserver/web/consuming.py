@@ -19,7 +19,7 @@ from delayserver.web.answers import PING, event, event_stream, json_answer, read
 from delayserver.web.bodies import BodyReader, PullEncoding, PullForm, message_body, message_bytes_max, shown_body
 from delayserver.web.clients import Clients, TokenClient
 from delayserver.web.cloud_events import to_structured
-from delayserver.web.idempotency import message_id_of
+from delayserver.web.idempotency import idempotency_key, message_id_of
 from delayserver.web.problems import invalid, problem_of
 from delayserver.web.queries import DeliveriesQuery, GroupsQuery
 from delayserver.web.schemas import (
@@ -100,7 +100,7 @@ class Consuming:
         published = await client.calls.publish(
             names["subject"],
             message_body(asked.body, asked.body_base64),
-            message_id=message_id_of(request.scope, asked.message_id),
+            message_id=message_id_of(idempotency_key(request.scope), asked.message_id),
             properties=with_trace(trace_of(request.scope), asked.properties),
             expires_ms=asked.expires_ms,
             tag=asked.tag,

@@ -18,7 +18,7 @@ from delayserver.web.schemas import Due
 KEYS_MAX: Final = 16_384
 """About 4 MiB for each token that uses keys, however long they are: a digest stands for each."""
 DIGEST_BYTES: Final = 16
-"""Two keys with one digest will not be found."""
+"""Of a digest. So many that two keys never have the same one."""
 
 
 def idempotency_key(scope: Scope) -> str | None:
@@ -34,9 +34,8 @@ def idempotency_key(scope: Scope) -> str | None:
     return None
 
 
-def message_id_of(scope: Scope, given: str | None) -> str | None:
+def message_id_of(key: str | None, given: str | None) -> str | None:
     """The id of a message: the one that is given, or the key of its request. Raises `Problem` where they differ."""
-    key = idempotency_key(scope)
     if key is not None and given is not None and given != key:
         raise invalid("message_id and Idempotency-Key differ: give one of them")
     return key if given is None else given

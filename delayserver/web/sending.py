@@ -80,8 +80,8 @@ class Sending:
 
     async def _send(self, client: TokenClient, scope: Scope, request: SendRequest, body: bytes | str) -> Sent:
         due_ms = await due_ms_of(request, client.calls)
-        message_id = request.message_id if is_event(scope) else message_id_of(scope, request.message_id)
         key = idempotency_key(scope)
+        message_id = request.message_id if is_event(scope) else message_id_of(key, request.message_id)
         if key is not None:
             due_ms = client.first_tries.due_ms(request.subject, key, request, due_ms)
         message = Message(

@@ -48,9 +48,10 @@ class Reading:
             self._held.remove(plan)
             self._release(plan)
 
-    def __len__(self) -> int:
-        """How many results it holds, those of reads under way included."""
-        return len(self._held)
+    @property
+    def holds_results(self) -> bool:
+        """Whether it holds a result, or waits for that of a read under way."""
+        return bool(self._held)
 
     def release(self) -> None:
         """The call is over."""
@@ -126,7 +127,7 @@ class BrokerReads:
             then()
             return
         chosen, new = self._reads.begin(plan)
-        if len(reading) > 0:
+        if reading.holds_results:
             self._goes_on.add(chosen)
         reading.hold(chosen)
         self._then.setdefault(chosen, []).append(then)

@@ -150,7 +150,7 @@ class Locator:
 
     def _told(self, error: CorruptionError | FormatError) -> CorruptionError:
         if isinstance(error, FormatError):
-            error = CorruptionError(error.path, 0, error.detail)
+            error = error.as_damage()
         self._damage.report(error)
         return error
 

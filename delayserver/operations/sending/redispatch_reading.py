@@ -170,5 +170,5 @@ def _named(error: CorruptionError | FormatError | FileNotFoundError) -> Corrupti
     if isinstance(error, CorruptionError):
         return error
     if isinstance(error, FormatError):
-        return CorruptionError(error.path, 0, error.detail)
+        return error.as_damage()
     return CorruptionError(str(error.filename), 0, "the file is missing")

@@ -333,7 +333,7 @@ class Decided:
                 index.add(part.sequence, part.outcome)
             self._indexes[key] = index
         except FormatError as error:
-            damage = CorruptionError(error.path, 0, error.detail)
+            damage = error.as_damage()
             self._damage.report(damage)
             raise damage from error
         except CorruptionError as error:
