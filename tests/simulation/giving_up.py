@@ -76,6 +76,8 @@ class GivingUp:
         self._asked: list[int] = []
         self._has_policy = False
         self._registered_us = 0
+        self._unheard = False
+        """Whether the answer of a pull was lost: what it leased may become letters that this group never saw."""
         # Positions of letters that were sent again or dropped, and the life in which that was answered.
         self._gone: dict[int, int] = {}
         self.ending = False
@@ -139,7 +141,11 @@ class GivingUp:
         """One pull; most of what comes fails. Returns how many messages came."""
         life = self._host.lives
         count = self._chance.choice([1, 5, 1000])
-        reply = await self._client.request("pull", NAMES | {"max_messages": count, "wait_ms": wait_ms})
+        try:
+            reply = await self._client.request("pull", NAMES | {"max_messages": count, "wait_ms": wait_ms})
+        except Lost:
+            self._unheard = True
+            raise
         messages = reply["messages"]
         if not messages:
             return 0
@@ -298,24 +304,30 @@ class GivingUp:
             return
         kept_us = min(KEPT_US, limits.lag_ms_max * 1000) if limits.lag_ms_max else KEPT_US
         for token, fate in self._fates.items():
-            clock = self._host.clock
-            # A clock that was ahead for a moment dates nothing: what was stored then ages from its return on.
-            ages_us = (clock.peak_us - fate.last_us, clock.monotonic_us() - fate.last_uptime_us)
-            old = max(ages_us) > kept_us
-            waits = fate.last_us > clock.now_us()  # for the time that a clock which was ahead showed
+            old = self._age_us(fate.last_us, fate.last_uptime_us) > kept_us
+            # For the time that a clock which was ahead showed.
+            waits = fate.last_us > self._host.clock.now_us()
             identity = self._identity(token)
             elsewhere = fate.done or fate.resends or old or waits or self._may_come_again(token) or identity.may_expire
             if token not in letters and not elsewhere:
                 self._fail(token, "it was handed out, is not acked, and is no dead letter", waits=True)
         for identity in self._model.identities.values():
-            self._check_seen(identity)
+            self._check_seen(identity, kept_us)
 
-    def _check_seen(self, identity: Identity) -> None:
+    def _age_us(self, wall_us: int, uptime_us: int) -> int:
+        """A clock that was ahead for a moment dates nothing: what was stored then ages from its return on."""
+        clock = self._host.clock
+        return max(clock.peak_us - wall_us, clock.monotonic_us() - uptime_us)
+
+    def _check_seen(self, identity: Identity, kept_us: int) -> None:
         """What the other groups got since this one exists, it got too."""
         copies = [copy for copy in identity.copies if copy.state == ACCEPTED]
         if not copies or copies[0].subject != SUBJECT or not self._registered_us:
             return
         seen = identity.seen_us > self._registered_us and not identity.may_expire
+        if seen and self._unheard:
+            uptime_us = min([handed.uptime_us for handed in identity.arrived.values()], default=0)
+            seen = self._age_us(identity.seen_us, uptime_us) <= kept_us
         if seen and not any(copy.token in self._fates for copy in identity.copies):
             self._fail(copies[0].token, "the group that gives up never got it")
 
