@@ -22,54 +22,58 @@ from tests.simulation.mistakes import (
 )
 from tests.simulation.run import run_seed
 
-SEEDS_MAX = 40
-# The seed that noticed a mistake last, where it is not 0. It comes first, since most other seeds do not notice it. A change
-# of the workload moves seeds: then the others are tried, and a new number here saves that time.
+# Of the seeds that every run of the tests has, those that take less than half as long as most. They come first.
+QUICK = (1, 5, 4, 2, 8, 7, 10, 6)
+SEEDS = tuple(dict.fromkeys([*QUICK, *range(40)]))
+# The seed that noticed a mistake last, where it is not the first of `SEEDS`. A change of the workload moves seeds: then the
+# others are tried, and a new number here saves that time.
 NOTICED_BY = {
-    "a_bad_filter_is_no_filter": 1,
     "a_batch_in_the_order_of_acceptance": 10,
     "a_gate_that_waits_for_nothing": 58,
-    "a_pause_that_frees_the_key": 1,
     "a_read_that_ends_wakes_no_pull": 5,
-    "ack_before_sync": 3,
+    "ack_before_sync": 2,
     "back_to_a_group_that_is_gone": 31,
     "batches_of_one_key_at_once": 10,
     "cancelled_and_delivered": 4,
     "checkpoint_before_sync": 2,
+    "cleanup_by_age": 5,
+    "delay_cut_short": 5,
     "delay_silently_clamped": 6,
     "discarded_after_failures": 7,
-    "early_by_one_tick": 1,
-    "empty_body_on_retry": 3,
+    "empty_body_on_retry": 4,
+    "ends_behind_a_checkpoint_forgotten": 5,
+    "every_end_is_as_wanted": 4,
+    "expiry_forgotten_by_the_broker": 5,
     "filter_forgotten_by_a_restart": 2,
-    "forgotten_in_its_place": 12,
+    "forgotten_in_its_place": 14,
     "given_up_for_good": 3,
     "index_without_ids_of_clients": 2,
-    "keys_that_wait_for_nobody": 1,
     "match_passed_over": 2,
-    "nothing_taken_back": 11,
-    "one_attempt_more": 3,
+    "next_segment_never_named": 5,
+    "one_attempt_more": 18,
     "one_way_send_that_loses_its_last": 8,
     "one_way_send_told_before_its_sync": 14,
-    "ordered_through_the_pipeline": 1,
     "pages_of_subjects_that_skip_one": 2,
-    "published_answered_before_its_sync": 57,
+    "policy_decides_at_once": 0,
+    "prepared_is_seen": 4,
+    "published_answered_before_its_sync": 2,
     "queues_emptied_for_nobody": 2,
+    "read_skips_one": 4,
+    "recovery_looks_at_last_two_segments": 5,
     "refused_row_of_a_one_way_send_untold": 14,
-    "refused_without_a_word": 1,
     "removed_by_the_wall_clock": 27,
-    "replay_overlap_delivered_twice": 1,
-    "resent_and_kept": 3,
+    "resent_and_kept": 6,
     "seek_keeps_acks": 4,
-    "seek_leaves_leases": 11,
+    "seek_leaves_leases": 30,
     "sequence_restarts": 2,
-    "transaction_forgotten_behind_its_check_back": 3,
-    "uncertain_hand_off_without_a_look": 3,
+    "stored_behind_its_deadline": 2,
+    "transaction_forgotten_behind_its_check_back": 4,
 }
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.__name__)
 def test_the_mistake_is_noticed(mistake: Callable[[], list[Change]]) -> None:
-    seeds = dict.fromkeys([NOTICED_BY.get(mistake.__name__, 0), *range(SEEDS_MAX)])
+    seeds = dict.fromkeys([NOTICED_BY.get(mistake.__name__, SEEDS[0]), *SEEDS])
     assert any(_noticed(mistake, seed) for seed in seeds), f"{mistake.__doc__}: not noticed"
 
 
@@ -94,7 +98,7 @@ def _is_kept(seed: int) -> bool:
 
 def _some_seed_notices(mistake: Callable[[], list[Change]], first: int) -> bool:
     """In the worlds of a test. `first` is the seed that noticed it last."""
-    return any(_failed(mistake, seed) and not run_seed(seed).failure for seed in (first, *range(SEEDS_MAX)))
+    return any(_failed(mistake, seed) and not run_seed(seed).failure for seed in (first, *SEEDS))
 
 
 def test_files_that_are_forgotten_when_they_are_cut_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,4 +137,4 @@ def test_a_bug_that_a_handler_answers_as_an_internal_error_fails_its_seed() -> N
         return [(Intake, "_due", mistaken)]
 
     with made(broken):
-        assert any("bug while answering send" in run_seed(seed).failure for seed in range(SEEDS_MAX))
+        assert any("bug while answering send" in run_seed(seed).failure for seed in SEEDS)

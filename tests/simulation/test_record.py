@@ -80,7 +80,7 @@ def test_what_a_seed_loads_is_in_the_digest() -> None:
     program = (
         "import sys\n"
         "from tests.simulation.run import run_seed\n"
-        "run_seed(0)\n"
+        "run_seed(1)\n"
         "print(*(module.__file__ for module in sys.modules.values() if getattr(module, '__file__', None)), sep='\\n')\n"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True)
@@ -92,7 +92,7 @@ def test_what_a_seed_loads_is_in_the_digest() -> None:
 
 
 def test_several_processes_find_what_one_finds() -> None:
-    seeds = range(2)
+    seeds = (1, 2)
     alone = {result.seed: result.digest for result in run_many(seeds, 1)}
     assert {result.seed: result.digest for result in run_many(seeds, 2)} == alone
 
