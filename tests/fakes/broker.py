@@ -38,6 +38,7 @@ class FakeBroker:
         self.bodies: dict[int, bytes] = {}
         self.due_ms: dict[int, int] = {}
         self.at_us: dict[int, int] = {}
+        self._texts: list[str] = []
 
     async def deliver(self, batch: StoredBatch, *, uncertain: bool) -> NDArray[np.uint8]:
         self.attempts.append(self.clock.now_us())
@@ -80,5 +81,8 @@ class FakeBroker:
 
     @property
     def texts(self) -> list[str]:
-        """Bodies in the order they arrived."""
-        return [self.bodies[sequence].decode() for sequence in self.stored]
+        """Bodies in the order they arrived. Those of an earlier look are kept: tests look again and again."""
+        if len(self._texts) > len(self.stored):
+            self._texts.clear()
+        self._texts += [self.bodies[sequence].decode() for sequence in self.stored[len(self._texts) :]]
+        return list(self._texts)
