@@ -173,7 +173,8 @@ async def test_a_cancel_whose_commit_fails_gives_the_rows_back_and_they_are_deli
     await host.start()
     client = await host.client()
     count = 5_000
-    due_ms = np.concatenate([host.now_ms + 3_000 + np.arange(count // 2), host.now_ms + 95_000 + np.arange(count // 2)])
+    spread_ms = np.arange(count // 2) // 50
+    due_ms = np.concatenate([host.now_ms + 3_000 + spread_ms, host.now_ms + 95_000 + spread_ms])
     sent = await client.request(
         "send",
         {"count": count, "subject": "s", "due_ms": pack_column(due_ms), "bodies": b"x" * count, "body_length": 1},
