@@ -224,9 +224,15 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
+@cache
+def nodes(tree: ast.AST) -> tuple[ast.AST, ...]:
+    """All nodes of a tree. Many rules look at each: to walk through a tree takes longer than what they do there."""
+    return tuple(ast.walk(tree))
+
+
 def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Full names of imported modules with their lines, wherever in the file they stand."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -257,7 +263,7 @@ def room_of(module: str) -> str:
 
 def modules_imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Our modules that a file imports, with lines: also for types only, and also within functions."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names if alias.name in MODULES)
         elif isinstance(node, ast.ImportFrom):
@@ -281,7 +287,7 @@ def dotted(node: ast.AST) -> str:
 
 
 def calls(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Call):
             yield node.lineno, dotted(node.func)
 
@@ -410,7 +416,7 @@ def test_a_wrong_import_of_a_test_is_found(name: str, code: str) -> None:
 
 def waits(tree: ast.AST) -> set[str]:
     """The names of the asynchronous functions of a file."""
-    return {node.name for node in ast.walk(tree) if isinstance(node, ast.AsyncFunctionDef)}
+    return {node.name for node in nodes(tree) if isinstance(node, ast.AsyncFunctionDef)}
 
 
 def test_state_is_synchronous_except_where_a_caller_waits() -> None:
@@ -553,7 +559,7 @@ SETTERS = {"setattr", "delattr", "__setattr__", "__delattr__"}
 def _made_here(function: ast.AST) -> set[str]:
     """Names of the locals that a function makes by a call. What a method of another object returns is not made here."""
     made = set()
-    for node in ast.walk(function):
+    for node in nodes(function):
         values: list[tuple[ast.expr, ast.expr]] = []
         if isinstance(node, ast.Assign):
             values = [(target, node.value) for target in node.targets]
@@ -575,13 +581,16 @@ def _makes(called: ast.expr) -> bool:
 def assigned_elsewhere(tree: ast.AST) -> list[tuple[int, str]]:
     """Assignments to attributes of other objects, with their lines."""
     found = []
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    functions = [node for node in nodes(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     inner = {
-        child for function in functions for child in ast.walk(function) if child is not function and child in functions
+        child
+        for function in functions
+        for child in nodes(function)
+        if child is not function and isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
     }
     for scope in [tree, *[function for function in functions if function not in inner]]:
         made = set() if scope is tree else _made_here(scope)
-        for node in ast.walk(scope) if scope is not tree else ast.iter_child_nodes(scope):
+        for node in nodes(scope) if scope is not tree else ast.iter_child_nodes(scope):
             targets: list[ast.expr] = []
             if isinstance(node, ast.Assign):
                 targets = [each for target in node.targets for each in _flat(target)]
@@ -628,7 +637,7 @@ COLUMN = re.compile(r"NDArray\[.*\]|[IU]\d+|Ragged")
 def long_constructors(tree: ast.AST) -> list[tuple[int, str]]:
     """Constructors with too many parameters, with lines. `*args` may be any number, so it is too many, but in exceptions."""
     found = []
-    for made in [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]:
+    for made in [node for node in nodes(tree) if isinstance(node, ast.ClassDef)]:
         parameters = _fields_of_part(made)
         for function in made.body:
             if isinstance(function, ast.FunctionDef) and function.name == "__init__":
@@ -749,7 +758,7 @@ def reaches(tree: ast.AST) -> set[str]:
     """The private attributes of other objects that a module uses."""
     return {
         node.attr
-        for node in ast.walk(tree)
+        for node in nodes(tree)
         if isinstance(node, ast.Attribute)
         and node.attr.startswith("_")
         and not node.attr.startswith("__")
