@@ -38,6 +38,7 @@ class FakeBroker:
         self.bodies: dict[int, bytes] = {}
         self.due_ms: dict[int, int] = {}
         self.at_us: dict[int, int] = {}
+        self._looked_at: list[int] = []
         self._texts: list[str] = []
 
     async def deliver(self, batch: StoredBatch, *, uncertain: bool) -> NDArray[np.uint8]:
@@ -82,7 +83,9 @@ class FakeBroker:
     @property
     def texts(self) -> list[str]:
         """Bodies in the order they arrived. Those of an earlier look are kept: tests look again and again."""
-        if len(self._texts) > len(self.stored):
-            self._texts.clear()
-        self._texts += [self.bodies[sequence].decode() for sequence in self.stored[len(self._texts) :]]
+        if self.stored[: len(self._looked_at)] != self._looked_at:  # a test has cleared it
+            self._looked_at, self._texts = [], []
+        new = self.stored[len(self._looked_at) :]
+        self._looked_at += new
+        self._texts += [self.bodies[sequence].decode() for sequence in new]
         return list(self._texts)

@@ -10,9 +10,9 @@ import pytest
 
 from delayserver.broker.queues.queue_table import STEP_QUEUES
 from store.errors import UnreadableError
+from tests.delayserver.broker import brokers
 from tests.delayserver.broker.brokers import (
     GROUP,
-    LIMITS,
     NOW_US,
     SUBJECT,
     drain,
@@ -23,10 +23,13 @@ from tests.delayserver.broker.brokers import (
 )
 from tests.fakes.disk import FakeDisk
 
+# A read of the store brings a few records. A larger one would decode them all again for each pull: few stay in memory.
+LIMITS = replace(brokers.LIMITS, read_ahead_bytes=1000)
+
 
 def stored(disk: FakeDisk, *, checkpoint_at: int, count: int = 300) -> list[int]:
     """Store messages of one subject in many records, with spilled blocks and one checkpoint, and sync; the sequences."""
-    broker = open_broker(disk)
+    broker = open_broker(disk, LIMITS)
     for number, first in enumerate(range(1, count, 3)):
         broker.deliver(messages(first, 3), False, NOW_US)
         if number == checkpoint_at:
@@ -42,7 +45,7 @@ def test_a_kill_between_store_and_queue_rows_loses_no_message(checkpoint_at: int
     disk = FakeDisk()
     sequences = stored(disk, checkpoint_at=checkpoint_at)
     disk.crash(Random(seed))  # blocks behind the checkpoint were never synced: they are lost page by page
-    assert drain(open_broker(disk)) == sequences
+    assert drain(open_broker(disk, LIMITS)) == sequences
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "empty", "removed"])
@@ -60,7 +63,7 @@ def test_without_a_whole_checkpoint_the_queues_are_made_from_the_store(damage: s
         file.datasync()
         file.close()
     disk.kill()
-    assert drain(open_broker(disk)) == sequences
+    assert drain(open_broker(disk, LIMITS)) == sequences
 
 
 def test_a_damaged_block_is_made_again_from_the_store() -> None:
@@ -70,20 +73,20 @@ def test_a_damaged_block_is_made_again_from_the_store() -> None:
         for offset in range(64, disk.size(path), 64):
             disk.flip_bit(path, offset + 8)
     disk.kill()
-    assert drain(open_broker(disk)) == sequences
+    assert drain(open_broker(disk, LIMITS)) == sequences
 
 
 @pytest.mark.parametrize("checkpoint", [False, True])
 def test_a_damaged_record_in_the_middle_costs_its_own_messages_alone(checkpoint: bool) -> None:
     disk = FakeDisk()
     sequences = stored(disk, checkpoint_at=99 if checkpoint else 0)
-    broker = open_broker(disk)
+    broker = open_broker(disk, LIMITS)
     run, path, offset = record_place(broker, 150)
     lost = set(range(1 + run.position, 1 + run.position + run.row_count))
     broker.abandon()
     disk.flip_bit(path, offset + 100)
     disk.kill()
-    broker = open_broker(disk)
+    broker = open_broker(disk, LIMITS)
     assert drain(broker) == [sequence for sequence in sequences if sequence not in lost]
     broker.deliver(messages(1001, 3), False, NOW_US)
     assert drain(broker) == [1001, 1002, 1003], "positions behind the damage are used once"
@@ -168,7 +171,7 @@ def test_a_disk_that_reads_nothing_for_a_moment_loses_no_message(pulls: int) -> 
     disk = FakeDisk()
     sequences = stored(disk, checkpoint_at=99)
     disk.kill()
-    broker = open_broker(disk)
+    broker = open_broker(disk, LIMITS)
     disk.unreadable |= {path: [(64, 1 << 30)] for path in disk.files("/data/broker/")}
     for _ in range(pulls):
         with pytest.raises(UnreadableError):
@@ -195,10 +198,10 @@ def test_a_read_that_the_disk_refuses_once_at_a_start_loses_no_message(checkpoin
 
         disk.refuse = refuse
         try:
-            broker = open_broker(disk)
+            broker = open_broker(disk, LIMITS)
         except UnreadableError:  # it says so, and the next start goes on
             disk.kill()
-            broker = open_broker(disk)
+            broker = open_broker(disk, LIMITS)
         disk.refuse = None
         assert drain(broker) == sequences, number
         if calls[0] <= number:
