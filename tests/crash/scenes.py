@@ -8,22 +8,40 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import TypeVar
 
 from delayserver.protocol.errors import DelayServerError
 from ops.torture.consuming import Consumer
-from ops.torture.producing import LOST, Producer
-from ops.torture.record import Record
+from ops.torture.producing import LOST, SUBJECT, Producer
+from ops.torture.record import Fate, Record
 from ops.torture.verdict import drain, judge
 from store.logs.windows import DAY_MS, day_of
 from tests.crash.points import BY_NAME, COARSE, DAYS, FRESH, LOAD, RESTART, RETENTION, STOP, TORN_RESTART, Point
-from tests.crash.process import ServerUnderTest, small_settings, with_retention
+from tests.crash.process import KIB, ServerUnderTest, small_settings, with_retention
 
 # A point that is not reached within this is not reached: far beyond the second that it takes.
 REACH_TIMEOUT_S = 60.0
-EMPTY_PULLS_MAX = 200
+EMPTY_PULLS_MAX = 50
+# The shortest pull that waits. A server answers at once when something comes, so nothing is seen later by this.
+PULL_WAIT_S = 0.2
+# The load comes as fast as the server takes it, and then slowly: some points wait for windows to end, not for messages.
+FAST_STEPS = 16
+PAUSE_S = 0.12
+# Across the end of a window, and soon over.
+DELAY_MS_MAX = 700
+SEGMENT_BYTES = 8 * KIB
+STEPS_BEFORE_KILL = 8
 Side = TypeVar("Side", Producer, Consumer)
+
+
+class PatientConsumer(Consumer):
+    """A consumer that asks seldom while nothing comes."""
+
+    def step(self, wait_s: float = 0.0, subject: str = SUBJECT, *, drain: bool = False) -> int:
+        """Pulls once and settles some deliveries."""
+        return super().step(max(wait_s, PULL_WAIT_S) if wait_s else 0.0, subject, drain=drain)
 
 
 @contextmanager
@@ -41,13 +59,18 @@ class Scene:
     def __init__(self, folder: Path, point: Point) -> None:
         self.point = point
         settings = small_settings(str(folder / "data"))
+        settings = replace(
+            settings,
+            storage=replace(settings.storage, message_log_segment_bytes=SEGMENT_BYTES),
+            broker=replace(settings.broker, segment_bytes=SEGMENT_BYTES),
+        )
         if point.scene == RETENTION:
             settings = with_retention(settings)
         if point.scene in (COARSE, DAYS):
             settings = replace(settings, storage=replace(settings.storage, fine_horizon_ms=1))
         self.server = ServerUnderTest(folder, settings)
         self._midnight_ms = day_of(self.server.now_us() // 1000) + DAY_MS
-        self._tomorrow = {"due_base_ms": self._midnight_ms, "delay_ms_max": 4000}
+        self._tomorrow = {"due_base_ms": self._midnight_ms, "delay_ms_max": 2999}
         self.chance = random.Random(zlib.crc32(point.name.encode()))
         # Line by line, so that a failed scene can be read beside its files.
         self._history = (folder / "record.txt").open("w", buffering=1)
@@ -55,16 +78,22 @@ class Scene:
 
     # -- load
 
-    def work(self, enough: Callable[[], bool], **producing: int) -> None:
-        """Requests, one after the other, until there were enough or the server is gone."""
+    def _producer(self, **producing: int) -> Producer:
+        more: dict[str, int] = {"delay_ms_max": DELAY_MS_MAX, **producing}
         rare = self.point.scene != RETENTION
+        return Producer(self.record, self.server.address, self.chance, rare_subjects=rare, **more)
+
+    def work(self, enough: Callable[[int], bool], **producing: int) -> None:
+        """Requests, one after the other, until there were enough or the server is gone. `enough` is told their number."""
         with (
-            closing_client(
-                Producer(self.record, self.server.address, self.chance, rare_subjects=rare, **producing)
-            ) as producer,
+            closing_client(self._producer(**producing)) as producer,
             closing_client(Consumer(self.record, self.server.address, self.chance)) as consumer,
         ):
-            while not enough():
+            for steps in count():
+                if enough(steps):
+                    return
+                if steps >= FAST_STEPS:
+                    time.sleep(PAUSE_S)
                 try:
                     producer.step()
                     consumer.step()
@@ -77,7 +106,7 @@ class Scene:
     def work_for(self, duration_s: float, **producing: int) -> None:
         """Load for a time."""
         end_s = time.monotonic() + duration_s
-        self.work(lambda: time.monotonic() > end_s, **producing)
+        self.work(lambda _steps: time.monotonic() > end_s, **producing)
 
     def _die(self, point: Point) -> None:
         """Start a server that dies at a point, and give it reason to."""
@@ -85,7 +114,7 @@ class Scene:
         ahead = self._tomorrow if point.scene == COARSE else {}
         if self.server.start(point.name):
             if point.scene == STOP:
-                self.work_for(0.4)
+                self.work(lambda steps: steps >= STEPS_BEFORE_KILL)
                 self.server.control.armed = True
                 self.record.stopping()
                 self.server.terminate()
@@ -96,9 +125,9 @@ class Scene:
         )
         self.record.crashed()
 
-    def _run_and_kill(self, duration_s: float, **producing: int) -> None:
+    def _run_and_kill(self, enough: Callable[[int], bool], **producing: int) -> None:
         assert self.server.start(), self.server.said()
-        self.work_for(duration_s, **producing)
+        self.work(enough, **producing)
         self.server.kill()
         self.record.crashed()
 
@@ -108,7 +137,7 @@ class Scene:
         """Everything up to the crash at the point."""
         scene = self.point.scene
         if scene == RESTART:
-            self._run_and_kill(0.5)
+            self._run_and_kill(lambda steps: steps >= STEPS_BEFORE_KILL)
         elif scene == TORN_RESTART:
             self._die(BY_NAME[self.point.earlier])
         elif scene == DAYS:
@@ -120,12 +149,15 @@ class Scene:
             self._go_to_that_day()
 
     def _fill_a_day(self) -> None:
-        self._run_and_kill(0.4, **self._tomorrow)
+        # A cancel of this day is in a file that is given back with the day's.
+        self._run_and_kill(
+            lambda steps: steps >= STEPS_BEFORE_KILL and bool(self.record.of(Fate.ENDED)), **self._tomorrow
+        )
         self._go_to_that_day()
 
     def _go_to_that_day(self) -> None:
         """What was one file becomes windows, overdue ones first."""
-        self.server.control.step_us = (self._midnight_ms + 1500) * 1000 - time.time_ns() // 1000
+        self.server.control.step_us = (self._midnight_ms + 2000) * 1000 - time.time_ns() // 1000
 
     def watch(self) -> None:
         """The scene without a crash, for what the server does in it."""
@@ -140,10 +172,9 @@ class Scene:
         """A normal start, the questions of a client that got no answers, some more load, and the verdict."""
         self.server.control.armed = False
         assert self.server.start(), self.server.said()
-        rare = self.point.scene != RETENTION
         with (
-            closing_client(Producer(self.record, self.server.address, self.chance, rare_subjects=rare)) as producer,
-            closing_client(Consumer(self.record, self.server.address, self.chance)) as consumer,
+            closing_client(self._producer()) as producer,
+            closing_client(PatientConsumer(self.record, self.server.address, self.chance)) as consumer,
         ):
             producer.resolve()
             for _ in range(8):

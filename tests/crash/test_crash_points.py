@@ -15,7 +15,7 @@ import pytest
 from tests.crash.points import DAYS, LOAD, POINTS, RETENTION, Operation, Point, needs_point
 from tests.crash.scenes import Scene
 
-SCENES_AT_ONCE = 4
+SCENES_AT_ONCE = 2
 TEST = "test_nothing_promised_is_broken_by_a_kill_at"
 
 
