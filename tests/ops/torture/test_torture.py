@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,32 +14,41 @@ import pytest
 
 from delayserver.client import Delivery
 from delayserver.protocol.outcomes import Outcome
+from ops.torture import server
+from ops.torture.__main__ import main
 from ops.torture.harness import Plan, StateRefused, Torture
 from ops.torture.power import FILE_SYSTEMS, PowerDisk, why_not
 from ops.torture.record import Fate, Instance, Record
 from store.disk.filesystem import RealFileSystem, read_whole
 from store.errors import DiskError, SyncFailedError
+from tests.forked import forking
 
-ROOT = Path(__file__).parents[3]
 NOW_US = 1_800_000_000_000_000
 DUE_MS = NOW_US // 1000 - 100
 
 
-def test_a_server_killed_again_and_again_under_load_keeps_every_promise(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "ops.torture",
-        "--kills",
-        "8",
-        "--seed",
-        str(os.getpid()),
-        "--directory",
-        str(tmp_path),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=240, check=False)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    report = json.loads(done.stdout)
+Tortured = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def torture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Tortured:
+    """`python -m ops.torture` with these arguments, in this process; its report. The servers are forked."""
+    forking(monkeypatch, server)
+
+    def run(*arguments: str) -> dict[str, Any]:
+        command = ["torture", *arguments, "--seed", str(os.getpid()), "--directory", str(tmp_path)]
+        monkeypatch.setattr(sys, "argv", command)
+        code = main()
+        said = capsys.readouterr()
+        assert code == 0, said.out[-3000:] + said.err[-3000:]
+        report: dict[str, Any] = json.loads(said.out)
+        return report
+
+    return run
+
+
+def test_a_server_killed_again_and_again_under_load_keeps_every_promise(torture: Tortured) -> None:
+    report = torture("--kills", "8")
     assert report["passed"]
     assert report["kills"] == 8
     assert (report["lost"], report["early"], report["violations"]) == (0, 0, [])
@@ -215,7 +224,10 @@ def test_a_request_of_this_life_is_not_taken_for_one_that_a_crash_cut_off(record
     assert record.unanswered(Fate.ASKED) == [asked]
 
 
-def test_a_saved_run_goes_on_where_it_was_and_refuses_other_code(tmp_path: Path) -> None:
+def test_a_saved_run_goes_on_where_it_was_and_refuses_other_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forking(monkeypatch, server)
     plan = Plan(2, 5, str(tmp_path / "first"), run_s_max=0.2, state=str(tmp_path / "state"), save_every=1)
     (tmp_path / "first").mkdir()
     first = Torture(plan, lambda _line: None)
@@ -261,14 +273,10 @@ def test_a_cancel_of_an_accepted_message_answered_unknown_is_a_violation(record:
     assert "was answered unknown" in record.violations[0]
 
 
-def test_a_server_whose_disk_loses_power_again_and_again_keeps_every_promise(tmp_path: Path) -> None:
+def test_a_server_whose_disk_loses_power_again_and_again_keeps_every_promise(torture: Tortured) -> None:
     if missing := why_not("ext4"):
         pytest.skip(missing)
-    command = [sys.executable, "-m", "ops.torture", "--cuts", "3", "--seed", str(os.getpid())]
-    command += ["--directory", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=280, check=False)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    report = json.loads(done.stdout)
+    report = torture("--cuts", "3")
     assert (report["power"], report["kills"], report["lost"], report["early"]) == ("ext4", 3, 0, 0)
     assert report["accepted"] > 50 and report["arrived"] > 50
 
