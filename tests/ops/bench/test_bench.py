@@ -8,18 +8,23 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from ops.bench import server_process, with_tokens
+from ops.bench.command import bench
 from ops.bench.consuming import Received, verify
 from ops.bench.figures import Options, Run, WrongResult, median_details
 from ops.bench.peer import HarnessMissing, load_harness
 from ops.bench.pushing import Handled, latencies
 from ops.bench.report import markdown, table_line
 from ops.bench.rows import ROWS, Row
+from tests.forked import forking
 
 ROOT = Path(__file__).parents[3]
 
@@ -60,7 +65,8 @@ NAMES = [
 ]
 
 
-def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own."""
     return subprocess.run(
         [sys.executable, "-m", "ops.bench", *arguments],
         cwd=ROOT,
@@ -72,9 +78,24 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def records(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+Records = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.fixture
+def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Records:
+    """Runs the command in this process; what it prints. Its servers are forked."""
+    forking(monkeypatch, server_process)
+    at_the_end: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(server_process, "atexit", SimpleNamespace(register=lambda *call, **_: at_the_end.append(call)))
+
+    def run(*arguments: str) -> list[dict[str, Any]]:
+        options = ("--json", "--runs", "1", "--data-dir", str(tmp_path))
+        assert bench.main([*arguments, *options], standalone_mode=False) == 0
+        for function, *given in at_the_end:
+            function(*given)
+        return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+    return run
 
 
 def received(numbers: list[int], *, late_us: int = 700) -> Received:
@@ -87,12 +108,8 @@ def test_the_rows_have_the_names_that_were_agreed() -> None:
     assert [row.name for row in ROWS] == NAMES
 
 
-def test_two_rows_measure_a_real_server_and_print_one_object_each(tmp_path: Path) -> None:
-    done = bench(
-        "ingest-c1b1", "cancel", "--json", "--runs", "1", "--seconds", "0.1", "--messages", "800",
-        "--data-dir", str(tmp_path),
-    )  # fmt: skip
-    first, second = records(done)
+def test_two_rows_measure_a_real_server_and_print_one_object_each(records: Records, tmp_path: Path) -> None:
+    first, second = records("ingest-c1b1", "cancel", "--seconds", "0.1", "--messages", "800")
     assert (first["row"], first["unit"]) == ("ingest-c1b1", "msg/s")
     assert first["value"] > 0 and first["messages"] > 0 and first["call_p99_ms"] >= first["call_p50_ms"]
     assert (second["row"], second["unit"], second["messages"]) == ("cancel", "msg/s", 800)
@@ -102,10 +119,8 @@ def test_two_rows_measure_a_real_server_and_print_one_object_each(tmp_path: Path
     assert list(tmp_path.iterdir()) == [], "the data directories are removed"
 
 
-def test_messages_due_in_one_second_all_arrive_and_none_early(tmp_path: Path) -> None:
-    (record,) = records(
-        bench("thunder-100k", "--json", "--runs", "1", "--messages", "500", "--data-dir", str(tmp_path))
-    )
+def test_messages_due_in_one_second_all_arrive_and_none_early(records: Records) -> None:
+    (record,) = records("thunder-100k", "--messages", "500")
     assert (record["delivered"], record["early"], record["unit"]) == (500, 0, "s")
     assert (
         0 < record["p50_ms"] <= record["p99_ms"] <= record["max_ms"] == pytest.approx(record["value"] * 1000, rel=0.01)
@@ -113,7 +128,7 @@ def test_messages_due_in_one_second_all_arrive_and_none_early(tmp_path: Path) ->
 
 
 def test_an_unknown_row_is_a_usage_error_that_names_the_rows() -> None:
-    done = bench("ingest-c9b9")
+    done = command("ingest-c9b9")
     assert done.returncode == 2 and "ingest-c8b1000" in done.stderr
 
 
@@ -169,13 +184,13 @@ def test_a_missing_harness_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_comparing_says_where_the_harness_is_to_come_from_or_what_to_install(tmp_path: Path) -> None:
-    done = bench("compare", "--harness", str(tmp_path), "--peers", "beanstalkd", "--data-dir", str(tmp_path))
+    done = command("compare", "--harness", str(tmp_path), "--peers", "beanstalkd", "--data-dir", str(tmp_path))
     assert done.returncode == 1
     assert "common.py" in done.stderr or "apt-get install beanstalkd" in done.stderr
 
 
-def test_messages_are_pushed_to_a_handler_each_once(tmp_path: Path) -> None:
-    (record,) = records(bench("push-10000", "--json", "--runs", "1", "--seconds", "0.05", "--data-dir", str(tmp_path)))
+def test_messages_are_pushed_to_a_handler_each_once(records: Records) -> None:
+    (record,) = records("push-10000", "--seconds", "0.05")
     assert (record["row"], record["unit"], record["handled"]) == ("push-10000", "ms", 500)
     assert 0 < record["p50_ms"] <= record["p99_ms"] <= record["max_ms"]
     assert record["value"] == record["p99_ms"] and record["dispatched_p99_ms"] > 0
@@ -188,20 +203,19 @@ def test_a_push_that_loses_or_repeats_a_message_counts_for_nothing(numbers: list
         latencies(Handled(column, column, column + 5, column + 2, 0.1), 3)
 
 
-def test_a_backlog_on_a_slow_disk_is_read_beside_a_client_of_fresh_messages(tmp_path: Path) -> None:
-    arguments = ("backlog-fairness", "--json", "--runs", "1", "--seconds", "1", "--messages", "20000")
-    (record,) = records(bench(*arguments, "--data-dir", str(tmp_path)))
+def test_a_backlog_on_a_slow_disk_is_read_beside_a_client_of_fresh_messages(records: Records) -> None:
+    (record,) = records("backlog-fairness", "--seconds", "1", "--messages", "20000")
     assert (record["row"], record["unit"]) == ("backlog-fairness", "ratio")
     assert record["backlog_pulls"] > 0
 
 
-def test_a_warm_backlog_is_consumed_whole(tmp_path: Path) -> None:
-    (record,) = records(bench("consume-1m", "--json", "--runs", "1", "--messages", "3000", "--data-dir", str(tmp_path)))
+def test_a_warm_backlog_is_consumed_whole(records: Records) -> None:
+    (record,) = records("consume-1m", "--messages", "3000")
     assert (record["row"], record["messages"]) == ("consume-1m", 3000)
 
 
-def test_tokens_are_measured_against_a_server_without(tmp_path: Path) -> None:
-    arguments = ("tokens", "--json", "--runs", "1", "--seconds", "0.02", "--messages", "1000")
-    (record,) = records(bench(*arguments, "--data-dir", str(tmp_path)))
+def test_tokens_are_measured_against_a_server_without(records: Records, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(with_tokens, "PAIRS", 2)  # each server comes first once
+    (record,) = records("tokens", "--seconds", "0.02", "--messages", "1000")
     assert record["row"] == "tokens"
     assert min(record[f"{shape}_ratio"] for shape in ("c1b1", "c8b1", "c8b1000", "deliver")) == record["value"] > 0
