@@ -38,7 +38,7 @@ MISTAKES = "tests/simulation/test_mistakes.py"
 # Files whose tests share a Spark session.
 ONE_SESSION = {f"tests/ops/audit/test_{name}.py" for name in ("audit_of_a_server", "findings", "sink", "sources")}
 # Modules that fork processes by the one forkserver of a test process.
-FORKING = ("ops.bench.children", "tests.crash.process")
+FORKING = ("ops.bench.children", "tests.crash.process", "tests.ops.examples.shop")
 JAVA_MIN = 17
 
 

@@ -1,4 +1,6 @@
-"""A server started as an operator starts it: `python -m delayserver serve`, with another environment or fewer rights."""
+"""A server started as an operator starts it: `python -m delayserver serve`, with another environment or fewer rights.
+
+Where both are those of the tests, it is forked."""
 
 from __future__ import annotations
 
@@ -11,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+
+from tests.forked import popen
 
 ROOT = Path(__file__).parents[2]
 STOP_TIMEOUT_S = 60.0
@@ -44,19 +48,19 @@ class CommandLineServer:
         self._log = folder / "server.log"
         self._prefix = list(prefix)
         self._env = {**os.environ, **(env or {})}
+        self._forked = not prefix and not env and root == ROOT
         self._root = root
         self._options = list(options)
-        self._process: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self.address = ""
 
     def start(self) -> bool:
         """Start; whether it got ready, otherwise it has ended."""
         command = [*self._prefix, sys.executable, "-m", "delayserver", "serve", "--json", "--port", "0", *self._options]
         command += ["--data-dir", str(self.data_dir), "--config", str(self._config)]
+        start = popen if self._forked else subprocess.Popen
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=log, cwd=self._root, env=self._env, text=True
-            )
+            self._process = start(command, stdout=subprocess.PIPE, stderr=log, cwd=self._root, env=self._env)
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:

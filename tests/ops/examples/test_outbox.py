@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,10 +13,9 @@ import pytest
 from delayserver.client import Client
 from tests.delayserver.cli.conftest import serving
 from tests.ops.examples import postgres
+from tests.ops.examples.shop import run_shop
 
 psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed: it is in the extra `test`")
-
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +35,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def shop(dsn: str, address: str, *arguments: str) -> int:
     """Runs the example; its return code."""
-    command = [sys.executable, "-m", "ops.examples.outbox", *arguments, "--dsn", dsn, "--server", address]
-    done = subprocess.run(command, check=False, cwd=ROOT, env=dict(os.environ), timeout=60)
-    return done.returncode
+    return run_shop(*arguments, "--dsn", dsn, "--server", address)
 
 
 def announced(address: str, number: int, wait_s: float) -> list[int]:
