@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect
 
 from delayserver.client import Client
+from tests.delayserver.cli.conftest import run
 from tests.delayserver.web.chromium import WAIT_MS, chromium
 from tests.delayserver.web.tls_proxy import tls_proxy
 from tests.delayserver.web.web_server import Web, serve, stop
@@ -512,11 +511,10 @@ class Guarded:
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     data = str(tmp_path_factory.mktemp("guarded") / "data")
-    create = [sys.executable, "-m", "delayserver", "token", "create", "--role", "admin", "--json", "--data-dir", data]
-    made = subprocess.run(create, cwd=ROOT, capture_output=True, check=True, timeout=60)
+    made = run("token", "create", "--role", "admin", "--json", "--data-dir", data)
     web = serve("--data-dir", data, "--set", f"http.allowed_hosts={PROXY}")
     try:
-        yield Guarded(web, json.loads(made.stdout)["token"])
+        yield Guarded(web, made.row["token"])
         assert stop(web) == ""
     finally:
         web.process.kill()

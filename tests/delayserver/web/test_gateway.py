@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -21,7 +20,9 @@ from delayserver.protocol.errors import Unauthenticated
 from delayserver.web.bodies import TOKEN
 from delayserver.web.clients import Clients
 from delayserver.web.process import NICE
+from tests.delayserver.cli.conftest import run
 from tests.delayserver.web.web_server import ROOT, SECONDS_MAX, Web, serve, stop
+from tests.forked import Program
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
@@ -184,18 +185,14 @@ def test_a_gateway_ends_when_its_server_is_killed(tmp_path: Path) -> None:
 
 
 def test_a_port_that_is_taken_is_an_error_of_the_start(web: Web, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "delayserver", "serve", "--data-dir", str(tmp_path / "data"), "--port", "0"]
-    done = subprocess.run(
-        [*command, "--http-port", str(web.port)], cwd=ROOT, capture_output=True, timeout=SECONDS_MAX, check=False
-    )
-    assert (done.returncode, done.stdout) == (1, b"")
-    error = done.stderr.decode()
-    assert f"cannot listen for HTTP on 127.0.0.1:{web.port}: another process" in error and "--http-port" in error
+    done = run("serve", "--data-dir", str(tmp_path / "data"), "--port", "0", "--http-port", str(web.port))
+    assert (done.code, done.out) == (1, "")
+    assert f"cannot listen for HTTP on 127.0.0.1:{web.port}: another process" in done.err and "--http-port" in done.err
 
 
 def test_a_gateway_can_run_alone(web: Web) -> None:
-    command = [sys.executable, "-m", "delayserver", "http", "--server", web.address, "--port", "0", "--json"]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    command = ["http", "--server", web.address, "--port", "0", "--json"]
+    with Program(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         ready = json.loads(process.stdout.readline())
         alone = Web(process, ready["host"], ready["http_port"], web.address)
@@ -204,8 +201,8 @@ def test_a_gateway_can_run_alone(web: Web) -> None:
 
 
 def test_a_gateway_without_a_server_says_so() -> None:
-    command = [sys.executable, "-m", "delayserver", "http", "--server", "127.0.0.1:1", "--port", "0", "--json"]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    command = ["http", "--server", "127.0.0.1:1", "--port", "0", "--json"]
+    with Program(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         ready = json.loads(process.stdout.readline())
         alone = Web(process, ready["host"], ready["http_port"], "")

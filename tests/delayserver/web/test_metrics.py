@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from delayserver.client import Client
 from tests.delayserver.web.web_server import ROOT, SECONDS_MAX, Web
+from tests.forked import Program
 
 
 def scraped(web: Web) -> dict[str, float]:
@@ -83,10 +83,8 @@ def test_promtool_finds_nothing_to_say(web: Web) -> None:
 @pytest.fixture
 def alone() -> Iterator[Web]:
     """A gateway whose server is not there."""
-    command = [sys.executable, "-m", "delayserver", "http", "--server", "127.0.0.1:1", "--port", "0", "--json"]
-    process = subprocess.Popen(
-        command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    command = ["http", "--server", "127.0.0.1:1", "--port", "0", "--json"]
+    process = Program(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     ready = json.loads(process.stdout.readline())
     try:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -21,8 +19,9 @@ from delayserver.client import Client
 from delayserver.protocol.errors import QueueFull
 from delayserver.web.bodies import TOKEN
 from delayserver.web.clients import Clients
+from tests.delayserver.cli.conftest import run
 from tests.delayserver.web.test_attacks import to_the_end
-from tests.delayserver.web.web_server import ROOT, SECONDS_MAX, Reply, Web, serve, stop
+from tests.delayserver.web.web_server import SECONDS_MAX, Reply, Web, serve, stop
 
 MESSAGE = {"subject": "orders.a", "body": "x", "delay": "1h"}
 
@@ -51,11 +50,7 @@ class Guarded:
 
 def first_admin(data: Path) -> str:
     """A token for all, in a new data directory."""
-    create = ["token", "create", "--role", "admin", "--json", "--data-dir", str(data)]
-    made = subprocess.run(
-        [sys.executable, "-m", "delayserver", *create], cwd=ROOT, capture_output=True, check=True, timeout=SECONDS_MAX
-    )
-    return str(json.loads(made.stdout)["token"])
+    return str(run("token", "create", "--role", "admin", "--json", "--data-dir", str(data)).row["token"])
 
 
 @pytest.fixture(scope="module")

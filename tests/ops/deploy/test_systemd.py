@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from delayserver.cli import cli
+from tests.delayserver.cli.conftest import run
 
 UNITS = Path(__file__).parents[3] / "ops" / "deploy" / "systemd"
 SERVER, BROKER = "delayserver.service", "delayserver-broker@.service"
@@ -104,16 +104,11 @@ def test_a_wrong_configuration_ends_the_unit_and_is_not_tried_again(unit: str, t
     (tmp_path / "wrong.toml").write_text("[listen]\nport = 'none'\nhots = 1\n")
     command = values["ExecStart"].split()[1]
     config = ["--config", str(tmp_path / "wrong.toml")]
-    started = delayserver(command, *config, "--data-dir", str(tmp_path / "data"))
-    assert str(started.returncode) == values["RestartPreventExitStatus"]
-    checked = delayserver("config", "check", *config)
-    assert checked.returncode != 0 and {"port", "hots"} <= set(re.findall(r"\w+", checked.stderr))
+    started = run(command, *config, "--data-dir", str(tmp_path / "data"))
+    assert str(started.code) == values["RestartPreventExitStatus"]
+    checked = run("config", "check", *config)
+    assert checked.code != 0 and {"port", "hots"} <= set(re.findall(r"\w+", checked.err))
     assert values["ExecStartPre"].startswith("-"), "systemd would start the unit again and again"
-
-
-def delayserver(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "delayserver", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
 def test_the_audit_file_that_the_document_names_is_not_in_the_data_and_the_unit_may_write_it(tmp_path: Path) -> None:
@@ -125,7 +120,5 @@ def test_the_audit_file_that_the_document_names_is_not_in_the_data_and_the_unit_
     # A new data directory with a file in it is refused, and the log is written first.
     (tmp_path / "data").mkdir()
     inside = f"log.audit_file={tmp_path / 'data' / 'audit.log'}"
-    refused = delayserver(
-        "serve", "--data-dir", str(tmp_path / "data"), "--port", "0", "--http-port", "0", "--set", inside
-    )
-    assert refused.returncode == 1 and "not empty" in refused.stderr
+    refused = run("serve", "--data-dir", str(tmp_path / "data"), "--port", "0", "--http-port", "0", "--set", inside)
+    assert refused.code == 1 and "not empty" in refused.err
