@@ -12,6 +12,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,8 +26,8 @@ from delayserver.protocol.errors import ConnectionLost, DelayServerError, DiskFu
 from delayserver.protocol.outcomes import Outcome
 from tests.crash.command_line import require
 from tests.crash.process import KIB, ServerUnderTest, small_settings
-from tests.delayserver.cli.conftest import run
 
+ROOT = Path(__file__).parents[2]
 MIB = 1 << 20
 HOUR_US = 3_600_000_000
 SUBJECT, GROUP = "bad.day", "g"
@@ -366,12 +367,18 @@ def test_a_clock_set_back_between_two_runs_loses_and_hastens_nothing(server: Ser
 # -- two servers, and a clean end
 
 
+def command_line(data_dir: str) -> list[str]:
+    return [sys.executable, "-m", "delayserver", "serve", "--data-dir", data_dir, "--port", "0", "--http-port", "0"]
+
+
 def test_a_second_process_on_the_same_directory_is_refused_with_one_clear_line(server: ServerUnderTest) -> None:
     assert server.start(), server.said()
-    second = run("serve", "--data-dir", server.data_dir, "--port", "0", "--http-port", "0")
-    assert second.code == 1
-    assert second.out == ""
-    (line,) = second.err.strip().splitlines()
+    second = subprocess.run(
+        command_line(server.data_dir), capture_output=True, text=True, cwd=ROOT, timeout=30, check=False
+    )
+    assert second.returncode == 1
+    assert second.stdout == ""
+    (line,) = second.stderr.strip().splitlines()
     assert f"in use by process {server.pid} (delayserver server)" in line
     with Client(server.address) as client:
         assert client.send(SUBJECT, "still served", delay_ms=1).sequence == 1
