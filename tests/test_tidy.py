@@ -744,6 +744,7 @@ delayserver/server/test_rare_storage.py: _finder _stretches
 delayserver/state/memory/test_group_queue.py: _chunks
 delayserver/upkeep/test_retention.py: _remove
 failing/scenario.py: _ALLOW_DETERMINISTIC_SCHEDULING _r
+forked.py: _run_exitfuncs _shutdown
 ops/audit/evidence.py: _capture _evidence
 ops/torture/test_judging.py: _loop
 simulation/bounds.py: _state
