@@ -7,8 +7,8 @@ from typing import Any
 from ops.audit.session import start_session
 
 
-def quick_session(master: str) -> Any:
-    """A local session; queries are interpreted."""
+def quick_session(master: str | None) -> Any:
+    """A local session, or the running one; queries are interpreted."""
     session = start_session(master)
     for name, value in (
         ("spark.sql.codegen.wholeStage", "false"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from click.exceptions import ClickException  # noqa: E402 - behind the check tha
 from delayserver.protocol.outcomes import Outcome  # noqa: E402
 from delayserver.protocol.receipts import parse_receipt  # noqa: E402
 from ops.audit.audit import Audit  # noqa: E402
+from ops.audit.balance import PROBLEMS  # noqa: E402
 from ops.audit.command import report  # noqa: E402
 from ops.audit.completeness import CompletenessQuestion  # noqa: E402
 from ops.audit.latency import LatencyQuestion  # noqa: E402
@@ -34,14 +36,58 @@ def _balance(spark: Any, *paths: str, chosen: Range | None = None) -> dict[str, 
     return audit.completeness(question, broker_log=False, use=lambda made: made.to_map())
 
 
-def _latency(spark: Any, *paths: str, chosen: Range | None = None) -> dict[str, Any]:
-    audit = Audit(lambda: spark, RealFileSystem(), paths, lambda _line: None)
-    return audit.latency(LatencyQuestion(chosen or Range()), lambda made: made.to_map())
+def _latency(*paths: str, spark: Any = None, chosen: Range | None = None, by: tuple[str, ...] = ("subject",)) -> Any:
+    """The latency report of Spark, or without a session the same report of this process."""
+    audit = Audit(lambda: spark, RealFileSystem(), paths, lambda _line: None, 0 if spark else 1 << 40)
+    return audit.latency(LatencyQuestion(chosen or Range(), by=by), lambda made: made.to_map())
 
 
-def test_lost_duplicated_early_and_orphaned_are_found_by_name(spark: Any, tmp_path: Path) -> None:
-    path = HandMade(
-        tmp_path / "data",
+def _given(patch: pytest.MonkeyPatch, found: dict[str, Any]) -> None:
+    """Lets commands write this balance, which Spark has made, instead of asking Spark again."""
+
+    def completeness(audit: Audit, _question: Any, *, broker_log: bool, use: Any) -> dict[str, Any]:
+        assert audit.paths and not broker_log and use
+        return found
+
+    patch.setattr(Audit, "completeness", completeness)
+
+
+@dataclass(frozen=True)
+class Audited:
+    """One audit of many servers, each with mistakes of its own."""
+
+    paths: dict[int, str]
+    found: dict[str, Any]
+
+    def balance(self, server: int) -> dict[str, Any]:
+        """The figures of one server."""
+        (row,) = [row for row in self.found["by_server"] if row["server_id"] == f"{server:012x}"]
+        return dict(row)
+
+    def evidence(self, server: int) -> dict[str, list[dict[str, Any]]]:
+        """The messages of one server that are listed, by problem."""
+        listed = self.found["evidence"].items()
+        return {name: [row for row in rows if row["server_id"] == f"{server:012x}"] for name, rows in listed}
+
+
+WRONG, TWO_ENDS, CANCELLED, DAMAGED, RETIRED, EAST, WEST = range(11, 18)
+
+
+@pytest.fixture(scope="module")
+def audited(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Audited:
+    """Spark joins the logs of all servers at once. What it does for one takes as long as for all."""
+    folder = tmp_path_factory.mktemp("servers")
+    servers = (_wrong, _two_ends, _cancelled, _damaged, _retired, _east, _west)
+    paths = {made.server_id: made.write() for made in [server(folder / server.__name__) for server in servers]}
+    checkpoint = Path(paths[DAMAGED], "checkpoint")
+    checkpoint.write_bytes(checkpoint.read_bytes()[:-1])
+    return Audited(paths, _balance(spark, *paths.values()))
+
+
+def _wrong(path: Path) -> HandMade:
+    return HandMade(
+        path,
+        WRONG,
         messages=[1, 2, 3, 4, 5],
         scheduled=[1, 2, 3, 5],
         unreplayed=[6],  # waits for its replay, and is not lost
@@ -52,27 +98,39 @@ def test_lost_duplicated_early_and_orphaned_are_found_by_name(spark: Any, tmp_pa
             (3, Outcome.DELIVERED, -5),
             (9, Outcome.DELIVERED, 100),
         ],
-    ).write()
-    found = _balance(spark, path)
+    )
+
+
+def test_lost_duplicated_early_and_orphaned_are_found_by_name(
+    audited: Audited, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, evidence, path = audited.balance(WRONG), audited.evidence(WRONG), audited.paths[WRONG]
     assert {name: found[name] for name in ("lost", "duplicated", "early", "orphaned")} == {
         "lost": 1, "duplicated": 1, "early": 1, "orphaned": 1,
     }  # fmt: skip
     sequences = {
-        name: [row["sequence"] for row in found["evidence"][name]]
-        for name in ("lost", "duplicated", "early", "orphaned")
+        name: [row["sequence"] for row in evidence[name]] for name in ("lost", "duplicated", "early", "orphaned")
     }
     assert sequences == {"lost": [4], "duplicated": [2], "early": [3], "orphaned": [9]}
-    receipt = parse_receipt(found["evidence"]["lost"][0]["receipt"])
-    assert (receipt.server_id, receipt.due_ms, receipt.sequence) == (f"{7:012x}", START_MS + 4, 4)
+    receipt = parse_receipt(evidence["lost"][0]["receipt"])
+    assert (receipt.server_id, receipt.due_ms, receipt.sequence) == (f"{WRONG:012x}", START_MS + 4, 4)
     assert (found["accepted"], found["delivered"], found["pending"], found["overdue"]) == (6, 3, 3, 3)
-    late = _latency(spark, path)
+    late = _latency(path)
     assert (late["count"], late["early"]) == (5, 1)
+    whole = {"balanced": True, **{name: 0 for name in audited.found if name in PROBLEMS}, "corrupt": []}
+    for problem in [name for name in PROBLEMS if name in audited.found]:
+        _given(monkeypatch, audited.found | whole | {problem: 1})
+        assert report.main(["completeness", path, "--json"], standalone_mode=False) == 1, problem
+    _given(monkeypatch, audited.found | whole | {"balanced": False})
     assert report.main(["completeness", path, "--json"], standalone_mode=False) == 1
+    _given(monkeypatch, audited.found | whole)
+    assert report.main(["completeness", path, "--json"], standalone_mode=False) == 0
 
 
-def test_a_message_with_two_ends_is_found_and_one_whose_end_was_moved_is_not(spark: Any, tmp_path: Path) -> None:
-    path = HandMade(
-        tmp_path / "data",
+def _two_ends(path: Path) -> HandMade:
+    return HandMade(
+        path,
+        TWO_ENDS,
         messages=[1, 2, 3, 4, 5, 6],
         scheduled=[1, 2, 3, 4, 5, 6],
         cancels=[1, 2, 3, 6],
@@ -84,30 +142,40 @@ def test_a_message_with_two_ends_is_found_and_one_whose_end_was_moved_is_not(spa
             (5, Outcome.DELIVERED, 900),
         ],
         coarse=[(3, Outcome.CANCELLED, 0), (4, Outcome.CANCELLED, 0)],
-    ).write()  # the outcome of 6 is still to be recorded
-    found = _balance(spark, path)
-    assert [row["sequence"] for row in found["evidence"]["duplicated"]] == [1, 4]
+    )  # the outcome of 6 is still to be recorded
+
+
+def test_a_message_with_two_ends_is_found_and_one_whose_end_was_moved_is_not(audited: Audited) -> None:
+    found = audited.balance(TWO_ENDS)
+    assert [row["sequence"] for row in audited.evidence(TWO_ENDS)["duplicated"]] == [1, 4]
     assert {name: found[name] for name in ("accepted", "pending", "duplicated", "lost", "orphaned")} == {
         "accepted": 6, "pending": 1, "duplicated": 2, "lost": 0, "orphaned": 0,
     }  # fmt: skip
 
 
-def test_a_cancel_of_a_message_that_is_gone_counts_as_no_message(spark: Any, tmp_path: Path) -> None:
-    path = HandMade(tmp_path / "data", messages=[1], scheduled=[1], cancels=[2]).write()
-    found = _balance(spark, path)
+def _cancelled(path: Path) -> HandMade:
+    return HandMade(path, CANCELLED, messages=[1], scheduled=[1], cancels=[2])
+
+
+def test_a_cancel_of_a_message_that_is_gone_counts_as_no_message(audited: Audited) -> None:
+    found = audited.balance(CANCELLED)
     assert (found["accepted"], found["pending"], found["orphaned"], found["lost"]) == (1, 1, 0, 0)
 
 
-def test_a_damaged_checkpoint_is_a_finding(spark: Any, tmp_path: Path) -> None:
-    path = HandMade(tmp_path / "data", messages=[1], scheduled=[1]).write()
-    checkpoint = Path(path, "checkpoint")
-    checkpoint.write_bytes(checkpoint.read_bytes()[:-1])
-    assert [row["file"] for row in _balance(spark, path)["corrupt"]] == [str(checkpoint)]
-    assert report.main(["completeness", path, "--json"], standalone_mode=False) == 1
+def _damaged(path: Path) -> HandMade:
+    return HandMade(path, DAMAGED, messages=[1], scheduled=[1])
+
+
+def test_a_damaged_checkpoint_is_a_finding(audited: Audited, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = str(Path(audited.paths[DAMAGED], "checkpoint"))
+    assert [row["file"] for row in audited.found["corrupt"]] == [checkpoint]
+    whole = {"balanced": True, **{name: 0 for name in audited.found if name in PROBLEMS}}
+    _given(monkeypatch, audited.found | whole)
+    assert report.main(["completeness", audited.paths[DAMAGED], "--json"], standalone_mode=False) == 1
 
 
 def test_both_reports_count_messages_that_may_have_been_delivered_twice(
-    spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = HandMade(
         tmp_path / "data",
@@ -120,10 +188,11 @@ def test_both_reports_count_messages_that_may_have_been_delivered_twice(
         unanswered={2: 1, 3: 255, 4: 1, 5: 1},
         retries=[4],  # a redelivery to one consumer group, which is no message of its own
     ).write()
-    found, late = _balance(spark, path), _latency(spark, path)
+    found, late = _balance(spark, path), _latency(path)
     assert (found["maybe_twice"], late["attempts"]["maybe_twice"]) == (2, 2)
     assert [row["maybe_twice"] for row in (*found["by_subject"], *found["by_hour"], *found["by_server"])] == [2, 2, 2]
     assert (found["duplicated"], late["attempts"]["by_count"]) == (0, {"1": 3})
+    _given(monkeypatch, found)
     assert report.main(["completeness", path], standalone_mode=False) == 0, "it is no finding"
     lines = capsys.readouterr().out.splitlines()
     assert [line.split() for line in lines if line.startswith("maybe_twice")] == [["maybe_twice", "2"]]
@@ -138,19 +207,28 @@ def test_both_reports_count_messages_that_may_have_been_delivered_twice(
         assert f'<dd data-figure="{figure}">2</dd>' in page.read_text(), figure
 
 
-def test_servers_with_the_same_sequences_are_distinguished(spark: Any, tmp_path: Path) -> None:
-    paths = [
-        HandMade(
-            tmp_path / name, server_id=server, subject=name, messages=[1, 2], scheduled=[1, 2],
-            outcomes=[(1, Outcome.DELIVERED, 1000 * server)],
-        ).write()
-        for server, name in ((7, "east"), (8, "west"))
-    ]  # fmt: skip
-    found = _balance(spark, *paths)
-    assert (found["accepted"], found["delivered"], found["pending"], found["duplicated"]) == (4, 2, 2, 0)
-    assert [row["server_id"] for row in found["by_server"]] == [f"{7:012x}", f"{8:012x}"]
-    late = _latency(spark, *paths)
-    assert [(row["subject"], row["lateness_ms"]["max"]) for row in late["by"]] == [("east", 7.0), ("west", 8.0)]
+def _east(path: Path) -> HandMade:
+    return _with_one_delivered(path, EAST)
+
+
+def _west(path: Path) -> HandMade:
+    return _with_one_delivered(path, WEST)
+
+
+def _with_one_delivered(path: Path, server: int) -> HandMade:
+    outcomes = [(1, Outcome.DELIVERED, 1000 * server)]
+    return HandMade(path, server, subject=str(server), messages=[1, 2], scheduled=[1, 2], outcomes=outcomes)
+
+
+def test_servers_with_the_same_sequences_are_distinguished(audited: Audited) -> None:
+    figures = ("accepted", "delivered", "pending", "duplicated")
+    assert [row["server_id"] for row in audited.found["by_server"]] == [f"{server:012x}" for server in audited.paths]
+    for server in (EAST, WEST):
+        assert [audited.balance(server)[name] for name in figures] == [2, 1, 1, 0]
+        (row,) = [row for row in audited.found["by_subject"] if row["subject"] == str(server)]
+        assert [row[name] for name in figures] == [2, 1, 1, 0]
+    late = _latency(audited.paths[EAST], audited.paths[WEST])
+    assert [(row["subject"], row["lateness_ms"]["max"]) for row in late["by"]] == [("16", 16.0), ("17", 17.0)]
 
 
 @pytest.mark.parametrize(
@@ -164,7 +242,7 @@ def test_servers_with_the_same_sequences_are_distinguished(spark: Any, tmp_path:
     ],
 )
 def test_groups_are_by_any_of_the_dimensions(
-    spark: Any, tmp_path: Path, by: tuple[str, ...], groups: dict[tuple[str, ...], int]
+    tmp_path: Path, by: tuple[str, ...], groups: dict[tuple[str, ...], int]
 ) -> None:
     paths = [
         HandMade(
@@ -173,8 +251,7 @@ def test_groups_are_by_any_of_the_dimensions(
         ).write()
         for server, name, count in ((7, "east", 2), (8, "west", 3))
     ]  # fmt: skip
-    audit = Audit(lambda: spark, RealFileSystem(), tuple(paths), lambda _line: None)
-    found = audit.latency(LatencyQuestion(Range(), by=by), lambda made: made.to_map())
+    found = _latency(*paths, by=by)
     assert {tuple([row[name] for name in by]): row["count"] for row in found["by"]} == groups
     assert (found["count"], len(found["worst_subjects"]), len(found["worst_minutes"])) == (5, 2, 1)
 
@@ -191,7 +268,7 @@ def test_the_worst_and_the_fullest_come_in_order_and_only_the_first_ten(spark: A
         ).write()
         for index in range(12)
     ]  # fmt: skip
-    found = _latency(spark, *paths)
+    found = _latency(*paths, spark=spark)
     worst = sorted(late_us, key=lambda index: (-late_us[index], index))[:10]
     fullest = sorted(counts, key=lambda index: (-counts[index], index))[:10]
     assert len({tuple(worst), tuple(fullest), tuple(range(10))}) == 3
@@ -204,25 +281,31 @@ def test_the_worst_and_the_fullest_come_in_order_and_only_the_first_ten(spark: A
         assert [row["count"] for row in found[rows]] == [counts[index] for index in order]
 
 
-def test_retired_windows_count_as_the_ledger_counts_them(spark: Any, tmp_path: Path) -> None:
+def _retired(path: Path) -> HandMade:
     # The window's files are gone, one message of it is still in message_log, and so is a later one of another window.
-    path = HandMade(
-        tmp_path / "data",
-        messages=[1],
-        retired={"accepted": 10, "delivered": 9, "cancelled": 1, "last_sequence": 5},
-    ).write()
-    found = _balance(spark, path)
+    return HandMade(
+        path, RETIRED, messages=[1], retired={"accepted": 10, "delivered": 9, "cancelled": 1, "last_sequence": 5}
+    )
+
+
+def test_retired_windows_count_as_the_ledger_counts_them(audited: Audited) -> None:
+    found = audited.balance(RETIRED)
     assert (found["accepted"], found["delivered"], found["cancelled"], found["pending"]) == (10, 9, 1, 0)
-    assert (found["retired"], found["lost"], found["balanced"]) == (10, 0, True)
-    assert _balance(spark, path, chosen=Range(from_ms=NOW_MS))["accepted"] == 0
+    assert (audited.found["retired"], found["lost"], audited.found["balanced"]) == (10, 0, True)
 
 
-def test_a_range_without_rows_gives_an_honest_empty_report(spark: Any, tmp_path: Path) -> None:
+def test_a_range_without_rows_gives_an_honest_empty_report(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = HandMade(tmp_path / "data", messages=[1], scheduled=[1], outcomes=[(1, Outcome.DELIVERED, 1)]).write()
-    empty = _latency(spark, path, chosen=Range(from_ms=NOW_MS))
+    retired = _retired(tmp_path / "retired").write()
+    empty = _latency(path, chosen=Range(from_ms=NOW_MS))
     assert (empty["count"], empty["by"], empty["slo"]["attained"]) == (0, [], None)
     assert set(empty["lateness_ms"].values()) == {None}
-    assert _balance(spark, path, chosen=Range(subjects=("nobody",)))["accepted"] == 0
+    assert _balance(spark, path, retired, chosen=Range(subjects=("nobody",)))["accepted"] == 0
+    found = _balance(spark, path, retired, chosen=Range(from_ms=NOW_MS))
+    assert found["accepted"] == 0
+    _given(monkeypatch, found)
     page = tmp_path / "empty.html"
     command = ["latency", path, "--from", "2030-01-01T00:00Z", "--out", str(page)]
     assert report.main(command, standalone_mode=False) == 0
@@ -237,7 +320,7 @@ def test_corruption_is_a_finding_and_the_rest_is_counted(spark: Any, tmp_path: P
     size = (len(data) - 64) // 3
     data[64 + 70] ^= 0xFF  # within the first record, which later ones call durable
     file.write_bytes(_with_synced(data, size))
-    late = _latency(spark, path)
+    late = _latency(path, spark=spark)
     assert late["count"] == 2
     assert [(row["file"], row["start"]) for row in late["corrupt"]] == [(str(file), 64)]
 
