@@ -42,8 +42,10 @@ FRAME_BYTES_MAX = 16 << 20
 DATA_DIR = "/data"
 # Simulated seconds; no test waits longer for anything, so that a server which hangs is a red test.
 REPLY_TIMEOUT_S = 70
-# `until` looks at multiples of it.
+# `until` looks at each step for a second, then jumps to where the next task wakes, and looks at some steps behind that.
 STEP_S = 0.005
+LOOKS_AT_FIRST = 200
+LOOKS_AFTER_A_JUMP = 5
 
 
 def small_settings(
@@ -348,16 +350,19 @@ class Host:
     async def until(self, condition: Callable[[], bool], within_ms: int = 5_000, what: str = "") -> None:
         """Let simulated time pass until something holds; fails if it does not within that time."""
         deadline = trio.current_time() + within_ms / 1000
+        looks = LOOKS_AT_FIRST
         while not condition():
             assert trio.current_time() < deadline, f"not within {within_ms} ms: {what or condition}"
-            await trio.testing.wait_all_tasks_blocked()
+            looks -= 1
             steps = 1
-            if not condition():
-                # Nothing changes before the next task wakes. To look at every step until then takes most of a test's time.
+            if looks < 0:
+                # It takes long: to look at every step takes most of a test's time. Little changes before a task wakes.
+                await trio.testing.wait_all_tasks_blocked()
                 quiet_s = min(
                     trio.lowlevel.current_statistics().seconds_to_next_deadline, deadline - trio.current_time()
                 )
                 steps = max(steps, math.ceil(quiet_s / STEP_S))
+                looks = LOOKS_AFTER_A_JUMP
             await trio.sleep(steps * STEP_S)
 
     async def settled(self) -> None:
