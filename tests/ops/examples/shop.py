@@ -7,6 +7,8 @@ import runpy
 import sys
 from typing import Final
 
+# A run takes a second or two.
+SECONDS_MAX: Final = 60.0
 # What the example imports.
 PRELOADED: Final = ("psycopg", "delayserver.client")
 CONTEXT: Final = multiprocessing.get_context("forkserver")
@@ -17,8 +19,10 @@ def run_shop(*arguments: str) -> int:
     """`python -m ops.examples.outbox` with these arguments; its return code."""
     process = CONTEXT.Process(target=_run, args=(arguments,))
     process.start()
-    process.join()
-    assert process.exitcode is not None
+    process.join(SECONDS_MAX)
+    if process.exitcode is None:
+        process.kill()
+        raise TimeoutError(f"the shop still runs after {SECONDS_MAX:.0f} s")
     return process.exitcode
 
 
