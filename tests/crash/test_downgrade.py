@@ -41,6 +41,14 @@ class Known:
         self.outcomes[receipt] = outcome
         return receipt
 
+    def ended(self) -> dict[str, int]:
+        """What clients know of the balance. It counts a committed message as cancelled: another one took its place."""
+        outcomes = list(self.outcomes.values())
+        return {
+            "cancelled": outcomes.count("cancelled") + outcomes.count("committed"),
+            "rolled_back": outcomes.count("rolled_back"),
+        }
+
 
 @dataclass(slots=True)
 class Story:
@@ -69,17 +77,21 @@ class Story:
     def _finds(self, client: Client) -> dict[str, int]:
         """The outcomes are those that are known, and the balance is that of the process before; today's then.
 
-        After a kill the server asks its broker what it has, so outcomes come a moment after the start."""
+        After a kill the server asks its broker what it has, so outcomes come a moment after the start.
+        The balance counts an outcome when dispatch_log has it on disk, so a moment after a client knows it."""
         deadline = time.monotonic() + WAIT_S
         while True:
             found = client.lookup_many(list(self.known.outcomes))
             outcomes = [row.outcome.label for row in found if not isinstance(row, DelayServerError)]
             status = client.status()
             balance = {name: int(status[name]) for name in BALANCE}
-            if outcomes == list(self.known.outcomes.values()) or time.monotonic() > deadline:
+            ended = {name: balance[name] for name in self.known.ended()}
+            as_known = outcomes == list(self.known.outcomes.values()) and ended == self.known.ended()
+            if as_known or time.monotonic() > deadline:
                 break
             time.sleep(0.02)
         assert outcomes == list(self.known.outcomes.values())
+        assert ended == self.known.ended()
         assert balance["accepted"] == sum(balance.values()) - balance["accepted"]
         grown = balance.keys() - {"delivered", "pending"}  # what was due while no server ran
         assert not self.balance or [balance[name] for name in grown] == [self.balance[name] for name in grown]
