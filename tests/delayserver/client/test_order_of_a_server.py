@@ -131,7 +131,8 @@ def test_a_key_that_never_succeeds_goes_on_behind_a_dead_letter(client: Client, 
 
 
 def test_with_the_policy_wait_a_key_that_never_succeeds_stops_alone(client: Client, node: Server, subject: str) -> None:
-    policy = run("groups", "policy", subject, "--group", GROUP, "--attempts", "1", "--first", "1ms", "--cap", "1ms",
+    # Messages that come again go first. So the pause is longer than a pull, and the others have a turn.
+    policy = run("groups", "policy", subject, "--group", GROUP, "--attempts", "1", "--first", "50ms", "--cap", "50ms",
                  "--failed-key", "wait", "--server", node.address)  # fmt: skip
     assert "wait" in policy.out
     publish(client, subject, "a1", "a2")
