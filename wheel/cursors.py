@@ -131,6 +131,15 @@ class LoadCursors:
         held: Mask = window.holds(source, offset, due_ms, sequence)
         return held
 
+    def brought(self, window_start_ms: int, source: str, offset: Int64s, due_ms: Int64s, sequence: Int64s) -> Mask:
+        """True for each of n rows, in records at `offset`, that a load has brought to the wheel, bool[n]. Nobody else does:
+        `owner` was never asked about such a row, or said that a load brings it."""
+        window = self._windows.get(window_start_ms)
+        if window is None:
+            return np.zeros(len(due_ms), np.bool_)
+        brought: Mask = window.brought(source, offset, due_ms, sequence)
+        return brought
+
     def is_taken(self, window_start_ms: int) -> bool:
         """Whether a part of this window is loaded or being loaded, so that new rows of it may go straight to the wheel."""
         return window_start_ms in self._windows

@@ -12,6 +12,8 @@ import numpy as np
 
 from wheel.keys import KEY_HIGHEST, KEY_LOWEST, Int64s, Key, Mask, lower_bounds
 
+Places = np.ndarray[tuple[int], np.dtype[np.intp]]
+
 
 class CursorError(ValueError):
     """A load was begun, ended or forgotten out of turn. The caller's bug: the message says what is in the way."""
@@ -119,16 +121,30 @@ class WindowCursor:
         direct: Mask = np.array([*(offset >= end for end in ends), False], np.bool_)  # The last: keys behind the limit.
         return direct[self._slice_of(due_ms, sequence)]
 
+    def brought(self, source: str, offset: Int64s, due_ms: Int64s, sequence: Int64s) -> Mask:
+        at, ends = self._at_and_ends(source, due_ms, sequence)
+        return self._loaded(at, due_ms, sequence) & (offset < ends)
+
     def holds(self, source: str, offset: Int64s, due_ms: Int64s, sequence: Int64s) -> Mask:
-        at = self._slice_of(due_ms, sequence)
-        loaded = np.array([*(piece.state is SliceState.LOADED for piece in self.slices), False], np.bool_)
+        at, ends = self._at_and_ends(source, due_ms, sequence)
+        return self._loaded(at, due_ms, sequence) | (offset >= ends)
+
+    def _at_and_ends(self, source: str, due_ms: Int64s, sequence: Int64s) -> tuple[Places, Int64s]:
+        """For each key its slice, intp[n], and the end offset of the source in it, i64[n]. No record begins behind the one
+        of a key that lies in no slice."""
         never = np.iinfo(np.int64).max
         ends = np.array([*(piece.end_offsets.get(source, 0) for piece in self.slices), never], np.int64)
+        at = self._slice_of(due_ms, sequence)
+        return at, ends[at]
+
+    def _loaded(self, at: Places, due_ms: Int64s, sequence: Int64s) -> Mask:
+        """Whether each key lies in what is loaded, or in the part of the load in flight that it has brought: bool[n]."""
+        loaded = np.array([*(piece.state is SliceState.LOADED for piece in self.slices), False], np.bool_)
         loading = np.array([*(piece.state is SliceState.LOADING for piece in self.slices), False], np.bool_)
         brought = self._brought
         through = (due_ms < brought.due_ms) | ((due_ms == brought.due_ms) & (sequence <= brought.sequence))
-        held: Mask = loaded[at] | (offset >= ends[at]) | (loading[at] & through)
-        return held
+        mask: Mask = loaded[at] | (loading[at] & through)
+        return mask
 
     def evict(self, key: Key) -> None:
         kept: list[Slice] = []
@@ -180,7 +196,7 @@ class WindowCursor:
     def _count(self, state: SliceState) -> int:
         return sum(piece.state is state for piece in self.slices)
 
-    def _slice_of(self, due_ms: Int64s, sequence: Int64s) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
+    def _slice_of(self, due_ms: Int64s, sequence: Int64s) -> Places:
         """For each key the index of the first slice whose limit reaches it; the number of slices for none: intp[n]."""
         return lower_bounds(self._limits_due_ms, self._limits_sequence, due_ms, sequence)
 

@@ -113,7 +113,10 @@ class Refill:
         left = behind(loaded.limit)
         for part in loaded.parts(STEP_ROWS):
             # One step: nothing can be released, delivered or cancelled between the checks and the push.
-            wanted = index.missing(part.sequence) & self._positions.has_published(part.sequence)
+            # What is placed and not published is the publisher's, but for what a load has brought: a start loads files that
+            # the crash left ahead of its replay.
+            wanted = self._positions.has_published(part.sequence) | residency.was_loaded(part)
+            wanted &= index.missing(part.sequence)
             wanted &= residency.routed(group, place, part)
             went, no_room = residency.read_back(group, place, taker, residency.admissible(part, wanted))
             queued |= went

@@ -50,6 +50,8 @@ class CursorsMachine(RuleBasedStateMachine):
         self.published: list[Row] = []
         self.unasked: list[list[Row]] = []
         self.wheel: list[Row] = []
+        # Rows that the replayer has added since a load brought them last.
+        self.direct: set[Row] = set()
         self.ends = {(window, source): 0 for window in WINDOWS for source in SOURCES}
         self.loads: dict[int, Load] = {}
         self.next_sequence = 0
@@ -78,6 +80,7 @@ class CursorsMachine(RuleBasedStateMachine):
             first = rows[0]
             direct = self.cursors.owner(first.window_start_ms, first.source, first.offset, *columns(rows))
             self.wheel += [row for row, mine in zip(rows, direct, strict=True) if mine]
+            self.direct |= {row for row, mine in zip(rows, direct, strict=True) if mine}
         self.unasked.clear()
 
     @rule(window=st.sampled_from(WINDOWS), limit=st.none() | KEYS)
@@ -102,8 +105,12 @@ class CursorsMachine(RuleBasedStateMachine):
     def finish_load(self, data: st.DataObject) -> None:
         load = self.loads.pop(data.draw(st.sampled_from(sorted(self.loads))))
         covered = self.cursors.covers(load.ticket, *columns(load.rows))
-        self.wheel += [row for row, mine in zip(load.rows, covered, strict=True) if mine]
+        self.bring([row for row, mine in zip(load.rows, covered, strict=True) if mine])
         self.cursors.finish_load(load.ticket)
+
+    def bring(self, rows: list[Row]) -> None:
+        self.wheel += rows
+        self.direct -= set(rows)
 
     @precondition(lambda self: self.loads)
     @rule(data=st.data(), count=st.integers(1, 3))
@@ -113,7 +120,7 @@ class CursorsMachine(RuleBasedStateMachine):
         if not rows:
             return
         covered = self.cursors.covers(load.ticket, *columns(rows[:count]))
-        self.wheel += [row for row, mine in zip(rows[:count], covered, strict=True) if mine]
+        self.bring([row for row, mine in zip(rows[:count], covered, strict=True) if mine])
         self.cursors.bring(load.ticket, rows[:count][-1].key)
         load.rows, load.brought = rows[count:], True
 
@@ -130,7 +137,7 @@ class CursorsMachine(RuleBasedStateMachine):
             covered = self.cursors.covers(load.ticket, *columns(load.rows))
             if self.cursors.covers_all(load.ticket):
                 assert covered.all()
-            self.wheel += [row for row, mine in zip(load.rows, covered, strict=True) if mine]
+            self.bring([row for row, mine in zip(load.rows, covered, strict=True) if mine])
         for load in self.loads.values():
             self.cursors.finish_load(load.ticket)
         self.loads.clear()
@@ -150,7 +157,7 @@ class CursorsMachine(RuleBasedStateMachine):
         if first_rows and load.rows:
             covered = self.cursors.covers(load.ticket, *columns(load.rows))
             mine = [row for row, taken in zip(load.rows, covered, strict=True) if taken]
-            self.wheel += mine[:first_rows]
+            self.bring(mine[:first_rows])
         if load.brought or (first_rows and load.rows):
             self.evict_one_window(load.ticket.window_start_ms, load.ticket.from_key)
         self.cursors.abandon_load(load.ticket)
@@ -187,8 +194,10 @@ class CursorsMachine(RuleBasedStateMachine):
         held = set(self.wheel)
         unasked = {row for rows in self.unasked for row in rows}
         for row in self.published:
+            offset = np.array([row.offset], np.int64)
+            brought = self.cursors.brought(row.window_start_ms, row.source, offset, *columns([row]))
+            assert bool(brought[0]) == (row in held and row not in self.direct)
             if row not in unasked:
-                offset = np.array([row.offset], np.int64)
                 holds = self.cursors.holds(row.window_start_ms, row.source, offset, *columns([row]))
                 assert bool(holds[0]) == (row in held)
                 assert self.cursors.is_taken(row.window_start_ms) or row not in held

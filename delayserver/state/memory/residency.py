@@ -7,7 +7,7 @@ takes the cursors back with it, or out of a full queue, whose windows are then `
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -326,16 +326,25 @@ class Residency:
     def _has_brought(self, rows: NDArray[Any], due_ms: I64, sequence: I64) -> Mask:
         """Which of these index rows of the wheel memory has, or had until they were released: no load brings them again
         before their part of the window is evicted."""
-        here = np.zeros(len(rows), dtype=bool)
+        return self._ask_cursors(self._cursors.holds, rows, due_ms, sequence)
+
+    def was_loaded(self, loaded: LoadedRows) -> Mask:
+        """Which rows of a file a load has brought to the wheel, bool[n]. No other part brings these, whether the replay has
+        come to them or not."""
+        return self._ask_cursors(self._cursors.brought, loaded.rows, loaded.due_ms, loaded.sequence)
+
+    def _ask_cursors(
+        self, ask: Callable[[int, str, I64, I64, I64], Mask], rows: NDArray[Any], due_ms: I64, sequence: I64
+    ) -> Mask:
+        """The answers to a question that the cursors take for one file at a time, bool[n]."""
+        found = np.zeros(len(rows), dtype=bool)
         # A record begins below its blobs, and the next one begins behind them.
         offset = rows["ids_offset"] - 1
         code = rows["window_ms"] * 4 + rows["source"]
         for value in np.unique(code).tolist():
             mine = np.flatnonzero(code == value)
-            here[mine] = self._cursors.holds(
-                value // 4, Source(value % 4).name, offset[mine], due_ms[mine], sequence[mine]
-            )
-        return here
+            found[mine] = ask(value // 4, Source(value % 4).name, offset[mine], due_ms[mine], sequence[mine])
+        return found
 
     # -- from queue to queue
 

@@ -60,8 +60,8 @@ class Positions:
         return known
 
     def has_published(self, sequence: I64) -> NDArray[np.bool_]:
-        """True for messages that were published, bool[n]. The others are only placed: the publisher or a load will
-        release them, so no other part may."""
+        """True for messages that were published, bool[n]. The others are only placed: the publisher or a load brings them to
+        the wheel, so no other part may."""
         known = self.has_replayed(sequence)
         if len(self._drained):
             known &= ~is_member(sequence, self._drained)

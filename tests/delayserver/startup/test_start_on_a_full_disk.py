@@ -9,6 +9,7 @@ import pytest
 import trio
 
 from delayserver.state.positions.readiness import Stage
+from tests.delayserver.dispatch.test_broker_group import put_many
 from tests.delayserver.replay.test_day_tier import coarse_settings
 from tests.delayserver.server.test_rare_interleavings import day_after_next
 from tests.fakes.host import Client, Host, faked_settings, small_settings, texts
@@ -237,6 +238,32 @@ async def test_consumers_pull_and_ack_while_the_replay_waits_for_room(boot: Boot
     assert await client.refused("nack", delivery) == "not_ready"
     host.disk.capacity_bytes = host.disk.used_bytes + 4_096 * 3
     assert (await client.request("ack", delivery))["acked"] == 1
+
+
+async def test_rows_that_a_waiting_start_delivers_leave_a_full_queue_and_come_back(boot: Boot) -> None:
+    """The files of windows outlived the crash, and the replay has not come to their messages again."""
+    dispatch = {"queue_rows_max": 5, "batch_messages_max": 1, "workers": 1}
+    host = boot(faked_settings(dispatch=dispatch, storage={"dispatch_reserve_bytes": 1 << 16}))
+    await host.start()
+    client = await host.client()
+    await client.put("known to the checkpoint", host.now_ms + HOUR_MS)
+    await host.settled()
+    await host.sleep_ms(3_000)
+    await put_many(client, 30, host.now_ms + 60_000, "s")
+    await host.settled()
+    await block_replay(host)
+    for number in range(30):
+        await client.put("x" * 5_000, host.now_ms + HOUR_MS + number * 60_000)
+    await host.kill()
+    await start_with_room(host, 0)
+    assert host.server.readiness.stage == Stage.DELIVERING
+    await host.until(lambda: len(host.fake().stored) == 30, within_ms=90_000)
+    assert host.server.replay_room.waiting
+    host.disk.capacity_bytes = None
+    await host.until(lambda: host.server.readiness.ready)
+    await host.settled()
+    assert len(set(host.fake().stored)) == 30
+    host.check_balance(pending=31)
 
 
 # -- before it comes to that
