@@ -69,8 +69,9 @@ class Scene:
         if point.scene in (COARSE, DAYS):
             settings = replace(settings, storage=replace(settings.storage, fine_horizon_ms=1))
         self.server = ServerUnderTest(folder, settings)
-        self._midnight_ms = day_of(self.server.now_us() // 1000) + DAY_MS
-        self._tomorrow = {"due_base_ms": self._midnight_ms, "delay_ms_max": 2999}
+        # Not the next midnight: it may pass before the kill.
+        self._midnight_ms = day_of(self.server.now_us() // 1000) + 2 * DAY_MS
+        self._that_day = {"due_base_ms": self._midnight_ms, "delay_ms_max": 2999}
         self.chance = random.Random(zlib.crc32(point.name.encode()))
         # Line by line, so that a failed scene can be read beside its files.
         self._history = (folder / "record.txt").open("w", buffering=1)
@@ -111,7 +112,7 @@ class Scene:
     def _die(self, point: Point) -> None:
         """Start a server that dies at a point, and give it reason to."""
         self.server.control.armed = point.scene != STOP
-        ahead = self._tomorrow if point.scene == COARSE else {}
+        ahead = self._that_day if point.scene == COARSE else {}
         if self.server.start(point.name):
             if point.scene == STOP:
                 self.work(lambda steps: steps >= STEPS_BEFORE_KILL)
@@ -151,7 +152,7 @@ class Scene:
     def _fill_a_day(self) -> None:
         # A cancel of this day is in a file that is given back with the day's.
         self._run_and_kill(
-            lambda steps: steps >= STEPS_BEFORE_KILL and bool(self.record.of(Fate.ENDED)), **self._tomorrow
+            lambda steps: steps >= STEPS_BEFORE_KILL and bool(self.record.of(Fate.ENDED)), **self._that_day
         )
         self._go_to_that_day()
 

@@ -52,7 +52,7 @@ def receive(client: Client, count: int, timeout_s: float = 90.0) -> list[Deliver
     return came
 
 
-def wait_until(true: object, timeout_s: float = 10.0) -> None:
+def wait_until(true: object, timeout_s: float = 60.0) -> None:
     assert callable(true)
     end_s = time.monotonic() + timeout_s
     while not true():
@@ -119,6 +119,8 @@ def test_on_a_full_disk_sends_are_refused_nothing_is_lost_and_service_resumes(sm
             came = receive(client, len(accepted) + 1)
             assert {delivery.sequence for delivery in came} == {*accepted, after.sequence}
             assert len(came) == len(accepted) + 1
+            # A consumer has a message a moment before its outcome is durable, and so counted.
+            wait_until(lambda: client.status()["delivered"] >= len(accepted) + 1)
             status = client.status()
             assert status["delivered"] == len(accepted) + 1 == status["accepted"]
         assert server.stop() == 0, server.said()
@@ -184,7 +186,7 @@ def test_a_start_on_a_full_disk_answers_stops_on_a_signal_and_goes_on_when_there
             if lives_left:
                 assert server.stop() == 0, server.said()
         with Client(address) as client:  # what has its place already goes out
-            wait_until(lambda: client.status()["delivered"] == 1, 60)
+            wait_until(lambda: client.status()["delivered"] == 1)
             assert [delivery.sequence for delivery in client.pull(SUBJECT, GROUP, 10, 1)] == [placed.sequence]
         ballast.unlink()
         assert server.wait_ready(), server.said()
@@ -196,8 +198,11 @@ def test_a_start_on_a_full_disk_answers_stops_on_a_signal_and_goes_on_when_there
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
+    """A port below those that the kernel gives to connections and to servers that take any."""
+    for port in random.sample(range(12_000, 25_000), 100):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise AssertionError("no free port")
 
 
 def test_outcomes_of_deliveries_find_room_on_a_completely_full_disk(small_disk: Path, tmp_path: Path) -> None:
@@ -266,7 +271,7 @@ def flood(server: ServerUnderTest) -> None:
         with contextlib.suppress(OSError):
             idle += [socket.create_connection((host, int(port)), timeout=0.3) for _ in range(300)]
         sent += [client.send(SUBJECT, f"{n}", delay_ms=1500 + 200 * n).sequence for n in range(20)]
-        assert client.status()["errors"]["too_many_connections"] > 0
+        wait_until(lambda: client.status()["errors"].get("too_many_connections", 0) > 0)
         came = receive(client, len(sent))
         for connection in idle:
             connection.close()
@@ -287,7 +292,7 @@ def test_a_sync_that_fails_once_stops_the_server_with_one_line_and_a_restart_rec
     assert server.start(fail_sync=(room, 4)), server.said()
     accepted: list[int] = []
     came: list[Delivery] = []
-    with Client(server.address, retries=0, timeout_s=5.0) as client, contextlib.suppress(DelayServerError):
+    with Client(server.address, retries=0) as client, contextlib.suppress(DelayServerError):
         for _ in range(2000):
             accepted.append(client.send(SUBJECT, "x", delay_ms=30).sequence)
             pulled = client.pull(SUBJECT, GROUP, 100)
@@ -342,6 +347,7 @@ def test_after_steps_of_the_clock_forward_and_back_nothing_is_early_and_overdue_
         server.control.step_us += 2 * HOUR_US
         came = receive(client, 1)
         assert [delivery.body for delivery in came] == [b"in one hour"]
+        wait_until(lambda: client.status()["clock"]["steps"] == 3)
         assert client.status()["early"] == 0
     assert server.said().count("the clock was stepped by") == 3
     assert server.stop() == 0
@@ -351,7 +357,7 @@ def test_a_clock_set_back_between_two_runs_loses_and_hastens_nothing(server: Ser
     server.control.step_us = 6 * HOUR_US
     assert server.start(), server.said()
     with Client(server.address) as client:
-        due_ms = server.now_us() // 1000 + 1500
+        due_ms = server.now_us() // 1000 + 10_000
         client.send(SUBJECT, "due in the future of yesterday", due_ms=due_ms)
     server.kill()
     server.control.step_us = 0
@@ -374,7 +380,7 @@ def command_line(data_dir: str) -> list[str]:
 def test_a_second_process_on_the_same_directory_is_refused_with_one_clear_line(server: ServerUnderTest) -> None:
     assert server.start(), server.said()
     second = subprocess.run(
-        command_line(server.data_dir), capture_output=True, text=True, cwd=ROOT, timeout=30, check=False
+        command_line(server.data_dir), capture_output=True, text=True, cwd=ROOT, timeout=120, check=False
     )
     assert second.returncode == 1
     assert second.stdout == ""
