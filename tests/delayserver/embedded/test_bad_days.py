@@ -125,9 +125,10 @@ def test_a_cancelled_program_still_stops_its_server_cleanly(loop: Callable[[Any]
     receipts = []
 
     async def main() -> None:
-        with anyio.move_on_after(1) as scope:
+        with anyio.CancelScope() as scope:
             async with embedded.open_async(str(tmp_path / "data")) as here:
                 receipts.append((await here.send("a", b"", delay_ms=60_000)).receipt)
+                scope.cancel()
                 await anyio.sleep(60)
         assert scope.cancelled_caught
 
@@ -234,8 +235,13 @@ def test_memory_has_a_bound_and_the_server_says_so() -> None:
 
 
 def test_a_start_without_room_is_stopped_and_says_why() -> None:
-    with pytest.raises(embedded.EmbeddedNotReady, match="on a disk with 0 bytes free"):
-        embedded.open(settings={"storage.memory_bytes_max": "8KiB"}, ready_timeout_s=0.5)
+    # On a busy machine the start may need longer until it waits for room. Then it gets more time.
+    for ready_timeout_s in (0.5, 5.0, 30.0):
+        with pytest.raises(embedded.EmbeddedNotReady) as raised:
+            embedded.open(settings={"storage.memory_bytes_max": "8KiB"}, ready_timeout_s=ready_timeout_s)
+        if "on a disk with 0 bytes free" in str(raised.value):
+            return
+    raise raised.value
 
 
 def test_a_start_that_was_stopped_in_the_middle_keeps_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,7 +282,8 @@ def test_an_idle_server_in_memory_takes_little_of_it() -> None:
 def test_the_program_keeps_its_signals_logging_and_output(capfd: pytest.CaptureFixture[str]) -> None:
     handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]
     roots, switch_s, out = list(logging.getLogger().handlers), sys.getswitchinterval(), sys.stdout
-    with embedded.open() as here:
+    # A stall of a busy machine would be a line, and no fault of the server.
+    with embedded.open(settings={"stall_log_ms": 0}) as here:
         here.send("a", b"", delay_ms=0)
         assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)] == handlers
         assert logging.getLogger().handlers == roots and logging.getLogger("delayserver").handlers == []
@@ -324,7 +331,7 @@ def test_a_program_that_leaves_no_block_ends_and_loses_nothing(tmp_path: Path) -
     directory = str(tmp_path / "data")
     program = f"""
 from delayserver import embedded
-here = embedded.open({directory!r})
+here = embedded.open({directory!r}, settings={{'stall_log_ms': 0}})
 print(here.send("a", b"kept", delay_ms=0).receipt)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
@@ -349,7 +356,7 @@ except KeyboardInterrupt:
     assert process.stdout.readline() == b"ready\n"
     time.sleep(0.3)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err) == (0, b"interrupted\n", b"")
 
 

