@@ -19,7 +19,7 @@ def test_the_content_of_a_message_does_not_steer_the_terminal(server: Server) ->
         client.send(
             "bin", b"\x1b[31mred\nnext line\x07", delay_ms=0, message_id="i\nd", properties={"a\x1b": "b\x9b\n"}
         )
-    done = run("pull", "bin", "--group", "g", "--wait", "5s", "--ack", "--server", server.address)
+    done = run("pull", "bin", "--group", "g", "--wait", "20s", "--ack", "--server", server.address)
     assert done.code == 0
     assert "  i\\x0ad\n    a\\x1b=b\\x9b\\x0a\n    \\x1b[31mred\n    next line\\x07\n" in done.out
     assert "\x1b" not in done.out
@@ -83,7 +83,7 @@ def test_status_names_a_node_that_does_not_answer(tmp_path: Path) -> None:
     with serving(tmp_path / "data", "--config", str(config)) as running:
         with Client(running.address) as client:
             client.send("s", b"", delay_ms=0)
-            for _ in range(100):
+            for _ in range(600):
                 client.pull("other", "g", wait_s=0.1)
                 if client.status()["groups"]["east"]["nodes"][0]["circuit"] == "open":
                     break

@@ -21,7 +21,7 @@ def send(client: Client, subject: str, *messages: tuple[str, str | None, dict[st
         client.send(subject, body, delay_ms=0, tag=tag, properties=properties)
     left = len(messages)
     while left:
-        came = client.pull(subject, "look", left, wait_s=10)
+        came = client.pull(subject, "look", left, wait_s=60)
         assert came, "not delivered"
         left -= len(came)
 
@@ -85,7 +85,7 @@ def test_a_waiting_client_gets_the_first_match(server: Server) -> None:
         send(client, "filters.wait", *MIXED)
 
         def wait() -> None:
-            found.extend(waiting.pull("filters.wait", "g", 9, wait_s=20, where="price = 'late'"))
+            found.extend(waiting.pull("filters.wait", "g", 9, wait_s=60, where="price = 'late'"))
 
         thread = threading.Thread(target=wait)
         thread.start()
@@ -93,7 +93,7 @@ def test_a_waiting_client_gets_the_first_match(server: Server) -> None:
             client.send("filters.wait", "no", delay_ms=0, properties={"price": "1"})
         assert not found
         client.send("filters.wait", "yes", delay_ms=0, properties={"price": "late"})
-        thread.join(20)
+        thread.join(60)
     assert [each.body for each in found] == [b"yes"]
 
 

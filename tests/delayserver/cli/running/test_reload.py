@@ -31,7 +31,7 @@ def node_of(client: Client, address: str) -> tuple[str, int]:
 
 def logged(log: Path, text: str) -> str:
     """The log of the server once it has a line with this text."""
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + 60
     while text not in log.read_text():
         assert time.monotonic() < deadline_s, log.read_text()
         time.sleep(0.05)
@@ -42,7 +42,7 @@ def send_and_count(client: Client, node: Client, name: str, count: int) -> tuple
     """Messages that the server's own broker and the node get of so many that are sent one by one."""
     for number in range(count):
         client.send(name, b"%d" % number, delay_ms=0)
-    here, there, deadline_s = 0, 0, time.monotonic() + 20
+    here, there, deadline_s = 0, 0, time.monotonic() + 60
     while here + there < count:
         assert time.monotonic() < deadline_s, (here, there)
         for each in (client, node):
@@ -102,7 +102,7 @@ def test_a_drained_node_gets_no_new_messages_and_comes_back(
         logged(log, "nothing in it has changed")
         assert int(client.status()["accepted"]) == sent + 40
     server.process.send_signal(signal.SIGTERM)
-    assert server.process.wait(timeout=30) == 0
+    assert server.process.wait(timeout=60) == 0
 
 
 def test_a_new_group_takes_waiting_messages_and_gives_them_back_when_it_is_removed(
@@ -113,25 +113,31 @@ def test_a_new_group_takes_waiting_messages_and_gives_them_back_when_it_is_remov
     config.write_text("")
     server = start_server(tmp_path / "data", "--config", str(config))
     with Client(server.address) as client, Client(node.address) as other:
-        client.send("orders.eu", b"early", delay_ms=3_000)
         west = f'[[groups]]\nname = "west"\nnodes = ["{node.address}"]\n[[groups]]\nname = "default"\n'
         routes = (
             '[[routes]]\npattern = "orders.*"\ngroups = ["west"]\n[[routes]]\npattern = "*"\ngroups = ["default"]\n'
         )
-        config.write_text(west + routes)
-        assert server.run("reload", "--json").row["changes"] == [
-            f"group west is new: {node.address} with the weight 1",
-            "the routes are orders.* to west, * to default, were * to default",
-            "subjects without a route go to west, went to default",
-        ]
-        assert [message.body for message in other.pull("orders.eu", "g", wait_s=20)] == [b"early"]
+        # On a busy machine a reload may end after the message is due. Then it is tried again with a later one.
+        for delay_ms in (3_000, 30_000, 120_000):
+            early = f"orders.early-{delay_ms}"
+            sent = client.send(early, b"early", delay_ms=delay_ms)
+            config.write_text(west + routes)
+            assert server.run("reload", "--json").row["changes"] == [
+                f"group west is new: {node.address} with the weight 1",
+                "the routes are orders.* to west, * to default, were * to default",
+                "subjects without a route go to west, went to default",
+            ]
+            if client.ping() < sent.due_ms * 1000:
+                break
+            config.write_text("")
+            assert server.run("reload").code == 0
+        assert [message.body for message in other.pull(early, "g", wait_s=180)] == [b"early"]
 
         config.write_text(west + routes + "[storage]\nwindow_ms = '30s'\n")
         refused = server.run("reload")
         assert refused.code == 1 and "config_invalid" in refused.err and "storage.window_ms" in refused.err
         assert client.route(subject="orders.eu").group == "west"
 
-        # On a busy machine a reload may end after the message is due. Then it is tried again with a later one.
         for delay_ms in (5_000, 30_000, 120_000):
             sent = client.send("orders.eu", b"%d" % delay_ms, delay_ms=delay_ms)
             config.write_text("")
@@ -147,9 +153,11 @@ def test_a_new_group_takes_waiting_messages_and_gives_them_back_when_it_is_remov
 
 
 def test_without_a_file_the_signal_changes_nothing(start_server: Callable[..., Any], tmp_path: Path) -> None:
-    server = start_server(tmp_path / "data")
+    log = tmp_path / "log"
+    with log.open("wb") as err:
+        server = start_server(tmp_path / "data", stderr=err)
     server.process.send_signal(signal.SIGHUP)
-    time.sleep(0.3)
+    logged(log, "nothing in it has changed")
     assert server.run("status", "--json").row["ready"] is True
-    done = server.stop()
-    assert done.code == 0 and "nothing in it has changed" in done.err
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(timeout=60) == 0

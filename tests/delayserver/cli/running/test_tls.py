@@ -10,7 +10,7 @@ import socket
 import ssl
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ import trustme
 from delayserver.client import AsyncClient, Client
 from delayserver.protocol.errors import ConnectionLost
 from tests.delayserver.cli.conftest import Server, run
-from tests.delayserver.web.web_server import free_port
+from tests.delayserver.web import web_server
 
 StartServer = Callable[..., Server]
 BODY = b"b" * 300_000
@@ -178,9 +178,16 @@ def test_a_renewed_certificate_is_used_after_a_reload_and_a_broken_one_never(
     assert b"the changed certificates are not used" in errors
 
 
-def test_http_is_encrypted_with_the_same_certificate(files: Files, tmp_path: Path, start_server: StartServer) -> None:
-    port = free_port()
-    start_server(tmp_path / "data", *files.flags(), "--http-port", str(port))
+@pytest.fixture
+def web(files: Files, tmp_path: Path) -> Iterator[web_server.Web]:
+    running = web_server.serve("--data-dir", str(tmp_path / "data"), *files.flags())
+    yield running
+    running.process.kill()
+    running.process.communicate()
+
+
+def test_http_is_encrypted_with_the_same_certificate(files: Files, tmp_path: Path, web: web_server.Web) -> None:
+    port = web.port
     url = f"https://127.0.0.1:{port}"
     with urllib.request.urlopen(f"{url}/healthz", context=files.context(), timeout=60) as reply:
         assert json.loads(reply.read())["status"] == "ok"
