@@ -31,7 +31,7 @@ def assert_ends(use: Callable[[], None]) -> None:
         done.set()
 
     threading.Thread(target=run, daemon=True).start()
-    assert done.wait(10), "the batcher waits for itself"
+    assert done.wait(60), "the batcher waits for itself"
 
 
 def test_a_callback_may_send_on_a_full_queue(server: FakeServer) -> None:
@@ -97,7 +97,7 @@ def test_a_task_of_asyncio_that_is_cancelled_abandons_its_batcher(server: FakeSe
             while not server.count("send"):
                 await asyncio.sleep(0.01)
             task.cancel()
-            await asyncio.wait([task], timeout=10)
+            await asyncio.wait([task], timeout=60)
             assert task.cancelled()
             with pytest.raises(ConnectionLost):
                 handles[0].result()
@@ -156,7 +156,7 @@ def test_an_error_of_the_block_abandons_unanswered_messages_of_a_hanging_server_
 ) -> None:
     monkeypatch.setattr(batching, "DRAIN_S", 0.2)
     futures: list[Future[SendResult]] = []
-    with Client(server.address, timeout_s=5, retries=0) as client:
+    with Client(server.address, timeout_s=60, retries=0) as client:
         with pytest.raises(KeyError), client.batcher("a", batch_messages_max=10) as batcher:
             futures = hand_over_many(batcher, server)
             raise KeyError
@@ -193,7 +193,7 @@ def test_one_interrupt_ends_a_block_that_waits_for_its_last_answers(server: Fake
         os.kill(os.getpid(), signal.SIGINT)
 
     interrupter = threading.Thread(target=interrupt)
-    with Client(server.address, timeout_s=5, retries=0) as client:
+    with Client(server.address, timeout_s=60, retries=0) as client:
         with pytest.raises(KeyboardInterrupt), client.batcher("a", batch_messages_max=10) as batcher:
             futures = hand_over_many(batcher, server)
             interrupter.start()
@@ -231,7 +231,7 @@ def test_a_forked_process_leaves_the_block_of_its_parent_at_once(
         holds.wait()
         child = os.fork()
         if not child:
-            signal.alarm(10)  # ends a child that waits for a thread or a lock that it has not
+            signal.alarm(60)  # ends a child that waits for a thread or a lock that it has not
             refused = 0
             for use in (batcher.flush, lambda: batcher.send(b"", due_ms=1)):
                 try:

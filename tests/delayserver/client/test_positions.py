@@ -17,6 +17,7 @@ from delayserver.protocol.frames import encode_request
 from delayserver.protocol.operations import HELLO
 from tests.delayserver.cli.conftest import Server, run, serving
 from tests.delayserver.client.both import Connect
+from tests.delayserver.client.listening.listeners import until
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +37,11 @@ def send(client: Client, subject: str, bodies: str) -> None:
     for body in bodies:
         end = client.read(subject, 0).end
         client.send(subject, body, delay_ms=0)
-        assert client.read(subject, end, wait_s=10).status == "found"
+        assert client.read(subject, end, wait_s=60).status == "found"
+
+
+def pull_waits(client: Client) -> bool:
+    return int(client.status()["broker"]["waiting_pulls"]) == 1
 
 
 def pulled(client: Client, subject: str, **options: object) -> str:
@@ -98,7 +103,7 @@ def test_a_new_group_begins_at_its_start_and_the_start_of_a_later_pull_counts_no
         send(client, subject, "ab")
         assert pulled(client, subject, start="latest") == ""
         send(client, subject, "c")
-        assert pulled(client, subject, start="earliest", wait_s=5) == "c"
+        assert pulled(client, subject, start="earliest", wait_s=60) == "c"
         middle = client.read(subject, 1).messages[0].dispatched_us / 1_000_000
         start = datetime.fromtimestamp(middle, UTC)
         found = client.pull(subject, "by time", 100, start=start)
@@ -110,9 +115,9 @@ def test_a_start_before_the_first_message_of_a_subject_gets_all(
 ) -> None:
     with connect(real_server.address) as client, connect(real_server.address) as other:
         found: list[str] = []
-        puller = threading.Thread(target=lambda: found.append(pulled(client, subject, start="latest", wait_s=10)))
+        puller = threading.Thread(target=lambda: found.append(pulled(client, subject, start="latest", wait_s=60)))
         puller.start()
-        time.sleep(0.2)
+        until(lambda: pull_waits(other), "the pull")
         other.send(subject, "a", delay_ms=0)
         puller.join()
         assert found == ["a"]
@@ -133,9 +138,9 @@ def test_a_read_has_its_positions_and_waits_for_the_next_message(
         sender = threading.Timer(0.3, lambda: other.send(subject, "c", delay_ms=0))
         sender.start()
         began = time.monotonic()
-        page = client.read(subject, page.next, wait_s=10)
+        page = client.read(subject, page.next, wait_s=60)
         assert [message.body for message in page.messages] == [b"c"]
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30
         sender.join()
         assert [group.group for group in client.groups(subject)] == []
 
@@ -147,20 +152,20 @@ def test_a_seek_during_a_waiting_pull_feeds_it_and_a_removal_ends_it(
         send(operator, subject, "ab")
         client.ack(subject, "g", client.pull(subject, "g", 100))
         found: list[str] = []
-        puller = threading.Thread(target=lambda: found.append(pulled(client, subject, wait_s=20)))
+        puller = threading.Thread(target=lambda: found.append(pulled(client, subject, wait_s=60)))
         puller.start()
-        time.sleep(0.3)
+        until(lambda: pull_waits(operator), "the pull")
         began = time.monotonic()
         operator.seek(subject, "g", 1)
         puller.join()
         operator.seek(subject, "g", "latest")
-        puller = threading.Thread(target=lambda: found.append(pulled(client, subject, wait_s=20)))
+        puller = threading.Thread(target=lambda: found.append(pulled(client, subject, wait_s=60)))
         puller.start()
-        time.sleep(0.3)
+        until(lambda: pull_waits(operator), "the pull")
         operator.remove_group(subject, "g")
         puller.join()
         assert found == ["b", ""]
-        assert time.monotonic() - began < 15
+        assert time.monotonic() - began < 50
         with pytest.raises(GroupUnknown):
             operator.group(subject, "g")
 
@@ -189,7 +194,7 @@ def test_broadcast_consumers_get_every_message_from_their_first_pull_on(
         assert sender.ack(subject, "g", deliveries).unknown == 1, "another connection does not have the group"
         timer = threading.Timer(0.3, lambda: sender.send(subject, "d", delay_ms=0))
         timer.start()
-        assert pulled(one, subject, broadcast=True, wait_s=10) == "d"
+        assert pulled(one, subject, broadcast=True, wait_s=60) == "d"
         timer.join()
         assert pulled(two, subject, broadcast=True) == "d"
     with connect(real_server.address) as again:
@@ -220,9 +225,9 @@ def test_a_seek_and_a_removal_survive_a_kill(tmp_path: Path, connect: Connect) -
 def refusal(server: Server, operation: str, arguments: dict[str, object]) -> str:
     """The name of the error that the server answers to a request which no method of a client would send."""
     host, _, port = server.address.rpartition(":")
-    connection = SocketConnection((host, int(port)), 5.0)
+    connection = SocketConnection((host, int(port)), 60.0)
     for request_id, name, values in ((1, HELLO, {"versions": [1], "client": "test"}), (2, operation, arguments)):
-        reply = connection.exchange(request_id, encode_request(request_id, name, values), 5.0)
+        reply = connection.exchange(request_id, encode_request(request_id, name, values), 60.0)
     connection.close()
     return "" if reply.error is None else reply.error.name
 

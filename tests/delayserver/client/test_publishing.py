@@ -81,7 +81,7 @@ def test_one_way_messages_arrive_and_refused_ones_are_counted(tmp_path: Path, co
         client.ping()
         refused = client.take_one_way_refused()
         assert refused is not None and refused.messages >= 1 and isinstance(refused.first, SubjectInvalid)
-        pulled = client.pull("s", "g", 1000, wait_s=5)
+        pulled = client.pull("s", "g", 1000, wait_s=30)
         assert [row.body for row in pulled][:500] == [b"%d" % number for number in range(500)]
 
 
@@ -96,7 +96,7 @@ def test_a_client_that_closes_lets_its_one_way_messages_arrive(tmp_path: Path) -
                 threading.Timer(0.1, server.process.send_signal, [signal.SIGCONT]).start()
             count = 0
             while count < 1_000:
-                pulled = other.pull(kind, "g", 1_000, wait_s=5)
+                pulled = other.pull(kind, "g", 1_000, wait_s=30)
                 assert pulled, f"{count} have come, and no more"
                 count += len(pulled)
 
@@ -137,7 +137,7 @@ def test_the_command_publishes_and_sends_with_tag_and_order_key(tmp_path: Path) 
         assert published == {"message_id": "m", "subject": "orders", "position": 0}
         assert server.run("send", "orders", "later", *options).row["subject"] == "orders"
         assert server.run("publish", "orders", "plain").out.startswith("id ")
-        rows = server.run("pull", "orders", "--group", "g", "--max", "3", "--wait", "5s", "--json").rows
+        rows = server.run("pull", "orders", "--group", "g", "--max", "3", "--wait", "20s", "--json").rows
         by_body = {row["body"]: row for row in rows}
         for body in ("hello", "later"):
             assert (by_body[body]["tag"], by_body[body]["order_key"]) == ("paid", "k")

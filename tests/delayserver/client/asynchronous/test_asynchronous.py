@@ -24,7 +24,7 @@ Run = Callable[[Callable[[], Awaitable[None]]], None]
 def run(request: pytest.FixtureRequest) -> Run:
     def run_here(main: Callable[[], Awaitable[None]]) -> None:
         async def bounded() -> None:
-            with anyio.fail_after(10):
+            with anyio.fail_after(60):
                 await main()
 
         anyio.run(bounded, backend=request.param)
@@ -84,7 +84,7 @@ def test_all_requests_in_flight_survive_a_lost_connection_exactly_once(server: F
 def test_a_cancelled_call_leaves_the_connection_whole(server: FakeServer, run: Run) -> None:
     async def main() -> None:
         async with AsyncClient(server.address) as client:
-            server.misbehave("send", Late(0.2))
+            server.misbehave("send", Late(1.0))
             with anyio.move_on_after(0.05) as scope:
                 await client.send("a", bytes(100_000), due_ms=1)
             assert scope.cancelled_caught
@@ -97,10 +97,18 @@ def test_a_cancelled_call_leaves_the_connection_whole(server: FakeServer, run: R
 
 def test_cancelling_the_block_leaves_no_task_and_no_socket(server: FakeServer, run: Run) -> None:
     async def main() -> None:
-        server.misbehave("status", Late(0.3))
-        with anyio.move_on_after(0.1) as scope:
-            async with AsyncClient(server.address) as client:
-                await client.status()
+        server.misbehave("status", Garbage(b""))
+        async with anyio.create_task_group() as others:
+
+            async def cancel_when_asked() -> None:
+                while not server.count("status"):
+                    await anyio.sleep(0.005)
+                scope.cancel()
+
+            others.start_soon(cancel_when_asked)
+            with anyio.CancelScope() as scope:
+                async with AsyncClient(server.address) as client:
+                    await client.status()
         assert scope.cancelled_caught
         with pytest.raises(RuntimeError, match="async with"):
             await client.ping()

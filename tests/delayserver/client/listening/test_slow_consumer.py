@@ -17,19 +17,19 @@ def test_a_slow_consumer_is_given_nothing_whose_ack_timeout_is_over(server: Fake
 
     async def main() -> None:
         bodies: set[bytes] = set()
-        settled = []
-        async with (
-            AsyncClient(server.address) as client,
-            Consumer(client, "a", "g", wait_s=0, ack_timeout_s=1.2) as all_,
-        ):
-            async for received in all_:
-                assert anyio.current_time() < received.hand_out_until_s
-                bodies.add(received.delivery.body)
-                await anyio.sleep(0.24)
-                settled.append(await received.ack())
-                if len(bodies) == 12:
-                    break
-        assert settled.count(True) == 12
+        with anyio.fail_after(120):
+            async with (
+                AsyncClient(server.address) as client,
+                Consumer(client, "a", "g", wait_s=0, ack_timeout_s=1.2) as all_,
+            ):
+                async for received in all_:
+                    assert anyio.current_time() < received.hand_out_until_s
+                    await anyio.sleep(0.24)
+                    # Where the machine stands still the ack may come too late. Then the message comes again.
+                    if await received.ack():
+                        bodies.add(received.delivery.body)
+                    if len(bodies) == 12:
+                        break
 
     anyio.run(main, backend=backend)
     assert server.count("nack") >= 1
