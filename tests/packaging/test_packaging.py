@@ -7,6 +7,7 @@ import email
 import hashlib
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import urllib.request
 import venv
 import zipfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -218,8 +220,7 @@ def test_the_installed_program_serves_and_its_gateway_too(side_by_side: Environm
 
 
 def test_the_installed_gateway_answers_and_has_the_console(side_by_side: Environment, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        http_port = free.getsockname()[1]
+    http_port = free_port()
     program = str(side_by_side.python.parent / "delayserver")
     command = [program, "serve", "--memory", "--port", "0", "--http-port", str(http_port), "--json"]
     server = subprocess.Popen(command, cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
@@ -233,6 +234,14 @@ def test_the_installed_gateway_answers_and_has_the_console(side_by_side: Environ
         server.terminate()
         assert server.wait(timeout=60) == 0
         out.close()
+
+
+def free_port() -> int:
+    """A port below those that the kernel gives to connections and to servers that take any."""
+    for port in random.sample(range(12_000, 25_000), 100):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise AssertionError("no free port")
 
 
 def answered(url: str) -> str:

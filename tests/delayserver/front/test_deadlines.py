@@ -65,6 +65,6 @@ def test_a_deadline_that_is_no_time_is_refused_by_name(server: Server, wrong: An
 def test_a_held_pull_waits_until_its_deadline_at_most(server: Server) -> None:
     began = time.monotonic()
     deadline_ms = int(time.time() * 1000) + 300
-    result = ask(server, "pull", subject="never", group="g", wait_ms=10_000, deadline_ms=deadline_ms)
+    result = ask(server, "pull", subject="never", group="g", wait_ms=25_000, deadline_ms=deadline_ms)
     assert result["messages"] == []
-    assert 0.2 < time.monotonic() - began < 5
+    assert 0.2 < time.monotonic() - began < 20

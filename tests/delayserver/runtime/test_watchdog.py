@@ -31,14 +31,19 @@ def stall(watchdog: Watchdog, clock: HandClock, stall_ms: float) -> None:
 async def test_a_step_that_stands_still_is_measured_and_logged_and_waiting_is_not(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    watchdog = Watchdog(SystemClock(), 50)
+    for _ in range(10):  # a busy machine may stand still in one of the waits
+        watchdog = Watchdog(SystemClock(), 50)
+        with watchdog.watching():
+            await trio.sleep(0.15)
+        if not watchdog.long_stalls:
+            break
+    assert watchdog.long_stalls == 0
+    caplog.clear()
     with watchdog.watching(), caplog.at_level(logging.WARNING):
-        await trio.sleep(0.15)
-        assert watchdog.long_stalls == 0
         time.sleep(0.08)
         await trio.sleep(0)
         await trio.sleep(0)
-    assert 75 <= watchdog.longest_ms < 5_000
+    assert 75 <= watchdog.longest_ms < 20_000
     assert watchdog.longest_of_minute_ms == watchdog.longest_ms
     assert watchdog.long_stalls >= 1
     assert "stood still" in caplog.text

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import pwd
+import random
 import shutil
 import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,17 +55,18 @@ def _run(program: str, *arguments: str) -> None:
         text=True,
         cwd=TEMPORARY,
         env={"PATH": os.defpath, "LC_ALL": "C"},
-        timeout=60,
+        timeout=180,
         **as_user,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Below those that the kernel gives to connections and to servers that take any."""
+    for port in random.sample(range(12_000, 25_000), 100):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise AssertionError("no free port")
 
 
 @contextmanager
@@ -73,9 +75,10 @@ def cluster() -> Iterator[str]:
     folder = Path(tempfile.mkdtemp(prefix="delayserver-postgres-", dir=TEMPORARY))
     if os.getuid() == 0:
         shutil.chown(folder, _user())
-    data, port = str(folder / "data"), _free_port()
+    data = str(folder / "data")
     try:
         _run("initdb", "-D", data, "-U", "tester", "--auth=trust", "--no-sync", "--encoding=UTF8")
+        port = _free_port()
         options = f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c fsync=off"
         _run("pg_ctl", "-D", data, "-o", options, "-l", str(folder / "log"), "-w", "start")
         try:

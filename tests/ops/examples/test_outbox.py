@@ -12,6 +12,7 @@ import pytest
 
 from delayserver.client import Client
 from tests.delayserver.cli.conftest import serving
+from tests.delayserver.client.listening.listeners import until
 from tests.ops.examples import postgres
 from tests.ops.examples.shop import run_shop
 
@@ -49,6 +50,15 @@ def announced(address: str, number: int, wait_s: float) -> list[int]:
     return found
 
 
+def answered(dsn: str, address: str, number: int) -> list[int]:
+    """What a consumer hears of when the shop has answered. A check-back may come late on a busy machine."""
+    for _ in range(6):
+        assert shop(dsn, address, "answer", "--seconds", "5") == 0
+        if found := announced(address, number, 2):
+            return found
+    return []
+
+
 def stored(dsn: str, number: int) -> bool:
     with psycopg.connect(dsn) as database:
         return database.execute("SELECT 1 FROM orders WHERE number = %s", [number]).fetchone() is not None
@@ -57,12 +67,12 @@ def stored(dsn: str, number: int) -> bool:
 def test_an_order_is_stored_and_announced(dsn: str, address: str) -> None:
     assert shop(dsn, address, "place", "1") == 0
     assert stored(dsn, 1)
-    assert announced(address, 1, 10) == [1]
+    assert announced(address, 1, 60) == [1]
 
 
 def test_an_order_that_the_database_refuses_is_not_announced(dsn: str, address: str) -> None:
     assert shop(dsn, address, "place", "2") == 0
-    assert announced(address, 2, 10) == [2]
+    assert announced(address, 2, 60) == [2]
     assert shop(dsn, address, "place", "2") != 0, "the number is taken"
     assert announced(address, 2, 1) == []
 
@@ -76,13 +86,16 @@ def test_wherever_the_shop_dies_the_table_decides(
     assert shop(dsn, address, "place", str(number), "--die-at", step) == -signal.SIGKILL
     assert stored(dsn, number) is is_there
     assert announced(address, number, 0.5) == [], "no consumer gets it before the answer"
-    assert shop(dsn, address, "answer", "--seconds", "5") == 0
-    assert announced(address, number, 10 if is_there else 1) == ([number] if is_there else [])
+    found = answered(dsn, address, number) if is_there else []
+    if not is_there:
+        assert shop(dsn, address, "answer", "--seconds", "5") == 0
+        found = announced(address, number, 1)
+    assert found == ([number] if is_there else [])
 
 
 def test_a_shop_that_dies_behind_its_commit_is_asked_nothing(dsn: str, address: str) -> None:
     assert shop(dsn, address, "place", "20", "--die-at", "committed") == -signal.SIGKILL
-    assert announced(address, 20, 10) == [20]
+    assert announced(address, 20, 60) == [20]
     with Client(address) as client:
         assert client.check_backs("shop", wait_s=4) == []
 
@@ -93,7 +106,6 @@ def test_a_server_that_dies_in_between_asks_as_well(dsn: str, tmp_path: Path) ->
         server.process.kill()
         server.process.wait()
     with serving(tmp_path / "data") as server:
-        assert shop(dsn, server.address, "answer", "--seconds", "6") == 0
-        assert announced(server.address, 30, 10) == [30]
+        assert answered(dsn, server.address, 30) == [30]
         with Client(server.address) as client:
-            assert client.status()["pending"] == 0
+            until(lambda: client.status()["pending"] == 0)
