@@ -282,8 +282,7 @@ def test_an_idle_server_in_memory_takes_little_of_it() -> None:
 def test_the_program_keeps_its_signals_logging_and_output(capfd: pytest.CaptureFixture[str]) -> None:
     handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]
     roots, switch_s, out = list(logging.getLogger().handlers), sys.getswitchinterval(), sys.stdout
-    # A stall of a busy machine would be a line, and no fault of the server.
-    with embedded.open(settings={"stall_log_ms": 0}) as here:
+    with embedded.open() as here:
         here.send("a", b"", delay_ms=0)
         assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)] == handlers
         assert logging.getLogger().handlers == roots and logging.getLogger("delayserver").handlers == []
@@ -345,7 +344,8 @@ def test_an_interrupt_stops_the_server_cleanly(tmp_path: Path) -> None:
     program = f"""
 from delayserver import embedded
 try:
-    with embedded.open({str(tmp_path / "data")!r}) as here:
+    # A stall of a busy machine would be a line, and no fault of the server.
+    with embedded.open({str(tmp_path / "data")!r}, settings={{'stall_log_ms': 0}}) as here:
         print("ready", flush=True)
         here.pull("a", "g", wait_s=60)
 except KeyboardInterrupt:
