@@ -32,7 +32,7 @@ def test_exactly_one_line_says_that_requests_are_accepted(
     match = re.fullmatch(pattern, line)
     assert match is not None, line
     assert match[2] == str(tmp_path / "data")
-    socket.create_connection(("127.0.0.1", int(match[1])), timeout=5).close()
+    socket.create_connection(("127.0.0.1", int(match[1])), timeout=60).close()
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out, without_stalls(err.decode())) == (0, b"", "")
