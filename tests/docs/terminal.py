@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import re
 import selectors
 import signal
-import socket
 import stat
 import subprocess
 import sys
@@ -20,10 +18,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Final, Self
 
+from tests.ports import free_port
+
 STEP_SECONDS_MAX: Final = 120
 ROOT: Final = Path(__file__).parents[2]
-# Below the range from which the kernel takes ports for clients, so that no connection of another test takes one.
-FREE_PORTS: Final = range(21000, 31000)
 PORTS: Final = ("20801", "20880", "20811", "20812", "8000")
 
 # Adds the ports of this terminal where a command line has none.
@@ -72,7 +70,7 @@ class Terminal:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._ports = dict(zip(PORTS, _free_ports(len(PORTS)), strict=True))
+        self._ports = {port: str(free_port()) for port in PORTS}
         programs = folder / ".bin"
         programs.mkdir()
         program = programs / "delayserver"
@@ -195,18 +193,3 @@ class _Process:
         self._selector.close()
         self._input.close()
         self._output.close()
-
-
-def _free_ports(count: int) -> list[str]:
-    found: list[str] = []
-    for port in random.sample(FREE_PORTS, len(FREE_PORTS)):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        found.append(str(port))
-        if len(found) == count:
-            return found
-    raise AssertionError("no free port")

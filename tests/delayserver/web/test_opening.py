@@ -14,7 +14,8 @@ import trio
 from delayserver.config.settings import Settings, for_memory
 from delayserver.server.process import serve
 from store.disk.memory_filesystem import MemoryFileSystem
-from tests.delayserver.web.web_server import SECONDS_MAX, Reply, Web, free_port
+from tests.delayserver.web.web_server import SECONDS_MAX, Reply, Web
+from tests.ports import free_port
 
 FOREIGN = "./foreign"
 

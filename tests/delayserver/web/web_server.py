@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.forked import Program, without_stalls
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[3]
 SECONDS_MAX = 60
-PORTS = range(25_901, 26_901)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,18 +72,6 @@ class Web:
             int(child) for child in children if b"delayserver.web.child" in Path(f"/proc/{child}/cmdline").read_bytes()
         ]
         return found
-
-
-def free_port() -> int:
-    """A port below those that the kernel gives to outgoing connections."""
-    for port in PORTS:
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-    raise AssertionError("no free port")
 
 
 def serve(*arguments: str, http_port: int | None = None) -> Web:

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from delayserver.client import Client, Delivery, Ended, Message, Outcome, SendResult
-from tests.ops.audit.server_process import ServerProcess, free_port
+from tests.ops.audit.server_process import ServerProcess
+from tests.ports import free_port
 
 HOUR_MS = 3_600_000
 DAY_MS = 86_400_000

@@ -22,7 +22,8 @@ from pyspark import TaskContext  # noqa: E402 - behind the check that Spark is t
 
 import ops.audit.sink  # noqa: E402
 from ops.audit.sink import send  # noqa: E402
-from tests.ops.audit.server_process import ServerProcess, free_port  # noqa: E402
+from tests.ops.audit.server_process import ServerProcess  # noqa: E402
+from tests.ports import free_port  # noqa: E402
 
 
 @pytest.fixture

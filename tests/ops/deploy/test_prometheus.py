@@ -20,7 +20,8 @@ import yaml
 
 from delayserver.client import Client
 from ops.deploy import dashboard
-from tests.delayserver.web.web_server import Web, free_port, serve
+from tests.delayserver.web.web_server import Web, serve
+from tests.ports import free_port
 
 FILES = Path(__file__).parents[3] / "ops" / "deploy" / "prometheus"
 SECONDS_MAX = 90
