@@ -81,14 +81,18 @@ def test_a_campaign_sent_twice_is_one_campaign(spark: Any, servers: list[ServerP
 
 
 def test_a_task_that_spark_runs_again_sends_nothing_twice(spark: Any, servers: list[ServerProcess]) -> None:
-    due_ms = int(time.time() * 1000) + 3_600_000
+    due_ms, address = int(time.time() * 1000) + 3_600_000, servers[0].address
 
     def messages(batches: Iterator[Any]) -> Iterator[Any]:
         task = TaskContext.get()
         assert task is not None
         for number, batch in enumerate(batches):
             if number == 3 and task.attemptNumber() == 0:
-                time.sleep(1)  # what was handed on before is sent
+                # What was handed on before is sent by a process that has to start first.
+                with Client(address) as client:
+                    deadline_s = time.monotonic() + 60
+                    while client.status()["accepted"] < 100 and time.monotonic() < deadline_s:
+                        time.sleep(0.1)
                 raise RuntimeError("the first attempt of every task dies half way")
             yield batch
 
