@@ -20,7 +20,7 @@ def pull_all(client: Client, subject: str, group: str, count: int) -> list[str]:
     """Message ids, until so many came, and what comes within a moment more."""
     ids: list[str] = []
     while len(ids) < count:
-        pulled = client.pull(subject, group, 1000, 10)
+        pulled = client.pull(subject, group, 1000, 60)
         assert pulled, f"{len(ids)} of {count} came"
         ids += [delivery.message_id for delivery in pulled]
     return ids + [delivery.message_id for delivery in client.pull(subject, group, 1000, 0.2)]

@@ -19,16 +19,18 @@ def make(path: Path, number: int) -> tuple[str, int]:
         client.set_policy("s", "g", attempts=2, first_ms=0)
         sent = client.send("s", "dies", delay_ms=0)
         for _ in range(2):
-            client.nack("s", "g", client.pull("s", "g", 1, wait_s=10))
+            client.nack("s", "g", client.pull("s", "g", 1, wait_s=60))
         client.set_policy("s", "g", attempts=1)
         client.send("s", "again", delay_ms=0)
-        client.nack("s", "g", client.pull("s", "g", 1, wait_s=10))
+        client.nack("s", "g", client.pull("s", "g", 1, wait_s=60))
         first, second = client.dead_letters("s", "g")
         assert client.resend_dead_letters("s", "g", positions=[second.position]).resent == 1
-        client.ack("s", "g", client.pull("s", "g", 1, wait_s=10))
+        client.ack("s", "g", client.pull("s", "g", 1, wait_s=60))
         (letter, *_) = client.pull("s.dead.g", "looker", 10)
         assert letter.message_id == first.message_id
-        while client.status()["storage"]["outcomes_waiting"]:  # outcomes are written a moment after the hand-over
+        until_s = time.monotonic() + 60
+        while client.status()["delivered"] < 2:  # outcomes are written a moment after the hand-over
+            assert time.monotonic() < until_s
             time.sleep(0.01)
         server.stop(number)
     return sent.receipt, letter.sequence
