@@ -16,7 +16,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from delayserver.web.gateway import MESSAGES
-from tests.delayserver.web.web_server import Web
+from tests.delayserver.web.web_server import SECONDS_MAX, Web
 
 EXAMPLES = 12
 STREAMS = ("/v1/live", "/v1/subjects/{subject}/groups/{group}/deliveries")
@@ -66,7 +66,7 @@ def test_the_gateway_answers_as_its_openapi_document_says(web: Web) -> None:
         def try_it(case: schemathesis.Case[Any]) -> None:
             if isinstance(case.body, dict) and "wait_ms" in case.body:
                 case.body["wait_ms"] = 0
-            response = case.call(base_url=f"http://{web.host}:{web.port}")
+            response = case.call(base_url=f"http://{web.host}:{web.port}", timeout=SECONDS_MAX)
             case.validate_response(
                 response,
                 checks=[
