@@ -39,6 +39,8 @@ SHOWN: Final = {"text", "json", "yaml", "ini", "promql", "sql", "go", "javascrip
 _INFO: Final = re.compile(r'(?P<language>\w+)(?: title="(?P<title>[^"]+)")?[ \t]*$\n', re.MULTILINE)
 _FENCED: Final = RawFencedCodeBlockLexer(_INFO)
 _HIDDEN: Final = DirectiveInHTMLCommentLexer("hidden")
+# What the server counts a moment after its clients know it: a reader looks again.
+_LOOKS: Final = re.compile(r"delayserver status\b")
 # Programs that say when they are ready, and that a block starts in the background.
 _SERVES: Final = re.compile(r"^delayserver (?:serve|broker)\b.*&$", re.MULTILINE)
 
@@ -113,6 +115,9 @@ class Reader:
                     more, _, shown = shown.partition("\n")
                     command += "\n" + more.removeprefix("> ")
                 before = self._shell(self._with_values(command))
+                deadline = time.monotonic() + STEP_SECONDS_MAX / 2
+                while _LOOKS.match(command) and time.monotonic() < deadline and not self._has(shown, before):
+                    before = self._shell(self._with_values(command))
                 self._expect(shown, before)
 
     def _shell(self, commands: str) -> int:
@@ -123,6 +128,9 @@ class Reader:
         before = len(self._output)
         self._output += self.terminal.run(commands)
         return before
+
+    def _has(self, shown: str, start: int) -> bool:
+        return not isinstance(match(self._with_values(shown), self._output[start:]), str)
 
     def _expect(self, shown: str, start: int) -> None:
         """Waits until the output, from `start` on, has the lines that the document shows."""

@@ -18,6 +18,8 @@ _KINDS: Final = [
     (r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b", r"[0-9a-f]{8}-[0-9a-f-]{27}"),
     (r"\b[0-9a-f]{32}\b", r"[0-9a-f]{32}"),
     (r"\b(?=[a-f]*\d)[0-9a-f]{12}\b", r"[0-9a-f]{12}"),
+    # A message that becomes due while its server is down, or that a busy machine delays, is late by seconds.
+    (r"\b\d+\.\d+ ms\b", r"\d+(?:\.\d+)?(?:e-?\d+)? m?s|\d+ m(?: \d+ s)?"),
     (r"\b\d+\.\d+\b", r"\d+(?:\.\d+)?(?:e-?\d+)?"),
     (r"\b\d{5,}\b", r"\d+"),
     (r"\.\.\.", r".*"),

@@ -70,3 +70,21 @@ def test_ids_of_the_run_stand_for_those_of_the_document() -> None:
 )
 def test_counts_and_words_must_be_equal(shown: str, actual: str) -> None:
     assert isinstance(match(shown, actual), str)
+
+
+@pytest.mark.parametrize("actual", ["late by 3 ms", "late by 0.127 ms", "late by 4.3 s", "late by 1 m 2 s"])
+def test_measured_durations_may_come_in_other_units(actual: str) -> None:
+    assert match("late by 3.874 ms", actual) == {}
+    assert isinstance(match("late by 100 ms", actual), str)
+
+
+def test_what_is_counted_a_moment_later_is_looked_at_again(tmp_path: Path) -> None:
+    path = tmp_path / "document.md"
+    path.write_text("```console\n$ delayserver status\ndelivered 2\n```")
+    looks = tmp_path / "looks"
+    with Terminal(tmp_path) as terminal:
+        (tmp_path / ".bin" / "delayserver").write_text(
+            f"#!/bin/sh\necho x >>{looks}\necho delivered $(wc -l <{looks})\n"
+        )
+        Reader(terminal).read(path)
+    assert looks.read_text() == "x\nx\n"
