@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,8 +67,10 @@ class Web:
 
     def gateway(self) -> int:
         """The process id of a gateway that has answered before."""
-        tasks = Path(f"/proc/{self.process.pid}/task").glob("*/children")
-        children = [child for task in tasks for child in task.read_text().split()]
+        children: list[str] = []
+        for task in Path(f"/proc/{self.process.pid}/task").glob("*/children"):
+            with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended meanwhile
+                children += task.read_text().split()
         (found,) = [
             int(child) for child in children if b"delayserver.web.child" in Path(f"/proc/{child}/cmdline").read_bytes()
         ]
