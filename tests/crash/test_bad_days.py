@@ -26,6 +26,7 @@ from delayserver.protocol.errors import ConnectionLost, DelayServerError, DiskFu
 from delayserver.protocol.outcomes import Outcome
 from tests.crash.command_line import require
 from tests.crash.process import KIB, ServerUnderTest, small_settings
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 MIB = 1 << 20
@@ -195,14 +196,6 @@ def test_a_start_on_a_full_disk_answers_stops_on_a_signal_and_goes_on_when_there
         assert server.stop() == 0, server.said()
     finally:
         server.clean_up()
-
-
-def free_port() -> int:
-    """A port below those that the kernel gives to connections and to servers that take any."""
-    for port in random.sample(range(12_000, 25_000), 100):
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
-    raise AssertionError("no free port")
 
 
 def test_outcomes_of_deliveries_find_room_on_a_completely_full_disk(small_disk: Path, tmp_path: Path) -> None:

@@ -7,8 +7,6 @@ import email
 import hashlib
 import json
 import os
-import random
-import socket
 import subprocess
 import sys
 import tarfile
@@ -19,11 +17,12 @@ import urllib.request
 import venv
 import zipfile
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("delayserver", "store", "wheel", "ops")
@@ -234,14 +233,6 @@ def test_the_installed_gateway_answers_and_has_the_console(side_by_side: Environ
         server.terminate()
         assert server.wait(timeout=60) == 0
         out.close()
-
-
-def free_port() -> int:
-    """A port below those that the kernel gives to connections and to servers that take any."""
-    for port in random.sample(range(12_000, 25_000), 100):
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
-    raise AssertionError("no free port")
 
 
 def answered(url: str) -> str:

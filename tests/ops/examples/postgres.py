@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import pwd
-import random
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from tests.ports import free_port
 
 # Not that of the tests, which may lie in a folder that only root can enter.
 TEMPORARY = "/tmp"
@@ -61,14 +61,6 @@ def _run(program: str, *arguments: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def _free_port() -> int:
-    """Below those that the kernel gives to connections and to servers that take any."""
-    for port in random.sample(range(12_000, 25_000), 100):
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
-    raise AssertionError("no free port")
-
-
 @contextmanager
 def cluster() -> Iterator[str]:
     """A running cluster: how to connect to it. It is stopped and removed at the end."""
@@ -78,7 +70,7 @@ def cluster() -> Iterator[str]:
     data = str(folder / "data")
     try:
         _run("initdb", "-D", data, "-U", "tester", "--auth=trust", "--no-sync", "--encoding=UTF8")
-        port = _free_port()
+        port = free_port()
         options = f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c fsync=off"
         _run("pg_ctl", "-D", data, "-o", options, "-l", str(folder / "log"), "-w", "start")
         try:
