@@ -246,9 +246,8 @@ def test_a_lost_reply_is_retried_as_the_same_message(server: FakeServer, step: D
         assert len({(m.message_id, m.due_ms) for m in server.messages}) == 1
         assert [m.outcome for m in server.messages].count("pending") == 1
         assert sent.message_id == server.messages[0].message_id
-        assert server.connections == 2 or isinstance(step, Late), (
-            "a machine that stands still may use up a second twice"
-        )
+        # A machine that stands still may use up the second of a late reply twice.
+        assert server.connections >= 2 if isinstance(step, Late) else server.connections == 2
 
 
 def test_columns_without_ids_are_not_sent_twice(server: FakeServer, client: Client) -> None:

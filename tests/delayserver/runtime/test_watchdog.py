@@ -43,7 +43,7 @@ async def test_a_step_that_stands_still_is_measured_and_logged_and_waiting_is_no
         time.sleep(0.08)
         await trio.sleep(0)
         await trio.sleep(0)
-    assert 75 <= watchdog.longest_ms < 20_000
+    assert 75 <= watchdog.longest_ms < 5_000
     assert watchdog.longest_of_minute_ms == watchdog.longest_ms
     assert watchdog.long_stalls >= 1
     assert "stood still" in caplog.text
