@@ -147,7 +147,7 @@ class TinyBounds(AnyBounds):
             setattr(module, name, value)
 
 
-SETTINGS = settings(max_examples=100, stateful_step_count=30, deadline=None)
+SETTINGS = settings(max_examples=200, stateful_step_count=30, deadline=None)
 TestWheelEqualsASortedList = AnyBounds.TestCase
 TestWheelEqualsASortedList.settings = SETTINGS
 TestWheelEqualsASortedListWithTinyBounds = TinyBounds.TestCase
