@@ -16,6 +16,7 @@ from delayserver.client import Client, Delivery
 from delayserver.protocol.errors import DelayServerError
 from delayserver.protocol.outcomes import Outcome
 from tests.crash.process import KIB, ServerUnderTest, small_settings
+from tests.delayserver.client.listening.listeners import until
 from tests.delayserver.recover.directories import in_process
 
 SUBJECT, GROUP = "bad.day", "g"
@@ -69,10 +70,8 @@ def test_damage_in_store_index_and_checkpoint_is_named_and_the_rest_is_served(se
         assert len(segments) >= 2, "a segment is sealed"
         assert len(client.find(subject=SUBJECT, key="one")) == BATCH
         # A background task makes the index of a sealed segment.
-        deadline_s = time.monotonic() + WAIT_S
-        while not (index := sorted((broker / "index").glob("*.index"))):
-            assert time.monotonic() < deadline_s, "the sealed segment has no index"
-            time.sleep(0.02)
+        until(lambda: list((broker / "index").glob("*.index")), "the index of the sealed segment")
+        index = sorted((broker / "index").glob("*.index"))
         assert {name_of(delivery) for delivery in pull(client, "before", 2 * BATCH)} >= {"one 0", "two 9"}
     assert server.stop() == 0
     first = segments[0].read_bytes()

@@ -25,7 +25,7 @@ def test_a_slow_consumer_is_given_nothing_whose_ack_timeout_is_over(server: Fake
                 async for received in all_:
                     assert anyio.current_time() < received.hand_out_until_s
                     await anyio.sleep(0.24)
-                    # Where the machine stands still the ack may come too late. Then the message comes again.
+                    # The server gives a message again until it is acked, so only the first ack counts.
                     if await received.ack():
                         bodies.add(received.delivery.body)
                     if len(bodies) == 12:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
 from delayserver.client import Client
+from tests.delayserver.client.listening.listeners import until
 from tests.delayserver.recover.directories import SMALL, ServerProcess, in_process
 
 
@@ -28,10 +28,7 @@ def make(path: Path, number: int) -> tuple[str, int]:
         client.ack("s", "g", client.pull("s", "g", 1, wait_s=60))
         (letter, *_) = client.pull("s.dead.g", "looker", 10)
         assert letter.message_id == first.message_id
-        until_s = time.monotonic() + 60
-        while client.status()["delivered"] < 2:  # outcomes are written a moment after the hand-over
-            assert time.monotonic() < until_s
-            time.sleep(0.01)
+        until(lambda: client.status()["delivered"] >= 2)  # outcomes are written a moment after the hand-over
         server.stop(number)
     return sent.receipt, letter.sequence
 
