@@ -159,6 +159,7 @@ RULES: Final[Mapping[str, Rule]] = {
     names_of.CANCEL_WAIT: Rule(frozenset({CONSUME})),
     names_of.ACK: Rule(frozenset({CONSUME}), _subject),
     names_of.NACK: Rule(frozenset({CONSUME}), _subject),
+    names_of.EXTEND: Rule(frozenset({CONSUME}), _subject),
     names_of.READ: Rule(frozenset({CONSUME, LOOK}), _subject),
     names_of.GROUP: Rule(frozenset({CONSUME, LOOK}), _subject),
     names_of.GROUPS: Rule(frozenset({LOOK}), _subject),

@@ -47,8 +47,19 @@ class Acked:
     unknown: int
 
 
+@dataclass(frozen=True, slots=True)
+class Extended:
+    """Answer of `extend`: how many leases go on, and how many deliveries were not (or no longer) leased.
+
+    `full`: the group has no room for more leases with an end of their own. The rest is as it was."""
+
+    extended: int
+    unknown: int
+    full: bool = False
+
+
 class Consuming:
-    """Pull and ack."""
+    """Pull, ack and extend."""
 
     def __init__(self, state: BrokerState) -> None:
         self._state = state
@@ -492,6 +503,27 @@ class Consuming:
             self._state.notes.acked_all(key, part.retry, cursor.to_log(changed) if cursor.passes_over else changed)
         self.acked += acked
         return Acked(acked, len(deliveries) - acked)
+
+    def extend(self, key: GroupKey, deliveries: I64, lease_us: int, timeout_ms: int) -> Extended:
+        """See `Broker.extend`."""
+        group: ConsumerGroup | None = self._state.groups.get(key)
+        if group is None:
+            return Extended(0, len(deliveries))
+        extended, limits = 0, self._state.limits
+        deadline_us = lease_us + min(timeout_ms, limits.ack_timeout_ms_max) * 1000
+        for part in split_deliveries(deliveries):
+            cursor = group.cursor(part.retry)
+            lease = part.lease_in(self._state.files.epoch)
+            if lease is None or part.moves != cursor.moves % MOVES:  # of before a restart or a seek
+                continue
+            ranges = cursor.of_lease(part.ranges, lease)
+            if cursor.place_ranges + len(ranges) > limits.lease_ranges_max:
+                return Extended(extended, len(deliveries) - extended, full=True)
+            positions = [np.arange(max(start, cursor.committed), min(stop, cursor.next)) for start, stop in ranges]
+            extended += cursor.extend(np.concatenate([_NO_ROWS, *positions]), deadline_us)
+        if extended:
+            self._state.deadlines.note(key, deadline_us)
+        return Extended(extended, len(deliveries) - extended)
 
     def _may_have_pulled(self, parts: list[DeliveryRanges]) -> bool:
         """Whether an unknown group may have pulled before a crash that lost its row of the progress log."""

@@ -302,6 +302,29 @@ class Cursor:
         if len(self._leases) >= self._prune_at:
             self._prune()
 
+    def extend(self, positions: I64, deadline_us: int) -> int:
+        """Positions, i64[n] ascending, that are leased stay so until the deadline. Returns how many of them were leased.
+
+        Their lease of before is still in the heap. It does not end them, because they get places with a later end."""
+        held = positions[(positions >= self.committed) & (positions < self.next)]
+        held = held[~(self.acked.covers(held, held + 1) | self.retrying.covers(held, held + 1))]
+        keyed = 0
+        if self._order is not None and len(held):
+            with_keys = np.isin(held, self._order.within(int(held[0]), int(held[-1]) + 1))
+            keyed, held = self._order.extend(held[with_keys], deadline_us), held[~with_keys]
+        if self._places is not None:
+            held = held[self._places.are_leased(held)]
+        if len(held):
+            start = int(held[0])
+            times = self.attempts_before(start, int(held[-1]) + 1 - start)[held - start] + 1
+            first = np.append(True, (np.diff(held) != 1) | (np.diff(times) != 0))
+            starts, stops = held[first], held[np.append(first[1:], True)] + 1
+            self.places.lease_all(starts, stops, times[first], deadline_us)
+            self._settled += len(held)  # in their lease of before
+            for start, stop in ranges_of(held):
+                self.hold(start, stop, deadline_us)
+        return keyed + len(held)
+
     def _prune(self) -> None:
         self._leases = [lease for lease in self._leases if lease[2] > self.committed and self._is_held(*lease)]
         heapq.heapify(self._leases)

@@ -479,6 +479,13 @@ class KeyOrder:
         rows = rows[self._columns.state[rows] == RETRYING]
         self._columns.state[rows], self._columns.until_us[rows] = LEASED, until_us
 
+    def extend(self, positions: I64, until_us: int) -> int:
+        """Those of these messages that are leased stay so until this time. Returns how many."""
+        rows = self._find(positions)
+        rows = rows[self._columns.state[rows] == LEASED]
+        self._columns.until_us[rows] = until_us
+        return len(rows)
+
     def release(self, now_us: int) -> bool:
         """Messages whose pause has ended wait for their keys only. True if there were any."""
         if not self._waiting and not self._paused:

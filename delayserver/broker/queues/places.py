@@ -105,6 +105,37 @@ class Places:
             last += 1
         self._splice(first, last, [place])
 
+    def lease_all(self, starts: I64, stops: I64, times: I64, until_us: int) -> None:
+        """Lease ranges i64[n] that ascend and do not overlap, until this time. They replace all ranges of theirs."""
+        columns = (self._starts, self._stops, self._times, self._state, self._until_us, self._until_ms)
+        old = [np.array(column, np.int64) for column in columns]
+        count, zeros = len(starts), np.zeros(len(starts), np.int64)
+        new = [starts, stops, times, zeros + LEASED, zeros + until_us, zeros]
+        # Between two neighbouring edges all positions are in the same ranges. An old range ends where a new one begins.
+        edges = np.unique(np.concatenate((old[0], old[1], starts, stops)))
+        low, high = edges[:-1], edges[1:]
+        of_old, of_new = [np.searchsorted(first, low, side="right") - 1 for first in (old[0], starts)]
+        in_new = (of_new >= 0) & (stops[np.maximum(of_new, 0)] > low)
+        in_old = np.zeros(len(low), bool)
+        if len(old[0]):
+            in_old = (of_old >= 0) & (old[1][np.maximum(of_old, 0)] > low)
+        kept = in_old | in_new
+        row = np.where(in_new, of_new, of_old + count)[kept]
+        values = [low[kept], high[kept], *[np.concatenate(pair)[row] for pair in zip(new[2:], old[2:], strict=True)]]
+        for column, of_column in zip(columns, values, strict=True):
+            del column[:]
+            column.frombytes(of_column.astype(column.typecode).tobytes())
+        self._join()
+
+    def are_leased(self, positions: I64) -> NDArray[np.bool_]:
+        """Which positions, i64[n], are leased in a range or are in none, bool[n]."""
+        if not self._starts:
+            return np.ones(len(positions), bool)
+        index = np.searchsorted(np.array(self._starts, np.int64), positions, side="right") - 1
+        outside = (index < 0) | (np.array(self._stops, np.int64)[np.maximum(index, 0)] <= positions)
+        leased: NDArray[np.bool_] = outside | (np.array(self._state, np.int8)[np.maximum(index, 0)] == LEASED)
+        return leased
+
     def remove(self, start: int, stop: int) -> None:
         """Remove [start, stop). Ranges that overlap it are cut."""
         first, last = self._overlap(start, stop)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Self
 
 from delayserver.broker.actions.arrivals import Arrivals, Published, Stored
-from delayserver.broker.actions.consuming import Acked, Consuming
+from delayserver.broker.actions.consuming import Acked, Consuming, Extended
 from delayserver.broker.actions.dead_letters import DeadLetters
 from delayserver.broker.actions.dead_queue import Claim, DeadQueue, Letters
 from delayserver.broker.actions.delivering import Delivered
@@ -224,6 +224,11 @@ class Broker:
     def ack(self, subject: int, group: int, deliveries: I64, now_us: int) -> Acked:
         """Ack deliveries (i64[n], any order). Answer the client after the next sync."""
         return self._consuming.ack((subject, group), deliveries)
+
+    def extend(self, subject: int, group: int, deliveries: I64, lease_us: int, timeout_ms: int) -> Extended:
+        """Let the leases of deliveries (i64[n], any order) end `timeout_ms` after `lease_us`, also those that would have
+        ended later. Leases are memory alone, so nothing of it is durable."""
+        return self._consuming.extend((subject, group), deliveries, lease_us, timeout_ms)
 
     def nack(
         self,

@@ -1,4 +1,4 @@
-"""`pull`, `cancel_wait`, `ack`, `nack` and `groups`."""
+"""`pull`, `cancel_wait`, `ack`, `nack`, `extend` and `groups`."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class ConsumingHandlers:
             waiting.cancel()
         connection.reply(encode_reply(request.id, {"ended": waiting is not None}))
 
-    # -- ack, nack and groups
+    # -- ack, nack, extend and groups
 
     async def ack(self, connection: Connection, request: Request) -> dict[str, Any]:
         """Acks deliveries, durable before the reply. Those of a broadcast group are done already."""
@@ -164,6 +164,16 @@ class ConsumingHandlers:
         rest = {"expired": nacked.expired, "dead_lettered": nacked.dead_lettered}
         counts = {"nacked": nacked.nacked, "unknown": nacked.unknown}
         return counts | {name: count for name, count in rest.items() if count}
+
+    async def extend(self, connection: Connection, request: Request) -> dict[str, Any]:
+        """Extends leases. Those of a broadcast group have none, and count as extended."""
+        arguments = request.arguments
+        names, deliveries = read_names(arguments), _deliveries(arguments)
+        timeout_ms = integer(arguments, "ack_timeout_ms", 1, ACK_TIMEOUT_MS_MAX, self._settings.ack_timeout_ms)
+        if names in connection.broadcasts:
+            return {"extended": len(deliveries), "unknown": 0}
+        extended = await self._consuming.extend(*names, deliveries, timeout_ms)
+        return {"extended": extended.extended, "unknown": extended.unknown}
 
     def _nack_delay_ms(self, arguments: dict[str, Any]) -> int | None:
         """The delay that a nack asks for, by itself or by the number of a delay level; None if it asks for none."""

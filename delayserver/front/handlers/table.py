@@ -58,6 +58,7 @@ class HandlerTable:
             names_of.PULL: consuming.pull,
             names_of.ACK: consuming.ack,
             names_of.NACK: consuming.nack,
+            names_of.EXTEND: consuming.extend,
             names_of.GROUPS: consuming.groups,
             names_of.METRICS: MetricsHandlers(operations.metrics).metrics,
             names_of.FIND: FindingHandlers(operations.finding).find,

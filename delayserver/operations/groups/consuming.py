@@ -1,4 +1,4 @@
-"""The operations of consumers on the broker of this process: `pull`, `ack`, `nack` and `groups`."""
+"""The operations of consumers on the broker of this process: `pull`, `ack`, `nack`, `extend` and `groups`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple, TypeAlias
 
+import numpy as np
 import trio
 
-from delayserver.broker.actions.consuming import Acked
+from delayserver.broker.actions.consuming import Acked, Extended
 from delayserver.broker.actions.group_rows import GroupRow
 from delayserver.broker.filters.filter import FilterText
 from delayserver.broker.limits import NACK_DELAY_MS_MAX
@@ -33,6 +34,8 @@ from store.tables.names import CONSUMER_GROUP, SUBJECT, Names
 # Bounds of a nack's delay, and of the lease that a pull may ask for.
 DELAY_MS_MAX: Final = NACK_DELAY_MS_MAX
 ACK_TIMEOUT_MS_MAX: Final = 86_400_000
+# Leases that are extended in one step of 10 ms or less, wherever they lie.
+EXTENDED_AT_ONCE: Final = 1024
 
 Pulled: TypeAlias = PulledBatch
 """Leased messages in columns."""
@@ -224,6 +227,27 @@ class Consuming:
         if not subject_code or not group_code:  # no message of this group was ever handed out
             return Nacked(0, len(deliveries), 0, 0)
         return await self._redelivery.nack(subject_code, group_code, deliveries, delay_ms, reason)
+
+    async def extend(self, subject: str, group: str, deliveries: I64, ack_timeout_ms: int) -> Extended:
+        """Lets the leases of deliveries, i64[n] in any order, end in `ack_timeout_ms`. Many are extended in steps.
+
+        Raises SubjectInvalid, QueueFull; leases of earlier steps are extended then."""
+        codes = self._known(subject, group)
+        if not all(codes):  # no message of this group was ever handed out
+            return Extended(0, len(deliveries))
+        extended, ordered = 0, np.unique(deliveries)
+        for first in range(0, len(ordered), EXTENDED_AT_ONCE):
+            await self._turn_for(ordered)
+            lease_us = self._clock.monotonic_us()
+            part = ordered[first : first + EXTENDED_AT_ONCE]
+            step = self._core.extend(*codes, part, lease_us, ack_timeout_ms)
+            extended += step.extended
+            if step.full:
+                raise QueueFull(
+                    "too many leases of the group have an end of their own; ack some, or pull fewer at once"
+                )
+        self._redelivery.leased()
+        return Extended(extended, len(deliveries) - extended)
 
     def _known(self, subject: str, group: str) -> tuple[int, int]:
         """The codes of the names, 0 for a new one, which is checked but not stored. Raises SubjectInvalid."""

@@ -64,6 +64,7 @@ CASES: dict[str, Case] = {
     "cancel_wait": Case({"id": 1}, told=lambda _: []),
     "ack": Case(one_delivery(), whole="forbidden"),
     "nack": Case(one_delivery(), whole="forbidden"),
+    "extend": Case(one_delivery(), whole="forbidden"),
     "read": Case({"subject": THEIRS, "position": 0}, whole="forbidden"),
     "group": Case(NAMES, whole="forbidden"),
     "groups": Case(told=lambda reply: [each["subject"] for each in reply["groups"]]),

@@ -17,10 +17,10 @@ GROUP = {"subject": "s", "group": "g"}
 ACK = GROUP | {"count": 0, "deliveries": b""}
 NAMED = {"subject": "s", "message_id": "m", "due_ms": 1}
 CASES: dict[str, list[tuple[str, Arguments, str, list[Any]]]] = {
-    "`subject` of a message; `subject` and `group` of `pull`, `ack`, `nack`": [
+    "`subject` of a message; `subject` and `group` of `pull`, `ack`, `nack`, `extend`": [
         ("send row", {"body": "", "delay_ms": 10**6}, "subject", [5, b"s", "", True, "a\nb"]),
         ("cancel row", {"message_id": "m", "due_ms": 1}, "subject", [5, ""]),
-        *[(operation, ACK, name, [5, ""]) for operation in ("ack", "nack") for name in ("subject", "group")],
+        *[(operation, ACK, name, [5, ""]) for operation in ("ack", "nack", "extend") for name in ("subject", "group")],
         ("pull", GROUP, "subject", [5, ""]),
         ("pull", GROUP, "group", [5, ""]),
     ],
@@ -61,6 +61,7 @@ OPTIONAL: list[tuple[str, Arguments, str, list[Any]]] = [
     ("pull", GROUP, "columns", [1, "true"]),
     ("pull", GROUP, "ack", [1, []]),
     ("nack", ACK, "delay_ms", [True, -1, "1"]),
+    ("extend", ACK, "ack_timeout_ms", [True, 0, "1", 86_400_001]),
     ("groups", {}, "max", [True, 0, 257]),
     ("groups", {}, "after", [1, [1], ["a", "b"]]),
     ("find", {"key": "k"}, "subject", [5, b"s", ""]),

@@ -239,6 +239,7 @@ async def test_a_server_answers_in_the_shape_of_the_vectors(boot: Any) -> None:
     await client.send(expiring)
     pulled = await ask("pull request", subject="expiring")
     delivery = pulled["messages"][0]["delivery"]
+    same_shape("extend reply", await ask("extend request", subject="expiring", deliveries=delivery))
     same_shape("nack reply", await ask("nack request", subject="expiring", deliveries=delivery, delay_ms=5000))
     same_shape("ack reply", await ask("ack request"))
     assert await ask("pull with a filter request") == {"messages": []}

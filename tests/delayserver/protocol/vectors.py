@@ -203,6 +203,11 @@ REQUESTS: dict[str, tuple[Any, ...]] = {
         "nack",
         {"subject": "orders", "group": "billing", "count": 1, "deliveries": DELIVERY, "delay_ms": 5000},
     ),
+    "extend request": (
+        91,
+        "extend",
+        {"subject": "orders", "group": "billing", "count": 1, "deliveries": DELIVERY, "ack_timeout_ms": 30000},
+    ),
     "group request": (60, "group", {"subject": "orders", "group": "billing"}),
     "seek request": (61, "seek", {"subject": "orders", "group": "billing", "to": "earliest"}),
     "seek to a time request": (62, "seek", {"subject": "orders", "group": "billing", "time_ms": DUE_MS}),
@@ -544,6 +549,7 @@ REPLIES: dict[str, tuple[Any, ...]] = {
         },
     ),
     "nack reply": (18, True, {"nacked": 1, "unknown": 0, "expired": 1}),
+    "extend reply": (91, True, {"extended": 1, "unknown": 0}),
     "group reply": (
         60,
         True,

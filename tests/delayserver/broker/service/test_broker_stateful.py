@@ -92,6 +92,8 @@ class BrokerMachine(RuleBasedStateMachine):
         # Of what waits in its place: not before this time, and how often each message was handed out.
         self.not_before_us: dict[Key, dict[int, int]] = {key: {} for key in self.state}
         self.attempts: dict[Key, dict[int, int]] = {key: {} for key in self.state}
+        # When a lease ends, by delivery, of leases for which that is known. Not before this time.
+        self.until_us: dict[Key, dict[int, int]] = {key: {} for key in self.state}
 
     @initialize()
     def start(self) -> None:
@@ -201,6 +203,7 @@ class BrokerMachine(RuleBasedStateMachine):
             assert not self._has_expired(sequence, self.now_us // 1000), f"{sequence} had expired"
             self.state[key][sequence] = LEASED
             self.leases[key][delivery] = sequence
+            self.until_us[key][delivery] = self.now_us + LIMITS.ack_timeout_ms_default * 1000
         return len(pulled)
 
     def _has_expired(self, sequence: int, now_ms: int) -> bool:
@@ -241,6 +244,20 @@ class BrokerMachine(RuleBasedStateMachine):
     @rule(
         data=st.data(),
         key=st.sampled_from([(s, g) for s in SUBJECTS for g in GROUPS]),
+        timeout_ms=st.sampled_from((1, 700, 5_000)),
+    )
+    def extend(self, data: st.DataObject, key: Key, timeout_ms: int) -> None:
+        deliveries = self._some(data, self.leases[key])
+        before = self._some(data, self.old_leases[key])
+        asked = np.array(deliveries + before, np.int64)
+        extended = self.broker.extend(*key, np.unique(asked), self.now_us, timeout_ms)
+        if not extended.full:
+            assert (extended.extended, extended.unknown) == (len(deliveries), len(set(before) - set(deliveries)))
+            self.until_us[key] |= dict.fromkeys(deliveries, self.now_us + timeout_ms * 1000)
+
+    @rule(
+        data=st.data(),
+        key=st.sampled_from([(s, g) for s in SUBJECTS for g in GROUPS]),
         settle=st.booleans(),
         delay_ms=st.sampled_from((None, 0, 5, 3_000)),
     )
@@ -248,6 +265,8 @@ class BrokerMachine(RuleBasedStateMachine):
         deliveries = self._some(data, self.leases[key])
         batch = self.broker.nack(*key, np.array(deliveries, np.int64), delay_ms, self.now_us, self.now_us)
         assert batch.unknown == 0
+        for delivery in deliveries:  # what had no room or could not be settled is leased for longer
+            self.until_us[key].pop(delivery, None)
         self._retry(key, batch, settle, delay_ms)
 
     @rule(step_ms=st.sampled_from((1, 600, 1500)), settle=st.booleans())
@@ -257,7 +276,16 @@ class BrokerMachine(RuleBasedStateMachine):
         batches = self.broker.expired_leases(self.now_us, self.now_us, 10)
         assert deadline is None or bool(batches) == (deadline <= self.now_us)
         for batch in batches:
-            self._retry((batch.subject, batch.group), batch, settle, None)
+            key = (batch.subject, batch.group)
+            before = dict(self.leases[key])
+            self._retry(key, batch, settle, None)
+            for delivery in before.keys() - self.leases[key].keys():
+                assert self.until_us[key].pop(delivery, 0) <= self.now_us, "a lease ended before its time"
+            if not settle:  # abandoned, and leased for another ack timeout
+                self.until_us[key] = {d: until for d, until in self.until_us[key].items() if until > self.now_us}
+        for key, leases in self.leases.items():
+            known = [until for delivery, until in self.until_us[key].items() if delivery in leases]
+            assert all(until > self.now_us for until in known) or len(batches) > 0, "a lease did not end in its time"
 
     def _retry(self, key: Key, batch: RetryBatch, settle: bool, delay_ms: int | None) -> None:
         self._waits(key, delay_ms)
@@ -361,6 +389,7 @@ class BrokerMachine(RuleBasedStateMachine):
             self.not_before_us = {key: {} for key in self.state}
             self.attempts = {key: {} for key in self.state}
         self.old_leases = self.leases
+        self.until_us = {key: {} for key in self.state}
         self.leases = {key: {} for key in self.state}
         for states in self.state.values():
             changes = {LEASED: FREE, DONE: MAYBE}
