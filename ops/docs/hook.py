@@ -14,6 +14,7 @@ from mkdocs.structure.files import File, Files
 from ops.docs.reference_pages import with_parts
 from ops.docs.repository_links import DOCS, PAGES, links, page_of, source_page, target_of, with_links_of_the_site
 
+# MkDocs loads this file from the checkout, also where the packages are installed elsewhere.
 ROOT: Final = Path(__file__).parents[2]
 
 # Pages that stand alone in their tab, so that a menu beside them would have one entry.
@@ -52,7 +53,7 @@ def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: File
     if uri in WITHOUT_MENU:
         # Front matter in the document would be shown as a table on a forge.
         page.meta["hide"] = ["navigation"]
-    return with_parts(with_links_of_the_site(markdown, f"{DOCS}{uri}", uri))
+    return with_parts(with_links_of_the_site(markdown, f"{DOCS}{uri}", uri), ROOT)
 
 
 def _is_asset(path: str) -> bool:

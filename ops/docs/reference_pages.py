@@ -18,8 +18,6 @@ from delayserver.protocol.errors import ERRORS, DelayServerError, ProtocolError,
 from delayserver.protocol.outcomes import Outcome
 from ops.docs.request_pages import requests
 
-ROOT: Final = Path(__file__).parents[2]
-
 GROUPS_OF_ERRORS: Final = {
     ProtocolError: "Mistakes of a client program",
     Refused: "Refused: change the request",
@@ -60,13 +58,11 @@ def _options(command: click.Command, context: click.Context) -> str:
     return _table(("option", "meaning"), rows)
 
 
-def settings() -> str:
-    """A section for each table of the sample, with every setting, its default and its reason."""
-    return settings_of((ROOT / "delayserver.sample.toml").read_text())
-
-
 def settings_of(sample: str) -> str:
-    """The same of a sample's text. A comment belongs to the key or the table below it."""
+    """A section for each table of the sample's text, with every setting, its default and its reason.
+
+    A comment belongs to the key or the table below it.
+    """
     parts: list[str] = ["## Top level\n"]
     rows: list[tuple[str, ...]] = []
     comments: list[str] = []
@@ -116,19 +112,23 @@ def outcomes() -> str:
     return _table(("outcome", "code", "meaning"), rows)
 
 
-PARTS: Final[dict[str, Callable[[], str]]] = {
-    "commands": commands,
-    "settings": settings,
-    "errors": errors,
-    "outcomes": outcomes,
-    "requests": requests,
+PARTS: Final[dict[str, Callable[[Path], str]]] = {
+    "commands": lambda root: commands(),
+    "settings": lambda root: settings_of((root / "delayserver.sample.toml").read_text()),
+    "errors": lambda root: errors(),
+    "outcomes": lambda root: outcomes(),
+    "requests": lambda root: requests(),
 }
-"""The parts that a document asks for by a line ``<!-- made: NAME -->``."""
+"""The parts that a document asks for by a line ``<!-- made: NAME -->``, each made for a checkout."""
 
 
-def with_parts(markdown: str) -> str:
-    """A document with its parts from the code in place of the lines that ask for them."""
-    return re.sub(r"^<!-- made: (\w+) -->$", lambda found: PARTS[found[1]](), markdown, flags=re.MULTILINE)
+def with_parts(markdown: str, root: Path) -> str:
+    """A document with its parts in place of the lines that ask for them.
+
+    `root` is the checkout. The code may be installed elsewhere, without the files of the checkout. Raises KeyError for
+    an unknown part.
+    """
+    return re.sub(r"^<!-- made: (\w+) -->$", lambda found: PARTS[found[1]](root), markdown, flags=re.MULTILINE)
 
 
 def _text(comments: list[str]) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,20 @@ def as_parameter(path: Path) -> Any:
     if "$ delayserver report" in text and importlib.util.find_spec("pyspark") is None:
         marks.append(pytest.mark.skip("install the extra audit"))
     return pytest.param(path, id=path.relative_to(ROOT).as_posix(), marks=marks)
+
+
+# Modules of the core install and of this project, and files that the documents themselves save.
+_THERE = {"delayserver", "ops", "trio", "numpy", "anyio"} | {"app", "later", "orders", "shop", "tasks"}
+_EXTRAS = {"pyspark": "audit"}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=[path.relative_to(ROOT).as_posix() for path in DOCUMENTS])
+def test_a_document_installs_what_its_programs_import(path: Path) -> None:
+    text = path.read_text()
+    imported = {found[1] for found in re.finditer(r"^(?:from|import) (\w+)", text, re.MULTILINE)}
+    installed = " ".join(re.findall(r"pip install [^`\n]*", text))
+    for module in sorted(imported - _THERE - sys.stdlib_module_names):
+        assert re.search(rf"\b{_EXTRAS.get(module, module)}\b", installed), f"no `pip install` of {module}"
 
 
 @pytest.mark.parametrize("path", [as_parameter(path) for path in DOCUMENTS])

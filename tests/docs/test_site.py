@@ -15,13 +15,14 @@ import pytest
 
 from delayserver.cli import cli
 from delayserver.protocol.errors import ERRORS
-from ops.docs.reference_pages import ROOT, settings_of, with_parts
+from ops.docs.reference_pages import settings_of, with_parts
 from ops.docs.repository_links import links, page_of, target_of, with_links_of_the_site
 from ops.docs.request_pages import endpoints, fields_of, section_of
 
 if os.environ.get("CI", "").lower() not in ("1", "true", "yes"):
     pytest.importorskip("mkdocs", reason="install the extra docs")
 
+ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted((ROOT / "docs").rglob("*.md"))
 CONFIGURATION = (ROOT / "mkdocs.yml").read_text()
 
@@ -143,4 +144,4 @@ def test_a_setting_has_the_comment_above_it() -> None:
 
 def test_an_unknown_part_is_refused() -> None:
     with pytest.raises(KeyError):
-        with_parts("<!-- made: nothing -->")
+        with_parts("<!-- made: nothing -->", ROOT)
