@@ -71,6 +71,11 @@ class ReadPlan:
             self._error = error.with_traceback(None)
 
     @property
+    def asks_filter(self) -> bool:
+        """Whether it asks a filter about what it reads."""
+        return self.kind == SELECTED
+
+    @property
     def unreadable(self) -> bool:
         """Whether the disk could not read the bytes."""
         return isinstance(self._error, UnreadableError)

@@ -22,7 +22,7 @@ from delayserver.broker.queues.deliveries import (
 )
 from delayserver.broker.queues.groups import ConsumerGroup, Cursor, GroupKey
 from delayserver.broker.queues.places import LEASED, Place
-from delayserver.broker.queues.queue import ConsumeQueue
+from delayserver.broker.queues.queue import ConsumeQueue, Run
 from delayserver.broker.queues.ranges import Range, gaps, ranges_of
 from delayserver.broker.reads import ReadNeeded, ReadPlan
 from store.errors import StoreError
@@ -124,10 +124,10 @@ class Consuming:
         if queue is None or group is None:
             return False
         run = queue.newest()
-        if run is None or run.position != group.main.next or run.row_count > wanted.rows_within(_ARRIVAL_NS):
+        if run is None or run.position != group.main.next:
             return False
         batch = self._state.files.store.in_memory(run.store_offset)
-        if batch is None:
+        if batch is None or _work_ns(wanted, batch, run) > _ARRIVAL_NS:
             return False
         rows = wanted.rows(batch, run.row_start, run.row_start + run.row_count)
         if rows is None or len(rows):
@@ -184,8 +184,6 @@ class Consuming:
                 selection = None
                 if wanted is not None and span is not None and span[0] >= cursor.next:
                     selection = self._selecting.find(key, wanted, queue, span, budget)
-                    if selection is None:
-                        span = (span[0], min(span[1], span[0] + wanted.rows_within(budget.look_ns)))
                 if len(free):
                     taken = self._take_free(key, retry, queue, cursor, budget, free, now_us, deadline_us)
                 elif span is not None and selection is not None:
@@ -244,7 +242,7 @@ class Consuming:
         wanted = None if retry or not cursor.must_ask(start) else self._state.filters.get(key)
         to_read = budget.wanted
         if wanted is not None:  # few of the messages that it reads are for the group
-            to_read = (wanted.rows_within(self._state.limits.filter_step_ns), to_read[1])
+            to_read = (wanted.rows_at_most(self._state.limits.filter_step_ns), to_read[1])
         batch = None if given_back else self._state.messages.read_for(to_read, run, queue)
         if batch is None:
             # Unreadable messages must not hold up what is behind them; they are counted and reported, not forgotten.
@@ -552,6 +550,12 @@ def _order_keys(batch: StoredBatch, row: int, count: int) -> U64 | None:
     return keys if bool(keys.any()) else None
 
 
+def _work_ns(wanted: Filter, batch: StoredBatch, run: Run) -> int:
+    """About how long a filter takes for all rows of a run."""
+    lengths = batch.properties_length[run.row_start : run.row_start + run.row_count]
+    return wanted.work_ns(run.row_count, int(lengths.sum(dtype=np.int64)))
+
+
 def _fitting(
     budget: PullBudget, wanted: Filter | None, batch: StoredBatch, span: tuple[int, int], room: int
 ) -> tuple[NDArray[np.intp] | None, int, int]:
@@ -561,8 +565,10 @@ def _fitting(
     row, count = span
     rows = None
     if wanted is not None:
+        lengths = batch.properties_length[row : row + count]
+        count = wanted.rows_within(budget.look_ns, lengths)
         rows = wanted.rows(batch, row, row + count)
-        budget.look(wanted.work_ns(count))
+        budget.look(wanted.work_ns(count, int(lengths[:count].sum(dtype=np.int64))))
     if rows is None:
         return None, *budget.fitting(batch, row, min(count, room))
     fit, size = budget.fitting_rows(batch, row + rows[:room])

@@ -12,7 +12,7 @@ Records that do not verify are left to the ordinary way of reading: it names the
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
@@ -121,38 +121,58 @@ class Selecting:
         if not store.holds(run.store_offset):
             to_read = list(takewhile(lambda each: not store.holds(each.store_offset), runs))
             raise ReadNeeded(self._plan(key, wanted, to_read, span, budget.wanted))
-        if wanted.is_dear and stop - start > wanted.rows_within(self._state.limits.filter_step_ns):
-            raise ReadNeeded(self._look_plan(key, wanted, runs, span, budget.wanted))
-        return self._from_memory(wanted, runs, span, budget)
+        if not wanted.is_dear:
+            return self._look(wanted, self._in_memory(runs), span, budget)
+        found, work_ns = self._within_plan(wanted, runs, span)
+        if work_ns > self._state.limits.filter_step_ns:
+            raise ReadNeeded(self._look_plan(key, wanted, found, span, budget.wanted))
+        return self._look(wanted, found, span, budget)
 
-    def _from_memory(
-        self, wanted: Filter, runs: Iterable[Run], span: tuple[int, int], budget: PullBudget
-    ) -> Selection | None:
-        gathering = _Gathering(wanted, *span, budget.look_ns, (budget.messages, budget.bytes))
+    def _in_memory(self, runs: Iterable[Run]) -> Iterator[tuple[Run, StoredBatch]]:
+        """The first of these runs, with their records, up to one that is not in memory."""
         for run in runs:
             batch = self._state.files.store.in_memory(run.store_offset)
-            if batch is None or not gathering.may_look(run) or not _take_batch(gathering, run, batch):
+            if batch is None:
+                return
+            yield run, batch
+
+    def _within_plan(
+        self, wanted: Filter, runs: Iterable[Run], span: tuple[int, int]
+    ) -> tuple[list[tuple[Run, StoredBatch]], int]:
+        """The runs in memory that a plan may look at, and about how long that takes."""
+        found: list[tuple[Run, StoredBatch]] = []
+        work_ns = 0
+        for run, batch in self._in_memory(runs):
+            first = run.row_start + max(0, span[0] - run.position)
+            behind = run.row_start + min(run.row_count, span[1] - run.position)
+            lengths = batch.properties_length[first:behind]
+            found.append((run, batch))
+            work_ns += wanted.work_ns(behind - first, int(lengths.sum(dtype=np.int64)))
+            if work_ns > _PLAN_NS:
                 break
+        return found, work_ns
+
+    def _look(
+        self, wanted: Filter, found: Iterable[tuple[Run, StoredBatch]], span: tuple[int, int], budget: PullBudget
+    ) -> Selection | None:
+        """Look at records in memory, in this step."""
+        gathering = _Gathering(wanted, *span, budget.look_ns, (budget.messages, budget.bytes))
+        _take_batches(gathering, found)
         return gathering.selection()
 
     def _look_plan(
-        self, key: GroupKey, wanted: Filter, runs: Iterable[Run], span: tuple[int, int], most: tuple[int, int]
+        self,
+        key: GroupKey,
+        wanted: Filter,
+        found: list[tuple[Run, StoredBatch]],
+        span: tuple[int, int],
+        most: tuple[int, int],
     ) -> ReadPlan:
-        """A look at the records in memory, which a thread does because the filter has much to do."""
-        found: list[tuple[Run, StoredBatch]] = []
-        rows, rows_max = 0, wanted.rows_within(_PLAN_NS)
-        for run in runs:
-            batch = self._state.files.store.in_memory(run.store_offset) if rows < rows_max else None
-            if batch is None:
-                break
-            found.append((run, batch))
-            rows += run.row_count
+        """A look at records in memory, which a thread does because the filter has much to do."""
 
         def look() -> dict[tuple[GroupKey, Filter, int], Selection]:
             gathering = _Gathering(wanted, *span, _PLAN_NS, most)
-            for run, batch in found:
-                if not gathering.may_look(run) or not _take_batch(gathering, run, batch):
-                    break
+            _take_batches(gathering, found)
             return {(key, wanted, span[0]): gathering.selection()}
 
         reach = (found[0][0].store_offset, found[-1][0].store_offset + 1)
@@ -181,32 +201,39 @@ class Selecting:
         return ReadPlan(SELECTED, (key, wanted, span[0]), reach, bytes_max, read, partial(self._read, key))
 
 
+def _take_batches(gathering: _Gathering, found: Iterable[tuple[Run, StoredBatch]]) -> None:
+    """Gather from records in memory, up to the first one that is not as it should be."""
+    for run, batch in found:
+        if not gathering.may_look(run) or not _take_batch(gathering, run, batch):
+            return
+
+
 def _take_batch(gathering: _Gathering, run: Run, batch: StoredBatch) -> bool:
     """Whether a batch in memory is that of the run. If it comes first and a tag wants all of it, it is not copied."""
-    row, count = gathering.rows_of(run)
     if int(batch.position[run.row_start]) != run.position:
         return False
+    row, count, size = gathering.rows_of(run, batch.properties_length)
     rows = gathering.wanted.rows(batch, row, row + count)
     if rows is None and gathering.nothing_yet and not gathering.wanted.is_dear:
         return False
     if rows is None or len(rows):
         gathering.gatherer.add_batch(batch, row + (np.arange(count) if rows is None else rows))
-    gathering.add(count, rows)
+    gathering.add(count, size, rows)
     return True
 
 
 def _take_rows(gathering: _Gathering, run: Run, record: LazyRecord) -> bool:
     """Whether the record of a run verifies, and is that of the run."""
-    row, count = gathering.rows_of(run)
     try:
-        if row + count > len(record) or int(record.column("position")[run.row_start]) != run.position:
+        if run.row_start + run.row_count > len(record) or int(record.column("position")[run.row_start]) != run.position:
             return False
+        row, count, size = gathering.rows_of(run, record.column("properties_length"))
         rows = gathering.wanted.rows(_Columns(record), row, row + count)
         if rows is None or len(rows):
             gathering.gatherer.add_record(record, row + (np.arange(count) if rows is None else rows))
     except BadRecordError:
         return False
-    gathering.add(count, rows)
+    gathering.add(count, size, rows)
     return True
 
 
@@ -255,20 +282,22 @@ class _Gathering:
         full = self.gatherer.rows >= self._messages or self.gatherer.blob_bytes >= self._bytes
         return self.nothing_yet or (not full and self._work_ns > 0)
 
-    def rows_of(self, run: Run) -> tuple[int, int]:
-        """The rows of the run's record to look at: the first one, and how many."""
-        count = min(self._stop, run.position + run.row_count) - self._next
-        count = min(count, self.wanted.rows_within(self._work_ns))
-        return run.row_start + self._next - run.position, count
+    def rows_of(self, run: Run, lengths: U32) -> tuple[int, int, int]:
+        """The rows of the run's record to look at: the first one, how many, and the bytes of their properties. `lengths`
+        u32[n]: those of all rows of the record."""
+        first = run.row_start + self._next - run.position
+        lengths = lengths[first : first + min(self._stop, run.position + run.row_count) - self._next]
+        count = self.wanted.rows_within(self._work_ns, lengths)
+        return first, count, int(lengths[:count].sum(dtype=np.int64))
 
-    def add(self, count: int, rows: NDArray[np.intp] | None) -> None:
-        """It looked at so many rows of a run. Those that are wanted; None: all of them."""
+    def add(self, count: int, properties_bytes: int, rows: NDArray[np.intp] | None) -> None:
+        """It looked at so many rows of a run, with so many bytes of properties. Those that are wanted; None: all of them."""
         if rows is None:
             self._positions.append(np.arange(self._next, self._next + count))
         elif len(rows):
             self._positions.append(rows + self._next)
         self._next += count
-        self._work_ns -= self.wanted.work_ns(count)
+        self._work_ns -= self.wanted.work_ns(count, properties_bytes)
 
     def selection(self) -> Selection:
         """The messages that it has gathered."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
+
+from delayserver.broker.filters.like import Pattern
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +39,10 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Like:
-    """`value LIKE pattern`. `matches` is true for a text that matches."""
+    """`value LIKE pattern`"""
 
     value: Property
-    matches: Callable[[str], bool]
+    pattern: Pattern
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,12 +17,12 @@ from store.records.columns import gather_ragged, slice_ragged
 
 Rows = NDArray[np.intp]
 
-# About what filters cost, for the bound of a step: a record of the store, a tag, the unpacking of properties, and one
-# comparison of a property. Measured on a core at 3 GHz, rounded up.
+# About what filters cost, for the bound of a step: a record of the store, a tag, and the unpacking of properties with each
+# of their bytes. Measured on a core at 3 GHz, rounded up. `Program` knows what its steps cost.
 _RECORD_NS: Final = 40_000
 _TAG_NS: Final = 10
 _PROPERTIES_NS: Final = 1_500
-_COMPARISON_NS: Final = 150
+_BYTE_NS: Final = 2.0
 
 _NONE: Final[Rows] = np.empty(0, np.intp)
 
@@ -88,28 +88,40 @@ class Filterable(Protocol):
 class Filter:
     """Tells which rows of a stored batch a group gets. `tags` are codes of names; none of them: all tags, and none."""
 
-    __slots__ = ("_codes", "_row_ns", "_tags", "_where")
+    __slots__ = ("_byte_ns", "_codes", "_row_ns", "_tags", "_where")
 
     def __init__(self, tags: Iterable[int], where: Program | None) -> None:
         self._tags = frozenset(tags)
         self._codes = np.array(sorted(self._tags), np.uint32)
         self._where = where
         self._row_ns = _TAG_NS
+        self._byte_ns = 0.0
         if where is not None:
-            self._row_ns += _PROPERTIES_NS + _COMPARISON_NS * len(where.steps)
+            self._row_ns += _PROPERTIES_NS + where.row_ns
+            self._byte_ns = _BYTE_NS + where.byte_ns
 
     @property
     def is_dear(self) -> bool:
         """Whether it unpacks properties."""
         return self._where is not None
 
-    def rows_within(self, work_ns: int) -> int:
-        """How many rows it can look at in so much work, at least one."""
+    def rows_within(self, work_ns: int, lengths: NDArray[np.uint32]) -> int:
+        """How many of the first rows of a record it can look at in so much work, at least one. `lengths` u32[n]: the bytes
+        of their properties."""
+        left_ns = work_ns - _RECORD_NS
+        if len(lengths) and (not self._byte_ns or lengths.strides == (0,)):
+            fit = left_ns // max(1, int(self._row_ns + self._byte_ns * int(lengths[0])))
+        else:
+            fit = int(np.searchsorted(np.cumsum(self._row_ns + self._byte_ns * lengths), left_ns, side="right"))
+        return min(max(1, fit), len(lengths))
+
+    def rows_at_most(self, work_ns: int) -> int:
+        """How many rows with short properties it can look at in so much work, at least one."""
         return max(1, (work_ns - _RECORD_NS) // self._row_ns)
 
-    def work_ns(self, count: int) -> int:
-        """About how long it takes for so many rows of one record."""
-        return _RECORD_NS + self._row_ns * count
+    def work_ns(self, count: int, properties_bytes: int) -> int:
+        """About how long it takes for so many rows of one record, with so many bytes of properties."""
+        return _RECORD_NS + self._row_ns * count + int(self._byte_ns * properties_bytes)
 
     def rows(self, batch: Filterable, start: int, stop: int) -> Rows | None:
         """Which of the rows from `start` to `stop` match, counted from `start`, ascending; None: all of them."""

@@ -15,7 +15,8 @@ PREDICATES_MAX: Final = 64
 PROPERTIES_MAX: Final = 32
 """Different properties of an expression. Each becomes a column."""
 PATTERN_CHARACTERS_MAX: Final = 256
-"""Characters of a LIKE pattern. A match takes at most as many steps as this times the characters of the text."""
+"""Characters of a LIKE pattern. A match takes at most as many steps as this times the characters of the text. `Filter`
+counts them when it bounds the work of a step."""
 TAGS_MAX: Final = 64
 """Tags of a subscription."""
 TAGS_CHARACTERS_MAX: Final = 64 * 260

@@ -27,6 +27,7 @@ from delayserver.broker.filters.expression import (
     Or,
     Property,
 )
+from delayserver.broker.filters.like import Pattern
 from delayserver.broker.filters.property_columns import Mask, PropertyColumn, property_columns
 
 Columns = dict[str, PropertyColumn]
@@ -40,6 +41,10 @@ _TESTS: Final[dict[str, Test]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
+# What a step takes for a value of its column and for each of its bytes, measured on a core at 3 GHz and rounded up. A
+# pattern takes more.
+_STEP_NS: Final = 150
+_STEP_BYTE_NS: Final = 0.1
 # An empty msgpack map.
 _NO_PROPERTIES: Final = b"\x80"
 _TURNED: Final = {"=": "=", "<>": "<>", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
@@ -65,6 +70,20 @@ class Program:
 
     names: tuple[str, ...]
     steps: tuple[Step, ...]
+
+    @property
+    def row_ns(self) -> int:
+        """About how long its steps take for a row with short properties, at most."""
+        return _STEP_NS * len(self.steps) + sum([each.work_ns for each in self._patterns])
+
+    @property
+    def byte_ns(self) -> float:
+        """About how long its steps take for each byte of a row's properties, at most."""
+        return _STEP_BYTE_NS * len(self.steps) + sum([each.character_ns for each in self._patterns])
+
+    @property
+    def _patterns(self) -> list[Pattern]:
+        return [step.pattern for step in self.steps if isinstance(step, _Matching)]
 
     def mask(self, blob: memoryview, lengths: NDArray[np.uint32]) -> Mask:
         """Where the expression is true, bool[n]. The rows are msgpack maps end to end, each of a length in u32[n]."""
@@ -110,9 +129,9 @@ def _compile(condition: Condition, steps: list[Step], names: dict[str, None]) ->
         case Member(value, numbers, texts):
             names[value.name] = None
             steps.append(_Member(value.name, np.array(sorted(numbers)), tuple(sorted(texts))))
-        case Like(value, matches):
+        case Like(value, pattern):
             names[value.name] = None
-            steps.append(_Matching(value.name, matches))
+            steps.append(_Matching(value.name, pattern))
 
 
 def _comparison(left: Operand, sign: str, right: Operand) -> Step:
@@ -218,11 +237,11 @@ class _Matching:
     """LIKE."""
 
     name: str
-    matches: Callable[[str], bool]
+    pattern: Pattern
 
     def run(self, columns: Columns, count: int, stack: list[Truth]) -> None:
         column = columns[self.name]
-        matches = self.matches
+        matches = self.pattern.matches
         true = np.array([value is not None and matches(value) for value in column.values], bool)
         stack.append(_spread(column, true, column.present()))
 

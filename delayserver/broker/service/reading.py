@@ -8,7 +8,7 @@ one read runs at a time, and calls that hold results go first, so that they free
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 import trio
@@ -24,6 +24,9 @@ READS_AT_ONCE = 8
 # No further read begins while those under way, and the results that calls still need, take more than this. Each takes a
 # MiB, or as much as a reply may have.
 BYTES_MAX = 32 << 20
+# Of these, reads that ask filters. They work more than they wait for the disk, and the event loop waits for the GIL behind
+# each of them.
+FILTERS_AT_ONCE = 2
 
 
 class Reading:
@@ -74,6 +77,7 @@ class BrokerReads:
         self._closed = False
         self._running = 0
         self._running_bytes = 0
+        self._running_filters = 0
         self._ended = trio.Event()
         # Reads so far, for `status`.
         self.done = 0
@@ -158,37 +162,38 @@ class BrokerReads:
             self._reads.give_up(plan)
             self._goes_on.discard(plan)
             del self._then[plan]
-        if self._may_begin():
+        if self._next() is not None:
             self._idle.unpark()
-
-    def _may_begin(self) -> bool:
-        """Whether the next read may begin. One always may: the calls that hold results can wait for reads themselves."""
-        return len(self._line) > 0 and (not self._running or self._in_bounds)
 
     @property
     def _in_bounds(self) -> bool:
         return self._running_bytes + self._reads.held_bytes <= BYTES_MAX
 
-    def _take(self) -> ReadPlan:
-        """Take the next read out of the line."""
-        plan = self._line[0]
-        if not self._in_bounds:
-            plan = next((each for each in self._line if each in self._goes_on), plan)
-        self._line.remove(plan)
-        return plan
+    def _next(self) -> ReadPlan | None:
+        """The next read of the line that may begin. One always may, if none runs: the calls that hold results can wait for
+        reads themselves."""
+        if self._running and not self._in_bounds:
+            return None
+        line: Iterable[ReadPlan] = self._line
+        if self._running_filters >= FILTERS_AT_ONCE:
+            line = [plan for plan in line if not plan.asks_filter]
+        plan = next(iter(line), None)
+        return plan if self._in_bounds else next((each for each in line if each in self._goes_on), plan)
 
     async def _read_all(self) -> None:
         while True:
-            while not self._may_begin():
+            while (plan := self._next()) is None:
                 await self._idle.park()
-            plan = self._take()
+            self._line.remove(plan)
             self._running += 1
             self._running_bytes += plan.size_bytes
+            self._running_filters += plan.asks_filter
             try:
                 await self._workers.run(plan.run)
             finally:
                 self._running -= 1
                 self._running_bytes -= plan.size_bytes
+                self._running_filters -= plan.asks_filter
             self.done += 1
             self._reads.finish(plan)
             self._go_on(plan)

@@ -71,8 +71,13 @@ class Subjects:
 
 
 def _matcher(pattern: str | None) -> Callable[[str], object]:
-    """Says whether a name matches, as patterns of routes do."""
-    return _any if pattern is None else re.compile(translate(pattern)).match
+    """Says whether a name matches, as patterns of routes do.
+
+    A `[` without a `]` behind it is that character. `translate` would look for the `]` once for each of them."""
+    if pattern is None:
+        return _any
+    closed, bracket, rest = pattern.rpartition("]")
+    return re.compile(translate(closed + bracket + rest.replace("[", "[[]"))).match
 
 
 def _any(_name: str) -> object:

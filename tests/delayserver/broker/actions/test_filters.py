@@ -233,7 +233,7 @@ def test_a_step_is_bounded_by_the_work_of_its_filter() -> None:
 def test_an_expression_with_much_to_look_at_leaves_the_event_loop() -> None:
     wanted = Filter([], compile_expression("price > 3"))
     broker = filtered_broker(FakeDisk(), wanted)
-    rows = wanted.rows_within(LIMITS.filter_step_ns) + 1
+    rows = wanted.rows_at_most(LIMITS.filter_step_ns) + 1
     broker.deliver(messages([1] * rows, 1, ["1"] * (rows - 1) + ["5"]), False, NOW_US)
     with pytest.raises(ReadNeeded) as needed:
         Broker.pull(broker, SUBJECT, GROUP, 100, 1 << 20, NOW_US, NOW_US)
@@ -242,6 +242,35 @@ def test_an_expression_with_much_to_look_at_leaves_the_event_loop() -> None:
     broker.deliver(messages([1, 1], rows + 1, ["9", "1"]), False, NOW_US)
     few = Broker.pull(broker, SUBJECT, GROUP, 100, 1 << 20, NOW_US, NOW_US)
     assert few is not None and few.batch.sequence.tolist() == [rows + 1]
+
+
+@pytest.mark.parametrize("where", ["price LIKE '%z_%'", f"price LIKE '%{'x' * 90}z%'", "price > 'z'"])
+def test_long_properties_count_by_their_bytes(where: str) -> None:
+    """A filter that looks at thousands of short properties in a step looks at few of 16 KiB."""
+    wanted = Filter([], compile_expression(" OR ".join([where] * 15)))
+    broker = filtered_broker(FakeDisk(), wanted)
+    rows = 200
+    assert wanted.work_ns(rows, 10 * rows) < wanted.work_ns(rows, 16_384 * rows) / 2
+    short, long = np.full(rows, 10, np.uint32), np.full(rows, 16_384, np.uint32)
+    of_short, of_long = (wanted.rows_within(3_000_000, lengths) for lengths in (short, long))
+    assert of_long < of_short / 2 and wanted.rows_within(1, long) == 1
+    assert wanted.rows_within(3_000_000, np.array([16_384] * 100 + [10] * 100, np.uint32)) <= of_long
+    broker.deliver(messages([1] * of_short, 1, ["x" * 16_000] * of_short), False, NOW_US)
+    with pytest.raises(ReadNeeded) as needed:
+        Broker.pull(broker, SUBJECT, GROUP, 100, 1 << 20, NOW_US, NOW_US)
+    assert needed.value.plan.kind == SELECTED
+    assert pulled(broker) == {}
+
+
+def test_an_arrival_with_long_properties_takes_its_turn() -> None:
+    broker = filtered_broker(FakeDisk(), Filter([], compile_expression(f"price LIKE '%{'x' * 90}z%'")))
+    broker.deliver(messages([1], 1, ["x" * 10]), False, NOW_US)
+    assert pulled(broker) == {}
+    broker.deliver(messages([1], 2, ["x" * 10]), False, NOW_US)
+    assert broker.passes_over(SUBJECT, GROUP) and committed(broker) == 2
+    broker.deliver(messages([1], 3, ["x" * 16_000]), False, NOW_US)
+    assert not broker.passes_over(SUBJECT, GROUP)
+    assert pulled(broker) == {} and committed(broker) == 3
 
 
 def test_an_expensive_filter_looks_at_one_message_at_least() -> None:

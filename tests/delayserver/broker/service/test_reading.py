@@ -21,7 +21,7 @@ from delayserver.broker.service.broker import Broker
 from delayserver.broker.service.commit import BrokerCommit
 from delayserver.broker.service.local_broker import LocalBroker
 from delayserver.broker.service.pulls import PullService
-from delayserver.broker.service.reading import READS_AT_ONCE, BrokerReads
+from delayserver.broker.service.reading import FILTERS_AT_ONCE, READS_AT_ONCE, BrokerReads
 from delayserver.protocol.errors import ShuttingDown, Superseded
 from delayserver.runtime.believable_clock import BelievableClock
 from delayserver.runtime.runtime import Runtime
@@ -403,6 +403,23 @@ async def test_many_groups_whose_filters_want_nothing_of_a_long_cold_backlog_com
             for group in range(12):
                 nursery.start_soon(consume, GROUP + group)
     assert found == [[600]] * 12
+
+
+async def test_filters_are_asked_a_few_at_a_time_and_other_reads_go_beside_them(
+    start: Start, autojump_clock: MockClock
+) -> None:
+    subjects = tuple(range(1, 11))
+    node = start(backlog(40, subjects))
+    for subject in subjects:
+        node.broker.use_filter(subject, subject, Filter([7], None))
+    async with trio.open_nursery() as nursery:
+        for subject in subjects:
+            nursery.start_soon(partial(node.pull, subject, wait_ms=1, group=subject))
+        await trio.sleep(READ_S / 2)
+        assert node.reads_at_once == FILTERS_AT_ONCE
+        nursery.start_soon(partial(node.pull, 1, group=77))
+        await trio.testing.wait_all_tasks_blocked()
+        assert node.reads_at_once == FILTERS_AT_ONCE + 1
 
 
 async def test_a_group_that_is_removed_before_its_ended_leases_are_gathered_has_none(

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 import pytest
 
 from delayserver.operations.figures import subjects
+from delayserver.runtime.fair_shares import Account
+from delayserver.runtime.fair_turns import Work
 from tests.fakes.host import Client, Host, small_settings
 
 Boot = Callable[..., Host]
@@ -48,6 +52,22 @@ async def test_a_pattern_and_a_prefix_choose(boot: Boot, arguments: dict[str, An
     _, client = await started(boot, NAMES)
     reply = await ask(client, **arguments)
     assert (reply["subjects"], reply["more"]) == (found, False)
+
+
+@pytest.mark.parametrize("pattern", ["o[r", "o]", "*[", "[", "[]", "[[]r]*", "[!]]*", "[o][r]d[", "[[o]*["])
+async def test_a_bracket_that_is_not_closed_is_that_character(boot: Boot, pattern: str) -> None:
+    names = ["o[r", "o]", "order", "[", "ord[", "o[", "[r]x", "[]"]
+    _, client = await started(boot, names)
+    assert (await ask(client, pattern=pattern))["subjects"] == [name for name in names if fnmatchcase(name, pattern)]
+
+
+async def test_brackets_that_are_not_closed_cost_no_more_than_their_number(boot: Boot) -> None:
+    """The standard library looks for the end of each of them: seconds for so many."""
+    host, _ = await started(boot, [])
+    listed = subjects.Subjects(host.server.parts.files.names)
+    began = time.process_time()
+    page = await listed.page("", "[" * 50_000, 0, 1, Work(host.server.fair_turns, Account()))
+    assert page.subjects == [] and time.process_time() - began < 2.0
 
 
 async def test_pages_hold_every_subject_once_and_lead_to_new_ones_later(boot: Boot) -> None:
