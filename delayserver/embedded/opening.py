@@ -35,7 +35,7 @@ class EmbeddedClient(Client):
         self._running = running
 
     def _new_connection(self) -> Connection:
-        return PipeConnection(self._running)
+        return PipeConnection(self._running, self._core.take_notice)
 
     def client(self) -> EmbeddedClient:
         """Another client of the same server, for another thread. Close it, or use it in a ``with`` block."""

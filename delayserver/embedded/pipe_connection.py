@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 
 import anyio
 import anyio.lowlevel
@@ -19,8 +20,8 @@ from delayserver.protocol.frames import Reply
 class PipeConnection(ExchangingConnection):
     """The same as `SocketConnection`, over a pipe. Raises the `EmbeddedError` of a server that is gone."""
 
-    def __init__(self, running: Running) -> None:
-        super().__init__()
+    def __init__(self, running: Running, noticed: Callable[[Reply], None]) -> None:
+        super().__init__(noticed)
         self._bell = ThreadBell()
         self._incoming, self._outgoing = running.connect(self._bell, self._bell).pipes
 
@@ -28,7 +29,10 @@ class PipeConnection(ExchangingConnection):
         """Whether a call may be sent over this connection, as `SocketConnection.usable` says."""
         if self._closed or self._process != os.getpid():
             return False
-        return repeatable or not self._incoming.has_news
+        return repeatable or self.read_ahead()
+
+    def _read_now(self) -> bytes | None:
+        return self._incoming.read(PIPE_BYTES_MAX)
 
     def shut_down(self) -> None:
         """End the exchange in progress. For other threads, and for a signal handler that interrupts an exchange."""

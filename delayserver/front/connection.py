@@ -116,6 +116,7 @@ class Connection:
         "_last_one_way",
         "_long",
         "_memory",
+        "_notices",
         "_nursery",
         "_pauses",
         "_reading",
@@ -187,6 +188,8 @@ class Connection:
         self._slow = 0
         # Held while a read goes on whose result had no room.
         self._again: trio.Lock | None = None
+        # True if the client understands notices.
+        self._notices = False
         self._nursery: trio.Nursery | None = None
         # Numbers count the connections of this process in the order in which they were accepted.
         self.peer = Peer(next(_numbers), transport.peer)
@@ -211,6 +214,15 @@ class Connection:
     def authorise(self, access: Access) -> None:
         """The client has these rights from the next request on."""
         self.access = access
+
+    def take_notices(self) -> None:
+        """The client understands notices."""
+        self._notices = True
+
+    def notice(self, frame: bytes) -> None:
+        """Sends a notice, unless the client would not understand it. A client with unread replies gets it behind them."""
+        if self._notices:
+            self.reply(frame)
 
     def end(self, error: DelayServerError) -> None:
         """Names the reason to the client, then closes. Requests in flight have an unknown result."""

@@ -18,8 +18,9 @@ from delayserver.operations.access.tokens import TokenBook
 from delayserver.operations.nodes.servers import Servers
 from delayserver.protocol import operations as names_of
 from delayserver.protocol.errors import TooManyConnections
-from delayserver.protocol.frames import Request, encode_error, encode_reply
+from delayserver.protocol.frames import CLOCK_STEPPED, Request, encode_error, encode_notice, encode_reply
 from delayserver.runtime.fair_turns import FairTurns
+from delayserver.runtime.marks import Bell
 from delayserver.runtime.runtime import Runtime
 from delayserver.runtime.steps import Step
 from delayserver.state.connections.connections import Connections
@@ -111,6 +112,8 @@ class Front:
         self._slow_before = 0
         self._decode = runtime.stages.decode
         self._step_began_us = 0
+        # As many as `connections_max`.
+        self._serving: set[Connection] = set()
         self._service: Service | None = None
         self._guard = Guard(servers)
         self._guarded = False
@@ -156,6 +159,15 @@ class Front:
         self._quick |= service.table.quick
         self._slow |= service.table.slow
 
+    async def tell_steps(self, stepped: Bell) -> None:
+        """Tells clients of each step of the wall clock, until cancelled. A client counts delays by this clock."""
+        while True:
+            await stepped.rung()
+            stepped.hush()
+            frame = encode_notice({CLOCK_STEPPED: self._clock.now_us()})
+            for connection in list(self._serving):
+                connection.notice(frame)
+
     # -- connections
 
     async def accept(self, listener: Listener, nursery: trio.Nursery) -> None:
@@ -198,9 +210,11 @@ class Front:
 
     async def _serve(self, transport: Transport) -> None:
         connection = Connection(transport, self.handlers, self._settings, self._connections, self._fair)
+        self._serving.add(connection)
         try:
             await connection.run()
         finally:
+            self._serving.discard(connection)
             self._connections.ended()
             self._servers.closed(connection.peer)
             if self._service is not None:

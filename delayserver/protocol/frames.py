@@ -28,6 +28,8 @@ from delayserver.protocol.limits import DEFAULT_LIMITS, LIST_ITEMS_MAX
 HEADER_BYTES: Final = 4
 # The field of a reply with the refusals of earlier one-way requests.
 ONE_WAY_REFUSED: Final = "one_way_refused"
+# The field of a notice which says that the server's wall clock was stepped: its time now, in microseconds.
+CLOCK_STEPPED: Final = "clock_stepped_us"
 REQUEST_ID_MAX: Final = 2**63 - 1
 
 # Payloads from this size on are views of the caller's bytes. A copy of a smaller one costs less than a view.
@@ -77,7 +79,9 @@ class Request(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """One reply: exactly one of ``result`` and ``error`` is set. ``id`` 0: an error of the connection, which then closes."""
+    """One reply: exactly one of ``result`` and ``error`` is set. ``id`` 0: a notice of the server, or an error of the
+    connection, which then closes.
+    """
 
     id: int
     result: dict[str, Any] | None
@@ -218,6 +222,11 @@ def encode_reply(request_id: int, result: dict[str, Any]) -> bytes:
     """The frame of one successful reply."""
     payload: bytes = _pack((request_id, True, result))
     return _pack_header(len(payload)) + payload
+
+
+def encode_notice(fields: dict[str, Any]) -> bytes:
+    """The frame of a notice: a result that answers no request. Only for clients that asked for notices in `hello`."""
+    return encode_reply(0, fields)
 
 
 def encode_bulk_request(request_id: int, operation: str, arguments: dict[str, Any]) -> bytes:

@@ -262,6 +262,7 @@ class DelayServer:
             parts.housekeeping.run,
         ):
             nursery.start_soon(task)
+        nursery.start_soon(self.front.tell_steps, parts.clock_stepped)
 
     def _enter(self, stage: Stage) -> None:
         self.readiness.enter(stage)

@@ -87,6 +87,7 @@ from delayserver.replay.placing import Placing
 from delayserver.replay.publisher import Publisher
 from delayserver.replay.replayer import Replayer
 from delayserver.replay.rounds import Rounds
+from delayserver.runtime.marks import Bell
 from delayserver.runtime.room_wait import RoomWait
 from delayserver.runtime.runtime import Runtime
 from delayserver.runtime.watchdog import Watchdog
@@ -429,12 +430,13 @@ class Parts:
             settings.broker,
             self._runtime,
         )
+        self.clock_stepped = Bell()
         self.housekeeping = Housekeeping(
             self._outside.fs,
             opened.directory.path,
             opened.files.dispatch.reserve,
             self.kept_room,
-            (opened.attempts.horizon.earlier, self.residency.loadable),
+            (opened.attempts.horizon.earlier, self.residency.loadable, self.clock_stepped),
             settings.storage,
             self._runtime,
         )

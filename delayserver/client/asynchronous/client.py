@@ -217,6 +217,9 @@ class AsyncClient(AsyncOperations):
         finally:
             del self._waits[request_id]
 
+    def _read_notices(self) -> None:
+        """A task reads all the time."""
+
     async def _post(self, call: Call[T]) -> None:
         connection = await self._connected()
         self._posted = True
@@ -266,7 +269,7 @@ class AsyncClient(AsyncOperations):
         if tasks is None:
             raise RuntimeError("use the client inside its async with block")
         stream = await self._new_stream()
-        connection = StreamConnection(stream, self._core.note_refused)
+        connection = StreamConnection(stream, self._core.note_refused, self._core.take_notice)
         if self._tasks is not tasks:
             await anyio.aclose_forcefully(stream)
             raise RuntimeError("use the client inside its async with block")

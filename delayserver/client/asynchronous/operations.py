@@ -86,6 +86,10 @@ class AsyncOperations(
         """How often the client was closed."""
 
     @abstractmethod
+    def _read_notices(self) -> None:
+        """Read the notices that the server has sent up to now, without waiting."""
+
+    @abstractmethod
     def _batching_client(self) -> AsyncSender[SendResult]:
         """The client over which a batcher sends."""
 
@@ -208,7 +212,10 @@ class AsyncOperations(
         return resolve_due_ms(self._core.clock, due_ms, delay_ms, at, delay)
 
     async def _learn_clock(self) -> None:
-        """Make the server's clock fit to resolve a delay: learn it, unless it was learned exactly and lately."""
+        """Make the server's clock fit to resolve a delay: learn it, unless it was learned exactly and lately, and was not
+        stepped since.
+        """
+        self._read_notices()
         while self._core.clock.stale:
             await self.ping()
 

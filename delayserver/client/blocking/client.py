@@ -36,6 +36,8 @@ class Connection(Protocol):
 
     def usable(self, *, repeatable: bool) -> bool: ...
 
+    def read_ahead(self) -> bool: ...
+
     def exchange(self, request_id: int, frame: bytes, timeout_s: float) -> Reply: ...
 
     def send(self, frame: bytes, timeout_s: float) -> None: ...
@@ -215,6 +217,22 @@ class Client(BlockingOperations):
                 if turns.close_count != close_count:
                     self._let_go()
 
+    def _read_notices(self) -> None:
+        turns = self._turns
+        # A call in progress reads them itself.
+        if turns.lock.acquire(blocking=False):
+            try:
+                connection = self._connection
+                if (
+                    not turns.calling
+                    and connection is not None
+                    and connection.usable(repeatable=True)
+                    and not connection.read_ahead()
+                ):
+                    connection.close()
+            finally:
+                turns.lock.release()
+
     def _post(self, call: Call[T]) -> None:
         turns, close_count = self._turns, self._turns.close_count
         with turns.lock:
@@ -234,8 +252,8 @@ class Client(BlockingOperations):
     def _new_connection(self) -> Connection:
         """A new connection to the server. Raises `ConnectionLost`."""
         if self._tls is not None:
-            return TlsConnection(self._host_and_port, self._connect_timeout_s, self._tls)
-        return SocketConnection(self._host_and_port, self._connect_timeout_s)
+            return TlsConnection(self._host_and_port, self._connect_timeout_s, self._core.take_notice, self._tls)
+        return SocketConnection(self._host_and_port, self._connect_timeout_s, self._core.take_notice)
 
     def _reconnect(self, close_count: int) -> Connection:
         self._let_go()

@@ -87,6 +87,10 @@ class BlockingOperations(
         """How often the client was closed."""
 
     @abstractmethod
+    def _read_notices(self) -> None:
+        """Read the notices that the server has sent up to now, without waiting."""
+
+    @abstractmethod
     def _batching_client(self) -> Sender[SendResult]:
         """The client over which a batcher sends."""
 
@@ -209,7 +213,10 @@ class BlockingOperations(
         return resolve_due_ms(self._core.clock, due_ms, delay_ms, at, delay)
 
     def _learn_clock(self) -> None:
-        """Make the server's clock fit to resolve a delay: learn it, unless it was learned exactly and lately."""
+        """Make the server's clock fit to resolve a delay: learn it, unless it was learned exactly and lately, and was not
+        stepped since.
+        """
+        self._read_notices()
         while self._core.clock.stale:
             self.ping()
 

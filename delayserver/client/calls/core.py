@@ -20,7 +20,15 @@ from delayserver.protocol.errors import (
     MalformedFrame,
     TooManyConnections,
 )
-from delayserver.protocol.frames import HEADER_BYTES, FrameDecoder, OneWayRefused, Reply, decode_reply, encode_request
+from delayserver.protocol.frames import (
+    CLOCK_STEPPED,
+    HEADER_BYTES,
+    FrameDecoder,
+    OneWayRefused,
+    Reply,
+    decode_reply,
+    encode_request,
+)
 from delayserver.protocol.limits import DEFAULT_LIMITS, Limits
 from delayserver.protocol.operations import DEFAULT_HOST, DEFAULT_PORT, HELLO, PING, SUPPORTED_VERSIONS
 
@@ -95,7 +103,11 @@ class ClientCore:
             self._frame_bytes_max = self.server.limits.frame_bytes_max
             return self.server
 
-        arguments = {"versions": list(SUPPORTED_VERSIONS), "client": self._client_name}
+        arguments: dict[str, Any] = {
+            "versions": list(SUPPORTED_VERSIONS),
+            "client": self._client_name,
+            "notices": True,
+        }
         if self._token is not None:
             arguments["token"] = self._token
         call = Call(HELLO, arguments, read, timed=True)
@@ -137,6 +149,14 @@ class ClientCore:
         messages = refused.messages + (0 if before is None else before.messages)
         self._one_way_refused = OneWayRefused(messages, refused.first if before is None else before.first)
 
+    def take_notice(self, notice: Reply) -> None:
+        """Read a notice of the server. After a step of its clock the next delay asks for the clock again."""
+        assert notice.result is not None
+        if notice.refused is not None:
+            self.note_refused(notice.refused)
+        if CLOCK_STEPPED in notice.result:
+            self.clock.forget()
+
     def take_one_way_refused(self) -> OneWayRefused | None:
         """The number of refused one-way messages since the last call of this method, and the first error."""
         refused, self._one_way_refused = self._one_way_refused, None
@@ -160,10 +180,11 @@ class ClientCore:
 
 @dataclass(slots=True)
 class ReplyStream:
-    """The incoming half of one connection: bytes in, replies out. A reply with id 0 is an error of the connection, not of
-    a request; it is raised as `connection_error` says.
+    """The incoming half of one connection: bytes in, replies out. ``noticed`` gets the notices of the server: results with
+    id 0. An error with id 0 is one of the connection, not of a request; it is raised as `connection_error` says.
     """
 
+    noticed: Callable[[Reply], None]
     decoder: FrameDecoder = field(default_factory=lambda: FrameDecoder(REPLY_BYTES_MAX))
     failure: DelayServerError | None = None
     """The error that followed the replies given last. It ended the connection; nothing more is read of it."""
@@ -190,9 +211,12 @@ class ReplyStream:
         try:
             for payload in self.decoder.feed(data):
                 reply = decode_reply(payload)
-                if reply.id == 0:
-                    raise connection_error(reply)
-                replies.append(reply)
+                if reply.id:
+                    replies.append(reply)
+                elif reply.error is not None:
+                    raise connection_error(reply.error)
+                else:
+                    self.noticed(reply)
         except DelayServerError as error:
             if not replies:
                 raise
@@ -200,14 +224,11 @@ class ReplyStream:
         return replies
 
 
-def connection_error(reply: Reply) -> DelayServerError:
-    """The error that a reply with id 0 means for the requests in flight. The server may have carried out each of them.
-    So it is `ConnectionLost`, with the server's error as its cause. `TooManyConnections` stays as it is: the server has
-    read nothing from that connection.
+def connection_error(error: DelayServerError) -> DelayServerError:
+    """The meaning of an error with id 0 for the requests in flight. The server may have carried out each of them. So it is
+    `ConnectionLost`, with the server's error as its cause. `TooManyConnections` stays as it is: the server has read nothing
+    from that connection.
     """
-    error = reply.error
-    if error is None:
-        return MalformedFrame("the server sent a result that answers no request")
     if isinstance(error, TooManyConnections):
         return error
     lost = ConnectionLost(f"the server ended the connection ({error})", retry_after_ms=error.retry_after_ms)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Final
 
 from delayserver.client.calls.core import ReplyStream
-from delayserver.protocol.errors import ConnectionLost, RequestTimedOut
+from delayserver.protocol.errors import ConnectionLost, DelayServerError, RequestTimedOut
 from delayserver.protocol.frames import Reply
 
 # A poll waits at most about this long: 2^31 ms.
@@ -18,14 +19,31 @@ _TIMEOUT_S_MAX: Final = 2_000_000.0
 class ExchangingConnection(ABC):
     """One blocking connection over some stream of bytes. The client retries after a failure."""
 
-    def __init__(self) -> None:
-        self._replies = ReplyStream()
+    def __init__(self, noticed: Callable[[Reply], None]) -> None:
+        """``noticed`` gets the notices of the server, in `exchange` and in `read_ahead`."""
+        self._replies = ReplyStream(noticed)
         self._process = os.getpid()
         self._closed = False
 
     @abstractmethod
     def close(self) -> None:
         """Close; may be called again."""
+
+    @abstractmethod
+    def _read_now(self) -> bytes | None:
+        """Bytes that have come, empty at the end of the stream. None if none have come. Raises OSError."""
+
+    def read_ahead(self) -> bool:
+        """Read the notices that came since the last exchange. False if the connection is of no more use: it has ended, or
+        other bytes came without a request.
+        """
+        try:
+            while (data := self._read_now()) is not None:
+                if self._replies.feed(data) or self._replies.failure is not None:
+                    return False
+        except (DelayServerError, OSError):
+            return False
+        return True
 
     @abstractmethod
     def _exchange(self, request_id: int, frame: bytes, timeout_s: float) -> Reply:

@@ -8,6 +8,7 @@ import os
 import select
 import socket
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
@@ -25,8 +26,10 @@ _FRESH_S: Final = 0.01
 class SocketConnection(ExchangingConnection):
     """A connected socket with its reply stream. Raises `ConnectionLost` if it cannot be opened."""
 
-    def __init__(self, host_and_port: tuple[str, int], connect_timeout_s: float) -> None:
-        super().__init__()
+    def __init__(
+        self, host_and_port: tuple[str, int], connect_timeout_s: float, noticed: Callable[[Reply], None]
+    ) -> None:
+        super().__init__(noticed)
         try:
             self._socket = socket.create_connection(host_and_port, connect_timeout_s)
         # Python refuses a host such as `a..b` before it looks it up.
@@ -51,8 +54,13 @@ class SocketConnection(ExchangingConnection):
         """
         if self._closed or self._process != os.getpid():
             return False
-        # Bytes without a request, or the end of the stream: then the connection is not usable.
-        return repeatable or time.monotonic() - self._exchanged_s < _FRESH_S or not self._readable.poll(0)
+        return repeatable or self.read_ahead()
+
+    def read_ahead(self) -> bool:
+        return time.monotonic() - self._exchanged_s < _FRESH_S or super().read_ahead()
+
+    def _read_now(self) -> bytes | None:
+        return self._receive(_RECEIVE_BYTES) if self._wait_readable(0) else None
 
     def shut_down(self) -> None:
         """End the exchange in progress, which then closes the connection. The only method for other threads, and for a

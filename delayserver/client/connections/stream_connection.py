@@ -44,11 +44,15 @@ class _Waiter:
 class StreamConnection:
     """A connected stream. Its owner runs `run` in a task group; `exchange` works only meanwhile."""
 
-    def __init__(self, stream: ByteStream, note_refused: Callable[[OneWayRefused], None]) -> None:
-        """``note_refused`` gets what a reply says of one-way requests, also where no caller waits for the reply."""
+    def __init__(
+        self, stream: ByteStream, note_refused: Callable[[OneWayRefused], None], noticed: Callable[[Reply], None]
+    ) -> None:
+        """``note_refused`` gets what a reply says of one-way requests, also where no caller waits for the reply. ``noticed``
+        gets the notices of the server.
+        """
         self._stream = stream
         self._note_refused = note_refused
-        self._replies = ReplyStream()
+        self._replies = ReplyStream(noticed)
         self._waiters: dict[int, _Waiter] = {}
         self._slots = anyio.Semaphore(REQUESTS_IN_FLIGHT_MAX, fast_acquire=True)
         self._unwritten: list[bytes] = []

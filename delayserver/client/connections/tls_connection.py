@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import socket
 import ssl
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
 from delayserver.client.connections.socket_connection import SocketConnection
 from delayserver.protocol.errors import ConnectionLost
+from delayserver.protocol.frames import Reply
 
 _RECORD_BYTES: Final = 16 * 1024  # A record has at most as many. Encrypted bytes are kept until the kernel takes them.
 
@@ -17,10 +19,16 @@ _RECORD_BYTES: Final = 16 * 1024  # A record has at most as many. Encrypted byte
 class TlsConnection(SocketConnection):
     """The same as `SocketConnection`, encrypted. The certificate must name the host of the address."""
 
-    def __init__(self, host_and_port: tuple[str, int], connect_timeout_s: float, context: ssl.SSLContext) -> None:
+    def __init__(
+        self,
+        host_and_port: tuple[str, int],
+        connect_timeout_s: float,
+        noticed: Callable[[Reply], None],
+        context: ssl.SSLContext,
+    ) -> None:
         self._context = context
         self._handshake_timeout_s = connect_timeout_s
-        super().__init__(host_and_port, connect_timeout_s)
+        super().__init__(host_and_port, connect_timeout_s, noticed)
 
     def _secure(self, host: str) -> None:
         plain = self._socket

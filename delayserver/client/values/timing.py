@@ -19,8 +19,8 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 _ELAPSED_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 CLOCK_AGE_US_MAX: Final = 60_000_000
-"""The client asks for the server's clock again after this long: clocks drift by up to 0.1 ms a second, and somebody may
-set the server's clock."""
+"""The client asks for the server's clock again after this long: clocks drift by up to 0.1 ms a second, and an older server
+does not tell of a step of its clock."""
 
 ROUND_TRIP_US_LONG: Final = 100_000
 """Something delayed an exchange that took longer, most often the client itself. The client repeats it."""
@@ -74,7 +74,7 @@ class ServerClock:
         self._learned_us = received_us
 
     def forget(self) -> None:
-        """Forget the clock: a new connection may reach another server, with another clock."""
+        """Forget the clock: the server's clock was stepped, or a new connection may reach another server."""
         self._learned_us = None
 
     @property

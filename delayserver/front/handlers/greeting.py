@@ -10,7 +10,7 @@ from delayserver.operations.access.access import EVERYTHING
 from delayserver.operations.access.tokens import TokenBook
 from delayserver.operations.nodes.identity import Identity
 from delayserver.operations.nodes.servers import Servers
-from delayserver.protocol.arguments import shown
+from delayserver.protocol.arguments import boolean, shown
 from delayserver.protocol.errors import Unauthenticated, UnsupportedVersion
 from delayserver.protocol.frames import Request, encode_reply
 from delayserver.protocol.limits import Limits
@@ -50,6 +50,8 @@ class GreetingHandlers:
         instance, server_id = arguments.get("instance"), arguments.get("server_id")
         if instance is not None or server_id is not None:
             self._servers.hello(connection.peer, instance, server_id)
+        if "notices" in arguments and boolean(arguments, "notices"):
+            connection.take_notices()
         token = arguments.get("token")
         if token is not None:
             self._authenticate(connection, token)

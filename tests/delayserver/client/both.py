@@ -13,6 +13,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from delayserver.client import AsyncClient, Client
 from delayserver.client.connections.stream_connection import StreamConnection
 from delayserver.client.values.timing import ServerClock
+from delayserver.protocol.frames import Reply
 
 KINDS = ("blocking", "trio", "asyncio")
 
@@ -36,6 +37,11 @@ def connection_of(client: AsyncClient) -> StreamConnection:
 def unanswered(client: AsyncClient) -> int:
     """Requests whose replies the connection waits for. One that is kept too long takes memory and shows nowhere else."""
     return len(connection_of(client)._waiters)
+
+
+def no_notice(notice: Reply) -> None:
+    """For a connection that has not asked for notices."""
+    raise AssertionError(f"{notice} was not asked for")
 
 
 class BlockingFace:

@@ -29,7 +29,15 @@ from delayserver.protocol.errors import (
     UnknownOperation,
     error_to_map,
 )
-from delayserver.protocol.frames import FrameDecoder, Request, decode_request, encode_error, encode_reply
+from delayserver.protocol.frames import (
+    CLOCK_STEPPED,
+    FrameDecoder,
+    Request,
+    decode_request,
+    encode_error,
+    encode_notice,
+    encode_reply,
+)
 from delayserver.protocol.limits import Limits
 from delayserver.protocol.receipts import derived_message_id, format_receipt, parse_receipt
 
@@ -132,6 +140,13 @@ class FakeServer:
         for connection in self._sockets:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
+
+    def step_clock(self, step_us: int) -> None:
+        """Set the clock, and tell the clients that are connected."""
+        self.clock_ahead_us += step_us
+        with self._lock:
+            for connection in self._sockets:
+                connection.sendall(encode_notice({CLOCK_STEPPED: self.now_us()}))
 
     def count(self, operation: str) -> int:
         return sum(request.operation == operation for request in self.requests)

@@ -331,7 +331,6 @@ def test_no_reply_in_time_is_an_error_and_the_late_reply_is_passed_over(server: 
         encode_frame("nonsense"),
         encode_frame([1]),
         b"\xff\xff\xff\xff",
-        encode_frame([0, True, {}]),
     ],
 )
 def test_bytes_that_are_no_reply_are_a_protocol_error(server: FakeServer, client: Client, data: bytes) -> None:

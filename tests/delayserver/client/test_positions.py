@@ -16,7 +16,7 @@ from delayserver.protocol.errors import GroupUnknown, InvalidArgument, PositionO
 from delayserver.protocol.frames import encode_request
 from delayserver.protocol.operations import HELLO
 from tests.delayserver.cli.conftest import Server, run, serving
-from tests.delayserver.client.both import Connect
+from tests.delayserver.client.both import Connect, no_notice
 from tests.delayserver.client.listening.listeners import until
 
 
@@ -225,7 +225,7 @@ def test_a_seek_and_a_removal_survive_a_kill(tmp_path: Path, connect: Connect) -
 def refusal(server: Server, operation: str, arguments: dict[str, object]) -> str:
     """The name of the error that the server answers to a request which no method of a client would send."""
     host, _, port = server.address.rpartition(":")
-    connection = SocketConnection((host, int(port)), 60.0)
+    connection = SocketConnection((host, int(port)), 60.0, no_notice)
     for request_id, name, values in ((1, HELLO, {"versions": [1], "client": "test"}), (2, operation, arguments)):
         reply = connection.exchange(request_id, encode_request(request_id, name, values), 60.0)
     connection.close()

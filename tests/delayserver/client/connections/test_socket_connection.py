@@ -12,8 +12,9 @@ import pytest
 from delayserver.client import Client
 from delayserver.client.connections.socket_connection import SocketConnection
 from delayserver.protocol.errors import RequestTimedOut
-from delayserver.protocol.frames import encode_request
+from delayserver.protocol.frames import Reply, encode_notice, encode_reply, encode_request
 from delayserver.protocol.keepalive import IDLE_S
+from tests.delayserver.client.both import no_notice
 from tests.delayserver.client.fake_server import FakeServer
 from tests.delayserver.net.sockets import socket_of
 
@@ -43,7 +44,7 @@ def mute() -> Iterator[socket.socket]:
 @pytest.mark.usefixtures("signals")
 @pytest.mark.parametrize("body_bytes", [0, 64 * 1024 * 1024])
 def test_the_timeout_comes_also_in_a_program_with_periodic_signals(mute: socket.socket, body_bytes: int) -> None:
-    connection = SocketConnection(mute.getsockname(), 5.0)
+    connection = SocketConnection(mute.getsockname(), 5.0, no_notice)
     with pytest.raises(RequestTimedOut):
         connection.exchange(1, encode_request(1, "ping", {"body": bytes(body_bytes)}), 4 * SIGNALS_S)
     assert not connection.usable(repeatable=True)
@@ -64,8 +65,22 @@ def test_a_call_may_have_a_timeout_longer_than_a_poll_can_wait(server: FakeServe
 
 
 def test_a_connection_asks_after_a_silent_server(mute: socket.socket) -> None:
-    connection = SocketConnection(mute.getsockname(), 5.0)
+    connection = SocketConnection(mute.getsockname(), 5.0, no_notice)
     connected = socket_of(connection)
     assert connected.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
     assert connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == IDLE_S
+    connection.close()
+
+
+def test_an_idle_connection_reads_a_notice_and_stays_usable_until_something_else_comes(mute: socket.socket) -> None:
+    noticed: list[Reply] = []
+    connection = SocketConnection(mute.getsockname(), 5.0, noticed.append)
+    peer, _ = mute.accept()
+    with peer:
+        assert connection.read_ahead()
+        peer.sendall(encode_notice({"news": 1}))
+        assert connection.usable(repeatable=False)
+        assert [notice.result for notice in noticed] == [{"news": 1}]
+        peer.sendall(encode_reply(7, {}))
+        assert not connection.read_ahead(), "a reply without a request"
     connection.close()
