@@ -22,7 +22,12 @@ _SUBJECTS_FIRST = 1024
 
 
 class Tally:
-    """One number for each subject code. It grows with the codes."""
+    """One number for each subject code.
+
+    Only writers grow it. Its length is the power of two above the highest code that was counted, so tallies of the same
+    codes have the same length, however often the counts of one are added to another. A reader gets what there is:
+    `total_of` adds tallies of different lengths.
+    """
 
     __slots__ = ("_counts", "_quick")
 
@@ -65,21 +70,31 @@ class Tally:
         """The numbers by code."""
         return self._counts.copy()
 
-    def view(self, length: int) -> I64:
-        """The numbers of the first `length` codes, for reading."""
-        if length > len(self._counts):
-            self._grow(length - 1)
-        return self._counts[:length]
+    @property
+    def counts(self) -> I64:
+        """The numbers by code, for reading in this step."""
+        return self._counts
 
     def _require(self, code: int) -> None:
         if code >= len(self._counts):
             self._grow(code)
 
     def _grow(self, code: int) -> None:
-        quick = array("q", bytes(8 * max(code + 1, 2 * len(self._counts))))
+        quick = array("q", bytes(8 << code.bit_length()))
         grown: I64 = np.frombuffer(quick, np.int64)
         grown[: len(self._counts)] = self._counts
         self._quick, self._counts = quick, grown
+
+
+def total_of(*tallies: Tally, less: Tally | None = None) -> I64:
+    """The sums of some tallies by code, without the counts of `less`: i64[n], n of the longest. It changes none of them."""
+    longest = max(map(len, tallies)) if less is None else max(len(less), *map(len, tallies))
+    total: I64 = np.zeros(longest, np.int64)
+    for tally in tallies:
+        total[: len(tally)] += tally.counts
+    if less is not None:
+        total[: len(less)] -= less.counts
+    return total
 
 
 class SubjectCounts:
@@ -156,9 +171,7 @@ class SubjectCounts:
         """Messages by subject code that are placed, without those that had ended before the start; None until counted."""
         if not self.is_counted:
             return None
-        length = max(len(self._base), len(self._placed))
-        pending: I64 = self._base.view(length) + self._placed.view(length)
-        return pending
+        return total_of(self._base, self._placed)
 
     def ended(self) -> I64:
         """A copy of the messages that ended since the start."""
@@ -167,17 +180,15 @@ class SubjectCounts:
     def pending(self) -> I64:
         """Pending messages by subject code. Only if `is_counted`."""
         assert self.is_counted
-        length = max(len(self._base), len(self._accepted), len(self._ended))
-        pending: I64 = self._base.view(length) + self._accepted.view(length)
-        pending -= self._ended.view(length)
-        return pending
+        return total_of(self._base, self._accepted, less=self._ended)
 
     def check_invariants(self) -> None:
         """Nothing is placed that was not accepted, and no message ends twice."""
-        length = max(map(len, (self._base, self._accepted, self._placed, self._ended)))
-        assert self.is_counted or self._is_found or not self._base.view(length).any()
+        assert self.is_counted or self._is_found or not self._base.counts.any()
         if self.is_counted:
-            assert (self._placed.view(length) <= self._accepted.view(length)).all()
+            placed = self._placed.counts
+            assert (placed[: len(self._accepted)] <= self._accepted.counts[: len(placed)]).all()
+            assert not placed[len(self._accepted) :].any()
             assert (self.pending() >= 0).all()
 
 
