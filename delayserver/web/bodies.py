@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import AbstractContextManager
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 from starlette.requests import ClientDisconnect
 
-from delayserver.protocol.errors import QueueFull
 from delayserver.protocol.limits import Limits
 from delayserver.web.answers import NO_JSON, read_json
 from delayserver.web.problems import Problem, invalid
+from delayserver.web.room import Holding, Room
 
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -39,8 +39,6 @@ LINES: Final = "delayserver.lines"
 
 ROOM_BYTES: Final = 128 * 1024 * 1024
 """Bodies of all requests that are being read, and lines without an end, beyond `SMALL_BYTES` each."""
-ROOM_OF_TOKEN_BYTES: Final = ROOM_BYTES // 2
-"""So much of it for the requests of one token: no tenant shuts the others out."""
 SMALL_BYTES: Final = 64 * 1024
 """A request of this size gets through whatever others hold."""
 
@@ -56,36 +54,16 @@ class BodyReader:
     """Reads bodies of requests, and counts what they hold in memory together."""
 
     def __init__(self) -> None:
-        self._held_bytes = 0
-        self._of_tokens: dict[str, int] = {}
+        self._room = Room("the bodies of other requests", ROOM_BYTES, SMALL_BYTES)
 
     @property
     def held_bytes(self) -> int:
         """Bytes of unfinished requests that count against `ROOM_BYTES`."""
-        return self._held_bytes
+        return self._room.held_bytes
 
-    @contextmanager
-    def holding(self, scope: Scope) -> Iterator[Holding]:
+    def holding(self, scope: Scope) -> AbstractContextManager[Holding]:
         """What one request holds, until the end of the block."""
-        holding = Holding(self, scope.get(TOKEN, ""))
-        try:
-            yield holding
-        finally:
-            holding.hold(0)
-
-    def take(self, token: str, size: int) -> None:
-        """Count bytes more for a token; give them back if `size` is negative. Raises `QueueFull`."""
-        of_token = self._of_tokens.get(token, 0) + size
-        if size > 0:
-            if self._held_bytes + size > ROOM_BYTES:
-                raise QueueFull("the bodies of other requests take all memory", retry_after_ms=1000)
-            if token and of_token > ROOM_OF_TOKEN_BYTES:
-                raise QueueFull("the bodies of other requests of this token take its memory", retry_after_ms=1000)
-        self._held_bytes += size
-        if of_token:
-            self._of_tokens[token] = of_token
-        else:
-            self._of_tokens.pop(token, None)
+        return self._room.holding(scope.get(TOKEN, ""))
 
     async def read(self, scope: Scope, receive: Receive, bytes_max: int) -> bytes:
         """A whole body. Raises `Problem` for one above `bytes_max`, as soon as that is known."""
@@ -102,22 +80,6 @@ class BodyReader:
             return data
         with self.holding(scope) as holding:
             return await _read_on(receive, data, bytes_max, holding)
-
-
-class Holding:
-    """The room that one request takes."""
-
-    def __init__(self, bodies: BodyReader, token: str) -> None:
-        self._bodies = bodies
-        self._token = token
-        self._held_bytes = 0
-
-    def hold(self, size: int) -> None:
-        """Hold so many bytes now. Raises `QueueFull`."""
-        held_bytes = max(size - SMALL_BYTES, 0)
-        if held_bytes != self._held_bytes:
-            self._bodies.take(self._token, held_bytes - self._held_bytes)
-            self._held_bytes = held_bytes
 
 
 async def _read_on(receive: Receive, first: bytes, bytes_max: int, holding: Holding) -> bytes:

@@ -14,17 +14,19 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from delayserver.client.values.messages import ConsumerGroup, Delivery
-from delayserver.protocol.errors import DelayServerError
+from delayserver.protocol.errors import DelayServerError, QueueFull
 from delayserver.web.answers import PING, event, event_stream, json_answer, read_json, read_query
 from delayserver.web.bodies import BodyReader, PullEncoding, PullForm, message_body, message_bytes_max, shown_body
 from delayserver.web.clients import Clients, TokenClient
 from delayserver.web.cloud_events import to_structured
 from delayserver.web.idempotency import idempotency_key, message_id_of
+from delayserver.web.origins import require_deliberate
 from delayserver.web.problems import invalid, problem_of
-from delayserver.web.queries import DeliveriesQuery, GroupsQuery
+from delayserver.web.queries import GroupsQuery
 from delayserver.web.schemas import (
     AckReply,
     AckRequest,
+    DeliveriesRequest,
     Group,
     Groups,
     NackReply,
@@ -36,7 +38,7 @@ from delayserver.web.schemas import (
     PullRequest,
 )
 from delayserver.web.sessions import LASTS
-from delayserver.web.streams import Streams
+from delayserver.web.streams import PULL_BYTES, StreamPlace, Streams
 from delayserver.web.trace_context import trace_of, with_trace
 
 T = TypeVar("T")
@@ -50,6 +52,9 @@ STREAM_WAIT_MS: Final = 15_000
 SESSION_WAIT_MS: Final = 1_000
 """A stream of a session looks as often whether the session has ended. That of a token ends with the token's connections."""
 
+ROOM_WAIT_S: Final = 1.0
+"""A stream that has no room for a large message looks again so much later."""
+
 _encode = msgspec.json.Encoder().encode
 _pull_decoder = msgspec.json.Decoder(PullRequest)
 _ack_decoder = msgspec.json.Decoder(AckRequest)
@@ -57,6 +62,7 @@ _nack_decoder = msgspec.json.Decoder(NackRequest)
 
 
 _publish_decoder = msgspec.json.Decoder(PublishRequest)
+_deliveries_decoder = msgspec.json.Decoder(DeliveriesRequest)
 
 
 class Consuming:
@@ -71,7 +77,7 @@ class Consuming:
         """Messages that are due. The pull ends early if its client goes away."""
         client = await self._clients.of_request(request.scope)
         asked = read_json(await self._read(request) or b"{}", _pull_decoder)
-        deliveries = await unless_gone(request, lambda: _pull(client, names, asked))
+        deliveries = await unless_gone(request, lambda: _pull(client, names, asked, asked.wait_ms))
         if asked.ack and deliveries:
             numbers = [delivery.delivery for delivery in deliveries]
             await client.calls.ack(names["subject"], names["group"], numbers)
@@ -110,8 +116,19 @@ class Consuming:
 
     async def deliveries(self, request: Request, names: Mapping[str, str]) -> Response:
         """Messages as they become due."""
-        query = read_query(request.query_params, DeliveriesQuery)
         client = await self._clients.of_request(request.scope)
+        asked = read_json(await self._read(request) or b"{}", _deliveries_decoder)
+        return await self._stream(request, client, names, asked)
+
+    async def deliveries_for_event_source(self, request: Request, names: Mapping[str, str]) -> Response:
+        """The same, for clients that can only ask with GET."""
+        require_deliberate(request.scope["headers"])
+        asked = read_query(request.query_params, DeliveriesRequest)
+        return await self._stream(request, await self._clients.of_request(request.scope), names, asked)
+
+    async def _stream(
+        self, request: Request, client: TokenClient, names: Mapping[str, str], query: DeliveriesRequest
+    ) -> Response:
         asked = PullRequest(
             max_messages=query.max_messages,
             wait_ms=0,
@@ -122,10 +139,10 @@ class Consuming:
             where=query.where,
             body_as=query.body_as,
         )
-        place = self._streams.begin()
+        stream = _Stream(self._streams.begin(request.scope), client, names, asked, request.scope.get(LASTS))
         # The first pull comes before the answer, so that its errors are a problem document.
-        first = await _pull(client, names, asked)
-        return event_stream(_deliveries(place, client, names, asked, first, lasts=request.scope.get(LASTS)))
+        await stream.pull()
+        return event_stream(stream.events())
 
     async def groups(self, request: Request, names: Mapping[str, str]) -> Response:
         """The consumer groups and their lag."""
@@ -142,50 +159,91 @@ class Consuming:
         return await self._bodies.read(request.scope, request.receive, REQUEST_BYTES_MAX)
 
 
-async def _pull(client: TokenClient, names: Mapping[str, str], asked: PullRequest) -> list[Delivery]:
-    return await client.pulls.pull(
+async def _pull(
+    client: TokenClient, names: Mapping[str, str], asked: PullRequest, wait_ms: int, bytes_max: int | None = None
+) -> list[Delivery]:
+    pulled = await client.pulls.pull_columns(
         names["subject"],
         names["group"],
         asked.max_messages,
-        asked.wait_ms / 1000,
+        wait_ms / 1000,
         ack_timeout_s=None if asked.ack_timeout_ms is None else asked.ack_timeout_ms / 1000,
+        max_bytes=bytes_max,
         start=asked.start,
         tags=asked.tags,
         where=asked.where,
     )
+    return pulled.deliveries()
 
 
-async def _deliveries(
-    place: Streams.Place,
-    client: TokenClient,
-    names: Mapping[str, str],
-    asked: PullRequest,
-    first: list[Delivery],
-    *,
-    lasts: Callable[[], bool] | None,
-) -> AsyncIterator[bytes]:
-    """The events of a stream. It ends when its client goes away, with its session, or with an event `problem`."""
-    with place:
-        deliveries = first
-        waiting = msgspec.structs.replace(asked, wait_ms=SESSION_WAIT_MS if lasts else STREAM_WAIT_MS)
+class _Stream:
+    """The events of a stream. It pulls only what its client is about to read: messages that wait for a client that does not
+    read are few, and belong to their group.
+    """
+
+    def __init__(
+        self,
+        place: StreamPlace,
+        client: TokenClient,
+        names: Mapping[str, str],
+        asked: PullRequest,
+        lasts: Callable[[], bool] | None,
+    ) -> None:
+        """`lasts`: whether the session of the request has not ended; None without a session."""
+        self._place = place
+        self._client = client
+        self._names = names
+        self._asked = asked
+        self._lasts = lasts
+        self._wait_ms = 0
+        self._deliveries: list[Delivery] = []
+
+    async def pull(self) -> None:
+        """Pull the next messages. The first pull does not wait for any."""
+        self._deliveries = await _pull(self._client, self._names, self._asked, self._wait_ms, PULL_BYTES)
+        self._wait_ms = SESSION_WAIT_MS if self._lasts else STREAM_WAIT_MS
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """Until the client goes away, the session ends, or with an event `problem` at the end."""
         while True:
             try:
-                if lasts and not lasts():
-                    numbers = [each.delivery for each in deliveries]
-                    if numbers:
-                        await client.calls.nack(names["subject"], names["group"], numbers, timedelta(), unseen=True)
+                if self._lasts and not self._lasts():
+                    await self._give_back()
                     return
-                if asked.ack and deliveries:
-                    await client.calls.ack(names["subject"], names["group"], [each.delivery for each in deliveries])
-                events = [
-                    event(_encode(pulled(each, asked.body_as)), event_id=str(each.delivery)) for each in deliveries
-                ]
                 # A comment also begins a stream without messages, so that its client sees the answer.
-                yield b"".join(events) or PING
-                deliveries = await _pull(client, names, waiting)
+                yield await self._next() or PING
+                await self._place.taken()
+                await self.pull()
             except DelayServerError as error:
                 yield event(problem_of(error).encoded(), name="problem")
                 return
+
+    async def _next(self) -> bytes:
+        """The messages that were pulled, as events. Without room for them they go back to their group, and the stream looks
+        again later."""
+        deliveries, encoded = self._deliveries, self._encoded()
+        try:
+            self._place.hold(len(encoded))
+        except QueueFull:
+            await self._give_back()
+            await anyio.sleep(ROOM_WAIT_S)
+            return b""
+        if self._asked.ack and deliveries:
+            numbers = [each.delivery for each in deliveries]
+            await self._client.calls.ack(self._names["subject"], self._names["group"], numbers)
+        self._deliveries = []
+        return encoded
+
+    def _encoded(self) -> bytes:
+        form = self._asked.body_as
+        return b"".join([event(_encode(pulled(each, form)), event_id=str(each.delivery)) for each in self._deliveries])
+
+    async def _give_back(self) -> None:
+        numbers = [each.delivery for each in self._deliveries]
+        self._deliveries = []
+        if numbers:
+            names = self._names
+            await self._client.calls.nack(names["subject"], names["group"], numbers, timedelta(), unseen=True)
 
 
 def _groups(groups: Sequence[ConsumerGroup]) -> Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any, Final
 
 from starlette.datastructures import Headers
@@ -24,10 +25,10 @@ from delayserver.web.health import Probes
 from delayserver.web.live import Live
 from delayserver.web.messages import Messages
 from delayserver.web.openapi import openapi_document
+from delayserver.web.origins import DELIBERATE
 from delayserver.web.pages import Pages
 from delayserver.web.problems import Problem, invalid, problem_of
 from delayserver.web.queries import (
-    DeliveriesQuery,
     GroupsQuery,
     KeyQuery,
     LookupQuery,
@@ -39,6 +40,7 @@ from delayserver.web.schemas import (
     AckReply,
     AckRequest,
     Bucket,
+    DeliveriesRequest,
     Ended,
     Fate,
     Groups,
@@ -63,7 +65,7 @@ from delayserver.web.scraping import ROUTE, Scraping
 from delayserver.web.sending import Sending
 from delayserver.web.sessions import Sessions
 from delayserver.web.signing_in import LOGIN, LOGOUT, SESSION, SigningIn
-from delayserver.web.streams import Streams
+from delayserver.web.streams import AT_END, Streams
 
 events = EventLogger()
 
@@ -73,6 +75,12 @@ KEY_HEADER: Final = {
 }
 PUBLISH_KEY_HEADER: Final = {
     "Idempotency-Key": "The message id, by which consumers recognise it. A repeated publish stores a second message."
+}
+DELIBERATE_HEADER: Final = {
+    DELIBERATE: (
+        "Any text, which no link or form of another page can send. `Authorization` does as well, and so does a browser that "
+        "says that a page of this gateway asks."
+    )
 }
 GROUP: Final = "/v1/subjects/{subject}/groups/{group}"
 
@@ -102,6 +110,7 @@ class Gateway:
             Answer("Moved, or why not", Moved),
         )
         groups = Answer("The groups with their lag", Groups)
+        stream = Answer("A stream of events; the data of each is a message as a pull gives it", media=EVENTS)
         return [
             Endpoint(
                 "POST", MESSAGES, None, "Send messages, due later",
@@ -132,9 +141,11 @@ class Gateway:
                      {200: Answer("How many ended now", AckReply)}, body=AckRequest, errors=(413,)),
             Endpoint("POST", f"{GROUP}/nack", consuming.nack, "Give deliveries back",
                      {200: Answer("How many were given back", NackReply)}, body=NackRequest, errors=(413,)),
-            Endpoint("GET", f"{GROUP}/deliveries", consuming.deliveries, "Receive messages as they become due",
-                     {200: Answer("A stream of events; the data of each is a message as a pull gives it", media=EVENTS)},
-                     query=DeliveriesQuery, errors=(409, 507)),
+            Endpoint("POST", f"{GROUP}/deliveries", consuming.deliveries, "Receive messages as they become due",
+                     {200: stream}, body=DeliveriesRequest, errors=(409, 413, 507)),
+            Endpoint("GET", f"{GROUP}/deliveries", consuming.deliveries_for_event_source,
+                     "Receive messages as they become due, for clients that can only ask with GET", {200: stream},
+                     query=DeliveriesRequest, errors=(409, 507), headers=DELIBERATE_HEADER),
             Endpoint("GET", "/v1/groups", consuming.groups, "Consumer groups", {200: groups}, query=GroupsQuery),
             Endpoint("GET", "/v1/subjects/{subject}/groups", consuming.groups_of_subject, "Consumer groups of a subject",
                      {200: groups}),
@@ -190,8 +201,10 @@ class Gateway:
                 return
             # A copy: Starlette writes into it.
             own = dict(scope)
-            response = await self._response(found, own, receive)
-            await response(own, receive, send)
+            with ExitStack() as at_end:
+                own[AT_END] = at_end
+                response = await self._response(found, own, receive)
+                await response(own, receive, send)
         except Problem as problem:
             await problem_answer(problem)(dict(scope), receive, send)
         except DelayServerError as error:

@@ -19,11 +19,13 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from delayserver.config.settings import HttpSettings
+from delayserver.runtime.free_memory import give_back
 from delayserver.web.addresses import counted_address
 from delayserver.web.bodies import LINES
 from delayserver.web.exchange import Exchange
 from delayserver.web.handshakes import Handshakes
 from delayserver.web.problems import PROBLEM_JSON, TITLES, Problem
+from delayserver.web.streams import TAKEN
 
 PIPELINED_MAX: Final = 32
 """Requests of one connection that wait for the answers before them. A read may hold thousands of small ones."""
@@ -32,6 +34,8 @@ IDLE_S_MIN: Final = 0.05
 SWEEP_S: Final = 1.0
 UNSENT_BYTES_MAX: Final = 256 * 1024 * 1024
 """Bytes of answers that wait for their clients, on all connections together. One answer may have a hundred MiB."""
+GIVE_BACK_BYTES: Final = 16 * 1024 * 1024
+"""After so much less waits for clients, free memory goes back to the operating system: the C library keeps it otherwise."""
 LINGER_S: Final = 2.0
 """After an answer that did not wait for the body, so much longer the rest is read and dropped: a connection that is closed
 over unread bytes is reset, and the client may not see its answer."""
@@ -66,6 +70,10 @@ class Connections:
         self._open: dict[BoundedProtocol, None] = {}
         # The same, by the address of the client.
         self._by_address: dict[str, dict[BoundedProtocol, None]] = {}
+        # Those whose answer waits for its client, and how many bytes waited at first. They only become fewer.
+        self._waiting: dict[BoundedProtocol, int] = {}
+        self._waiting_bytes = 0
+        self._waiting_bytes_most = 0
 
     def __len__(self) -> int:
         return len(self._open)
@@ -107,6 +115,7 @@ class Connections:
         """Forget a connection that is closed."""
         if connection not in self._open:
             return
+        self.end_waiting(connection)
         del self._open[connection]
         of_address = self._by_address[connection.address]
         del of_address[connection]
@@ -129,6 +138,23 @@ class Connections:
             for connection in [*self._open]:
                 self._look_at(connection, now_s)
             self._relieve()
+            if self._waiting_bytes_most - self._waiting_bytes > GIVE_BACK_BYTES:
+                self._waiting_bytes_most = self._waiting_bytes
+                await asyncio.to_thread(give_back)
+
+    def begin_waiting(self, connection: BoundedProtocol, size: int) -> None:
+        """An answer waits for its client, of whom so many bytes are not taken."""
+        if connection not in self._open:
+            return
+        self._waiting[connection] = size
+        self._waiting_bytes += size
+        self._waiting_bytes_most = max(self._waiting_bytes_most, self._waiting_bytes)
+        if self._waiting_bytes > UNSENT_BYTES_MAX:
+            self._relieve()
+
+    def end_waiting(self, connection: BoundedProtocol) -> None:
+        """The client has taken the answer, or the connection is gone."""
+        self._waiting_bytes -= self._waiting.pop(connection, 0)
 
     def _relieve(self) -> None:
         """Cut the connections with the most bytes that their clients have not read, if all together have too many."""
@@ -139,6 +165,9 @@ class Connections:
                 break
             connection.abort()
             over -= size
+        for connection in self._waiting:
+            self._waiting[connection] = unsent[connection]
+        self._waiting_bytes = sum(self._waiting.values())
 
     def _look_at(self, connection: BoundedProtocol, now_s: float) -> None:
         if connection.unread_since(now_s) > self.body_s:
@@ -222,6 +251,14 @@ class BoundedProtocol(HttpToolsProtocol):
             if self._head_bytes > self._connections.head_bytes_max:
                 self.refuse(_large_head(self._connections.head_bytes_max))
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._connections.begin_waiting(self, self.unsent_bytes)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._connections.end_waiting(self)
+
     def _feed(self, data: bytes) -> None:
         try:
             self.parser.feed_data(data)
@@ -298,6 +335,7 @@ class BoundedProtocol(HttpToolsProtocol):
         scope["http_version"] = version
         scope["path"] = unquote(path) if "%" in path else path
         scope["raw_path"], scope["query_string"] = url.path, url.query or b""
+        scope[TAKEN] = self.flow.drain  # type: ignore[typeddict-unknown-key]
         before = self.cycle
         self.cycle = Exchange(
             scope=scope,

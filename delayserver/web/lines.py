@@ -16,10 +16,11 @@ from starlette.requests import ClientDisconnect
 
 from delayserver.protocol.errors import QueueFull
 from delayserver.web.answers import Send
-from delayserver.web.bodies import NDJSON, Holding, Receive
+from delayserver.web.bodies import NDJSON, Receive
 from delayserver.web.clients import TokenClient
 from delayserver.web.problems import Problem, problem_of
 from delayserver.web.queries import SendQuery
+from delayserver.web.room import Holding
 from delayserver.web.rows import Result, Row, Rows, read_lines
 from delayserver.web.schemas import RowProblem, RowsDone
 

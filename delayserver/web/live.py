@@ -77,27 +77,27 @@ class Live:
     async def live(self, request: Request, names: Mapping[str, str]) -> Response:
         """The stream of a listener."""
         await self._clients.require_look(request.scope)
-        return event_stream(self._events(self._streams.begin(), request.scope))
+        self._streams.begin(request.scope)
+        return event_stream(self._events(request.scope))
 
-    async def _events(self, place: Streams.Place, scope: Mapping[str, Any]) -> AsyncIterator[bytes]:
-        with place:
-            self._listeners += 1
-            self._wanted.set()
-            try:
-                yield RETRY
-                told = b""
-                while True:
-                    arrived = self._arrived
-                    if self._coming != told:
-                        told = self._coming
-                        yield told
-                    if self._live:
-                        yield self._live
-                    await arrived.wait()
-                    if not await self._may_look(scope):
-                        return
-            finally:
-                self._listeners -= 1
+    async def _events(self, scope: Mapping[str, Any]) -> AsyncIterator[bytes]:
+        self._listeners += 1
+        self._wanted.set()
+        try:
+            yield RETRY
+            told = b""
+            while True:
+                arrived = self._arrived
+                if self._coming != told:
+                    told = self._coming
+                    yield told
+                if self._live:
+                    yield self._live
+                await arrived.wait()
+                if not await self._may_look(scope):
+                    return
+        finally:
+            self._listeners -= 1
 
     async def _may_look(self, scope: Mapping[str, Any]) -> bool:
         """False from the end of its token or its session on; without a token, from the first token of the server on."""

@@ -20,6 +20,13 @@ _NO_URL: Final = frozenset("/?#@\\")
 """What would make a host more than a name and a port."""
 _OURS: Final = frozenset({b"same-origin", b"none"})
 _CROSS_SITE: Final = "the request comes from a page of another site; open the console, or call the API from a program"
+DELIBERATE: Final = "X-Delayserver"
+"""A header with any value. A page of another site can send it only if this gateway permits that, which it never does."""
+_DELIBERATE: Final = DELIBERATE.lower().encode()
+_NOT_DELIBERATE: Final = (
+    "the request takes messages, and a link of any page can make a GET: ask with POST, or send the header "
+    f"{DELIBERATE} or Authorization"
+)
 _OTHER_ORIGIN: Final = f"{_CROSS_SITE}. A proxy before the console passes Host on as it came"
 
 
@@ -36,6 +43,15 @@ def check_site(headers: Iterable[tuple[bytes, bytes]]) -> None:
             host = value.lower()
     if any(_place(origin) != host for origin in origins):
         raise Problem(403, "cross_site", _OTHER_ORIGIN)
+
+
+def require_deliberate(headers: Iterable[tuple[bytes, bytes]]) -> None:
+    """Raises `Problem` for a GET that changes something, unless it has a header that no link, image or form can send. Over
+    HTTP without TLS, under a name that is not loopback, a browser does not say which page such a request comes from."""
+    for name, value in headers:
+        if name in (_DELIBERATE, b"authorization") or (name == b"sec-fetch-site" and value == b"same-origin"):
+            return
+    raise Problem(403, "cross_site", _NOT_DELIBERATE)
 
 
 def _place(origin: bytes) -> bytes:

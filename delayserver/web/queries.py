@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 
-from delayserver.web.bodies import BodyForm, PullForm
+from delayserver.web.bodies import BodyForm
 from delayserver.web.schemas import I64, Due, Milliseconds
 
 
@@ -48,20 +48,6 @@ class PendingQuery(Struct, forbid_unknown_fields=True):
     by: Literal["minute", "hour", "subject"] = "minute"
     from_ms: I64 | None = msgspec.field(default=None, name="from")
     to_ms: I64 | None = msgspec.field(default=None, name="to")
-
-
-class DeliveriesQuery(Struct, forbid_unknown_fields=True):
-    """`ack`: the messages count as done when they are sent. Otherwise each of them needs an ack, by a request of its own.
-    At most `max_messages` are sent at a time.
-    """
-
-    ack: bool = False
-    max_messages: Annotated[int, Meta(ge=1, le=16_384)] = 100
-    ack_timeout_ms: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = None
-    start: Literal["earliest", "latest"] | Milliseconds | None = None
-    tags: str | None = None
-    where: str | None = None
-    body_as: PullForm = "auto"
 
 
 class GroupsQuery(Struct, forbid_unknown_fields=True):

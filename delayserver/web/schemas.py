@@ -158,6 +158,20 @@ class PullRequest(Struct, forbid_unknown_fields=True):
     body_as: PullForm = "auto"
 
 
+class DeliveriesRequest(Struct, forbid_unknown_fields=True):
+    """`ack`: the messages count as done when they are sent. Otherwise each of them needs an ack, by a request of its own.
+    At most `max_messages` are sent at a time.
+    """
+
+    ack: bool = False
+    max_messages: Annotated[int, Meta(ge=1, le=16_384)] = 100
+    ack_timeout_ms: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = None
+    start: Literal["earliest", "latest"] | Milliseconds | None = None
+    tags: str | None = None
+    where: str | None = None
+    body_as: PullForm = "auto"
+
+
 class Pulled(Struct, omit_defaults=True):
     """One message handed to a consumer. `delivery` names this delivery for ack and nack."""
 

@@ -1,44 +1,75 @@
-"""The bound of long streams: each keeps a connection and a task for as long as its client listens."""
+"""The bounds of long streams: how many there are, and how many bytes wait for their clients."""
 
 from __future__ import annotations
 
-from types import TracebackType
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Final
 
 from delayserver.protocol.errors import QueueFull
+from delayserver.web.bodies import TOKEN, Scope
+from delayserver.web.room import Holding, Room
+
+AT_END: Final = "delayserver.at_end"
+"""The entry of an ASGI scope that has the `ExitStack` which ends with the request."""
+TAKEN: Final = "delayserver.taken"
+"""The entry of an ASGI scope with a call that returns once the client has taken the answer so far, but for 64 KiB."""
+SMALL_BYTES: Final = 64 * 1024
+"""A stream whose client does not read holds so much whatever others hold: with `http.streams_max` of them 64 MiB."""
+ROOM_BYTES: Final = 64 * 1024 * 1024
+"""Room for larger messages, of all streams together. The largest message takes some MiB as JSON."""
+PULL_BYTES: Final = 32 * 1024
+"""A stream asks its group for so much at a time. As JSON it nearly always stays below `SMALL_BYTES`. A larger message
+comes alone."""
 
 
 class Streams:
-    """Counts the streams that run."""
-
-    class Place:
-        """The place of one stream: a context manager for the time in which it runs."""
-
-        def __init__(self, streams: Streams) -> None:
-            self._streams = streams
-
-        def __enter__(self) -> None:
-            self._streams.count(1)
-
-        def __exit__(
-            self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-        ) -> None:
-            self._streams.count(-1)
+    """Counts the streams that run, and what they hold."""
 
     def __init__(self, streams_max: int) -> None:
         self._streams_max = streams_max
         self._running = 0
+        self._room = Room("messages that other streams have not read", ROOM_BYTES, SMALL_BYTES)
 
     @property
     def running(self) -> int:
         """How many streams run."""
         return self._running
 
-    def count(self, change: int) -> None:
-        """One stream more, or less."""
-        self._running += change
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of large messages that clients have not taken."""
+        return self._room.held_bytes
 
-    def begin(self) -> Place:
-        """A place for one more stream. Raises `QueueFull`."""
+    def begin(self, scope: Scope) -> StreamPlace:
+        """A place for the stream of a request, from now until the request ends. Raises `QueueFull`."""
         if self._running >= self._streams_max:
             raise QueueFull(f"{self._streams_max} streams run already (http.streams_max)", retry_after_ms=5000)
-        return Streams.Place(self)
+        at_end: ExitStack = scope[AT_END]
+        at_end.enter_context(self._counted())
+        return StreamPlace(at_end.enter_context(self._room.holding(scope.get(TOKEN, ""))), scope[TAKEN])
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        self._running += 1
+        try:
+            yield
+        finally:
+            self._running -= 1
+
+
+class StreamPlace:
+    """The place of one stream."""
+
+    def __init__(self, holding: Holding, taken: Callable[[], Awaitable[None]]) -> None:
+        self._holding = holding
+        self._taken = taken
+
+    def hold(self, size: int) -> None:
+        """Count the bytes that are about to be sent. Raises `QueueFull`."""
+        self._holding.hold(size)
+
+    async def taken(self) -> None:
+        """Wait until the client has taken what was sent, but for 64 KiB."""
+        await self._taken()
+        self._holding.hold(0)

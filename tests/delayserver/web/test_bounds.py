@@ -14,7 +14,7 @@ import pytest
 from delayserver.client.values.messages import Delivery
 from delayserver.protocol.errors import QueueFull
 from delayserver.web.answers import event
-from delayserver.web.bodies import ROOM_OF_TOKEN_BYTES, SMALL_BYTES, TOKEN, BodyReader
+from delayserver.web.bodies import ROOM_BYTES, SMALL_BYTES, TOKEN, BodyReader
 from delayserver.web.cloud_events import to_structured
 from delayserver.web.idempotency import FirstTries
 from delayserver.web.lines import PIECES_MAX, ROWS_MAX, LineReader
@@ -22,6 +22,7 @@ from delayserver.web.problems import Problem
 from delayserver.web.schemas import Due, SendRequest
 
 LINE_BYTES_MAX = 1 << 20
+ROOM_OF_TOKEN_BYTES = ROOM_BYTES // 2
 
 
 async def all_rows(parts: list[bytes], bodies: BodyReader) -> list[list[SendRequest | Problem]]:

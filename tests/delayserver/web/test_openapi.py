@@ -78,4 +78,4 @@ def test_the_gateway_answers_as_its_openapi_document_says(web: Web) -> None:
             )
 
         try_it()
-    assert tried == sum(len(path) for path in schema.raw_schema["paths"].values()) - len(STREAMS)
+    assert tried == sum(len(each) for path, each in schema.raw_schema["paths"].items() if path not in STREAMS)

@@ -126,6 +126,7 @@ FORBIDDEN: list[tuple[str, str, object]] = [
     ("POST", f"{IN_GROUP}/ack", {"deliveries": ["{delivery}"]}),
     ("POST", f"{IN_GROUP}/nack", {"deliveries": ["{delivery}"]}),
     ("GET", f"{IN_GROUP}/deliveries", None),
+    ("POST", f"{IN_GROUP}/deliveries", None),
     ("GET", "/v1/subjects/orders.a/groups", None),
     ("GET", "/v1/find?subject=orders.a", None),
     ("GET", "/v1/live", None),
@@ -227,6 +228,7 @@ ROLES: dict[str, list[tuple[str, str, object]]] = {
         ("POST", f"{IN_GROUP}/ack", {"deliveries": ["1"]}),
         ("POST", f"{IN_GROUP}/nack", {"deliveries": ["1"]}),
         ("GET", f"{IN_GROUP}/deliveries", None),
+        ("POST", f"{IN_GROUP}/deliveries", None),
     ],
     "look": [
         ("GET", "/v1/subjects/orders.a/groups", None),
@@ -346,7 +348,9 @@ def test_a_session_and_its_streams_end_with_their_token(guarded: Guarded) -> Non
 
 def begin_stream(guarded: Guarded, connection: socket.socket, path: str, cookie: str) -> None:
     host = f"{guarded.web.host}:{guarded.web.port}"
-    connection.sendall(f"GET /v1/{path} HTTP/1.1\r\nHost: {host}\r\nCookie: {cookie}\r\n\r\n".encode())
+    connection.sendall(
+        f"GET /v1/{path} HTTP/1.1\r\nHost: {host}\r\nCookie: {cookie}\r\nX-Delayserver: 1\r\n\r\n".encode()
+    )
     assert connection.recv(65_536).startswith(b"HTTP/1.1 200 ")
 
 

@@ -12,12 +12,14 @@ from delayserver.client import Client
 from tests.delayserver.web.test_gateway import wait_until
 from tests.delayserver.web.web_server import Web
 
+DELIBERATE = {"x-delayserver": "1"}
+
 
 @contextmanager
 def stream(web: Web, path: str) -> Iterator[BinaryIO]:
     """The body of a stream, read line by line."""
     with closing(web.connect()) as connection, closing(connection.makefile("rb")) as answer:
-        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nX-Delayserver: 1\r\n\r\n".encode())
         yield answer
 
 
@@ -62,7 +64,7 @@ def test_a_stream_that_cannot_begin_is_a_problem_document(web: Web) -> None:
         ("max_messages=0", "invalid_argument"),
         ("a=1", "invalid_argument"),
     ):
-        reply = web.ask("GET", f"/v1/subjects/s/groups/g/deliveries?{query}")
+        reply = web.ask("GET", f"/v1/subjects/s/groups/g/deliveries?{query}", headers=DELIBERATE)
         assert (reply.status, reply.json["error"]) == (400, error)
 
 
@@ -138,4 +140,4 @@ def test_a_stream_starts_at_a_time_as_a_pull_does(web: Web) -> None:
     with stream(web, f"/v1/subjects/started/groups/late/deliveries?ack=true&start={start_ms}") as answer:
         ((_, first),) = events(answer, 1)
     assert first["body"] == "after"
-    assert web.ask("GET", "/v1/subjects/started/groups/late/deliveries?start=soon").status == 400
+    assert web.ask("GET", "/v1/subjects/started/groups/late/deliveries?start=soon", headers=DELIBERATE).status == 400
