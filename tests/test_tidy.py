@@ -205,7 +205,7 @@ DISK_MODULES = {"shutil", "tempfile", "mmap", "fcntl", "io"}
 # `fcntl` there asks a socket how much of it the peer has received.
 ASKS_SOCKETS = ("delayserver/net/transport.py", "fcntl")
 # What `os` is good for besides files.
-OS_CALLS = {"os.getpid", "os.getppid", "os.nice", "os.register_at_fork"}
+OS_CALLS = {"os.environ.get", "os.getpid", "os.getppid", "os.nice", "os.register_at_fork"}
 DISK_METHODS = {"read_bytes", "read_text", "write_bytes", "write_text", "unlink", "mkdir", "rmdir", "touch", "rglob"}
 # Calls, not imports: a parameter may have the type random.Random.
 CHANCE_CALLS = ("random.", "secrets.", "uuid.")

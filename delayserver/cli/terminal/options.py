@@ -39,8 +39,9 @@ class ParsedText(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # ge
             self.fail(str(error), param, ctx)
 
 
-def _checked_address(text: str) -> str:
-    parse_address(text)
+def _checked_addresses(text: str) -> str:
+    for address in text.split(","):
+        parse_address(address)
     return text.strip()
 
 
@@ -89,7 +90,7 @@ def _level(text: str) -> int | timedelta:
 
 DURATION: Final = ParsedText("duration", parse_duration_ms)
 INSTANT: Final = ParsedText("time", parse_instant_ms)
-ADDRESS: Final = ParsedText("host:port", _checked_address)
+ADDRESS: Final = ParsedText("host:port", _checked_addresses)
 START: Final = ParsedText("earliest|latest|time", _start)
 GOAL: Final = ParsedText("earliest|latest|time|position", _goal)
 EXPIRY: Final = ParsedText("duration|time", _expiry)
@@ -104,7 +105,7 @@ _address = click.option(
     default=f"{DEFAULT_HOST}:{DEFAULT_PORT}",
     show_default=True,
     metavar="HOST:PORT",
-    help="Where the server listens; or DELAYSERVER_SERVER says so.",
+    help="Where the server listens, several addresses with commas between; or DELAYSERVER_SERVER says so.",
 )
 
 TOKEN_VARIABLE: Final = "DELAYSERVER_TOKEN"
@@ -186,10 +187,8 @@ def connect(address: str) -> Iterator[Client]:
     try:
         probe.connect()
     except ConnectionLost as error:
-        raise click.ClickException(
-            f"no server answers at {address} ({error.message}): start one with `delayserver serve`, "
-            f"or name another with --server HOST:PORT"
-        ) from None
+        named = error.message if address in error.message else f"{address}: {error.message}"
+        raise click.ClickException(named) from None
     except RequestTimedOut:
         raise click.ClickException(
             f"something listens at {address}, but does not answer: another program's port, or a server that hangs"

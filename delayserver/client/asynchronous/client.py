@@ -18,8 +18,9 @@ import sniffio
 
 from delayserver.client.asynchronous.operations import AsyncOperations
 from delayserver.client.calls import message_calls, pull_calls
-from delayserver.client.calls.core import DEFAULT_ADDRESS, Call
+from delayserver.client.calls.core import Call
 from delayserver.client.calls.retries import Attempts
+from delayserver.client.connections.addresses import Given, HostAndPort, cannot_connect, none_connects
 from delayserver.client.connections.asyncio_stream import AsyncioStream
 from delayserver.client.connections.stream_connection import StreamConnection
 from delayserver.client.connections.tls import TLS, context_of
@@ -47,7 +48,7 @@ class AsyncClient(AsyncOperations):
 
     def __init__(
         self,
-        address: str = DEFAULT_ADDRESS,
+        address: Given = None,
         *,
         timeout_s: float = 10.0,
         connect_timeout_s: float = 5.0,
@@ -244,14 +245,26 @@ class AsyncClient(AsyncOperations):
             return self._connection
 
     async def _new_stream(self) -> anyio.abc.ByteStream:
-        """A new stream to the server. Raises `ConnectionLost`."""
-        host, port = self._host_and_port
+        """A new stream to the first address that answers. Raises `ConnectionLost`."""
+        failures = []
+        for place in self._addresses.in_turn():
+            try:
+                stream = await self._stream_to(place)
+            except ConnectionLost as error:
+                failures.append(error)
+            else:
+                self._addresses.opened(place)
+                return stream
+        raise none_connects(failures)
+
+    async def _stream_to(self, place: HostAndPort) -> anyio.abc.ByteStream:
+        """Raises `ConnectionLost`."""
         try:
             with anyio.fail_after(self._connect_timeout_s):
-                stream = await self._connect(host, port)
+                stream = await self._connect(*place)
         # Python refuses a host such as `a..b` before it looks it up.
         except (OSError, UnicodeError) as exc:
-            raise ConnectionLost(f"cannot connect to {host}:{port}: {exc}") from exc
+            raise cannot_connect(place, exc) from None
         raw_socket = stream.extra(anyio.abc.SocketAttribute.raw_socket)
         raw_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         keep_alive(raw_socket)
@@ -278,6 +291,7 @@ class AsyncClient(AsyncOperations):
             hello = self._core.hello()
             self._core.finish(hello, await connection.exchange(*self._core.encode(hello), self._timeout_s))
         except BaseException:
+            self._addresses.useless(self._addresses.current)
             connection.close()
             raise
         return connection

@@ -30,12 +30,13 @@ from delayserver.client.calls import (
     subject_calls,
     token_calls,
 )
-from delayserver.client.calls.core import Call, ClientCore, parse_address
+from delayserver.client.calls.core import Call, ClientCore
 from delayserver.client.calls.message_calls import Target
 from delayserver.client.calls.published_at import PublishedAt
 from delayserver.client.calls.pull_calls import Deliveries
 from delayserver.client.calls.retries import RetryPolicy
 from delayserver.client.calls.send_calls import Integers, SendColumns
+from delayserver.client.connections.addresses import Addresses, Given
 from delayserver.client.values.messages import (
     AckResult,
     CancelResult,
@@ -68,8 +69,8 @@ class AsyncOperations(
 ):
     """The operations of a server, as methods. `AsyncClient` adds the connection, the attempts and the closing."""
 
-    def __init__(self, address: str, client_name: str, retries: int, token: str | None = None) -> None:
-        self._host_and_port = parse_address(address)
+    def __init__(self, address: Given, client_name: str, retries: int, token: str | None = None) -> None:
+        self._addresses = Addresses(address)
         self._core = ClientCore(client_name, token=token)
         self._retries = RetryPolicy(retries)
         self._published_at = PublishedAt()
@@ -123,9 +124,8 @@ class AsyncOperations(
         self, *, group: str | None = None, subject: str | None = None, order_key: str | None = None
     ) -> Route:
         """The nodes of a broker group, or of the group that a subject routes to, and the node of an order key."""
-        dialled_host = self._host_and_port[0]
-        call = message_calls.route_call(group=group, subject=subject, dialled_host=dialled_host, order_key=order_key)
-        return await self._run(call)
+        call = message_calls.route_call(group=group, subject=subject, order_key=order_key)
+        return (await self._run(call)).from_server_at(*self._addresses.current)
 
     async def reload(self) -> list[str]:
         """Have the server read its configuration again and take over other groups, nodes, weights and routes. Returns what

@@ -15,6 +15,7 @@ from delayserver.client.calls import publish_calls
 from delayserver.client.calls.core import Call
 from delayserver.client.calls.published_at import PublishedAt
 from delayserver.client.calls.send_calls import Integers, SendColumns
+from delayserver.client.connections.addresses import Addresses
 from delayserver.client.values.messages import ColumnsPublished, Message, PublishResult, Route
 from delayserver.protocol.errors import DelayServerError, PublishedElsewhere
 
@@ -24,7 +25,7 @@ T = TypeVar("T")
 class AsyncPublishOperations(ABC):
     """Publishes. If the server says that other nodes store a subject, the client asks for the route and publishes there."""
 
-    _host_and_port: tuple[str, int]
+    _addresses: Addresses
     _published_at: PublishedAt
 
     @abstractmethod
@@ -171,8 +172,8 @@ class AsyncPublishOperations(ABC):
     async def _run_there(self, subject: str, call: Call[T]) -> T:
         address = self._published_at.get(subject)
         if address is None:
-            host, port = self._host_and_port
-            address = self._published_at.learn(subject, (await self.route(subject=subject)).nodes, f"{host}:{port}")
+            nodes = (await self.route(subject=subject)).nodes
+            address = self._published_at.learn(subject, nodes, self._addresses.current_text)
         node = await self._publisher_at(address)
         try:
             return await node._run(call)

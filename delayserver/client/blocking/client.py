@@ -14,8 +14,9 @@ from typing import Final, Protocol, Self, TypeVar
 from delayserver.client.asynchronous.client import AsyncClient
 from delayserver.client.blocking.operations import BlockingOperations
 from delayserver.client.calls import message_calls
-from delayserver.client.calls.core import DEFAULT_ADDRESS, Call
+from delayserver.client.calls.core import Call
 from delayserver.client.calls.retries import Attempts
+from delayserver.client.connections.addresses import Given, HostAndPort, none_connects
 from delayserver.client.connections.socket_connection import SocketConnection
 from delayserver.client.connections.tls import TLS, context_of
 from delayserver.client.connections.tls_connection import TlsConnection
@@ -50,6 +51,8 @@ class Connection(Protocol):
 class Client(BlockingOperations):
     """A client for one server, for one thread at a time (calls from others wait for their turn).
 
+    ``address`` is ``"host:port"``, several with commas between, or a list of them: any one that answers is enough, and the
+    client stays with it until it fails. None: the variable DELAYSERVER_SERVER, or 127.0.0.1:20801.
     Connects at the first call or on entering its ``with`` block, and again after a failure. ``timeout_s`` bounds each
     attempt of a call (beyond what the call itself asks the server to wait), ``connect_timeout_s`` each attempt to
     connect. After a failure that may pass, a call makes up to ``retries`` more attempts, with jittered pauses. Every
@@ -60,7 +63,7 @@ class Client(BlockingOperations):
 
     def __init__(
         self,
-        address: str = DEFAULT_ADDRESS,
+        address: Given = None,
         *,
         timeout_s: float = 10.0,
         connect_timeout_s: float = 5.0,
@@ -71,7 +74,6 @@ class Client(BlockingOperations):
         super().__init__(address, CLIENT_NAME, retries, token)
         self._token = token
         self._tls = context_of(tls)
-        self._address = address
         self._timeout_s = timeout_s
         self._connect_timeout_s = connect_timeout_s
         self._turns = Turns()
@@ -137,7 +139,7 @@ class Client(BlockingOperations):
 
     def _batching_client(self) -> Client:
         return Client(
-            self._address,
+            self._addresses.given,
             timeout_s=self._timeout_s,
             connect_timeout_s=self._connect_timeout_s,
             retries=self._retries.retries,
@@ -148,7 +150,7 @@ class Client(BlockingOperations):
     def asynchronous(self) -> AsyncClient:
         """An asynchronous client with the same address and settings, not entered yet."""
         return AsyncClient(
-            self._address,
+            self._addresses.given,
             timeout_s=self._timeout_s,
             connect_timeout_s=self._connect_timeout_s,
             retries=self._retries.retries,
@@ -250,10 +252,23 @@ class Client(BlockingOperations):
                     self._let_go()
 
     def _new_connection(self) -> Connection:
-        """A new connection to the server. Raises `ConnectionLost`."""
+        """A new connection to the first address that answers. Raises `ConnectionLost`."""
+        failures = []
+        for place in self._addresses.in_turn():
+            try:
+                connection = self._connection_to(place)
+            except ConnectionLost as error:
+                failures.append(error)
+            else:
+                self._addresses.opened(place)
+                return connection
+        raise none_connects(failures)
+
+    def _connection_to(self, place: HostAndPort) -> Connection:
+        """Raises `ConnectionLost`."""
         if self._tls is not None:
-            return TlsConnection(self._host_and_port, self._connect_timeout_s, self._core.take_notice, self._tls)
-        return SocketConnection(self._host_and_port, self._connect_timeout_s, self._core.take_notice)
+            return TlsConnection(place, self._connect_timeout_s, self._core.take_notice, self._tls)
+        return SocketConnection(place, self._connect_timeout_s, self._core.take_notice)
 
     def _reconnect(self, close_count: int) -> Connection:
         self._let_go()
@@ -265,6 +280,7 @@ class Client(BlockingOperations):
             hello = self._core.hello()
             self._core.finish(hello, connection.exchange(*self._core.encode(hello), self._timeout_s))
         except BaseException:
+            self._addresses.useless(self._addresses.current)
             connection.close()
             raise
         return connection

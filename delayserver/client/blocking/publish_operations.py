@@ -16,6 +16,7 @@ from delayserver.client.calls import publish_calls
 from delayserver.client.calls.core import Call
 from delayserver.client.calls.published_at import PublishedAt
 from delayserver.client.calls.send_calls import Integers, SendColumns
+from delayserver.client.connections.addresses import Addresses
 from delayserver.client.values.messages import ColumnsPublished, Message, PublishResult, Route
 from delayserver.protocol.errors import DelayServerError, PublishedElsewhere
 
@@ -25,7 +26,7 @@ T = TypeVar("T")
 class BlockingPublishOperations(ABC):
     """Publishes. If the server says that other nodes store a subject, the client asks for the route and publishes there."""
 
-    _host_and_port: tuple[str, int]
+    _addresses: Addresses
     _published_at: PublishedAt
 
     @abstractmethod
@@ -172,8 +173,8 @@ class BlockingPublishOperations(ABC):
     def _run_there(self, subject: str, call: Call[T]) -> T:
         address = self._published_at.get(subject)
         if address is None:
-            host, port = self._host_and_port
-            address = self._published_at.learn(subject, (self.route(subject=subject)).nodes, f"{host}:{port}")
+            nodes = (self.route(subject=subject)).nodes
+            address = self._published_at.learn(subject, nodes, self._addresses.current_text)
         node = self._publisher_at(address)
         try:
             return node._run(call)

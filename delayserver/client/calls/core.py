@@ -258,16 +258,6 @@ def parse_address(address: str) -> tuple[str, int]:
     return host.strip("[]") or DEFAULT_HOST, number
 
 
-def reachable(address: str, dialled_host: str) -> str:
-    """The address of a node for a client that has dialled `dialled_host`. A server that listens on all interfaces may
-    announce an address such as ``0.0.0.0``, to which no client can connect. Then the dialled host takes its place.
-    """
-    host, _, port = address.rpartition(":")
-    if host.strip("[]") not in ("", "0.0.0.0", "::"):
-        return address
-    return f"[{dialled_host}]:{port}" if ":" in dialled_host else f"{dialled_host}:{port}"
-
-
 def _integer(result: dict[str, Any], name: str) -> int:
     value = result[name]
     if type(value) is not int:

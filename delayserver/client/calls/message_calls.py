@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from delayserver.client.calls.core import Call, reachable
+from delayserver.client.calls.core import Call
 from delayserver.client.calls.send_calls import doubt_rows, text_map
 from delayserver.client.values.messages import (
     CancelResult,
@@ -131,10 +131,8 @@ def reload_call() -> Call[list[str]]:
     return Call(RELOAD, {}, lambda result, _: result["changes"])
 
 
-def route_call(
-    *, group: str | None, subject: str | None, dialled_host: str, order_key: str | None = None
-) -> Call[Route]:
-    """The nodes of a group, or of the group that a subject routes to, as the caller can reach them."""
+def route_call(*, group: str | None, subject: str | None, order_key: str | None = None) -> Call[Route]:
+    """The nodes of a group, or of the group that a subject routes to, as the server names them."""
     if (group is None) == (subject is None):
         raise InvalidArgument("route takes either a group or a subject")
     arguments = {"group": group} if group is not None else {"subject": subject}
@@ -144,15 +142,15 @@ def route_call(
     def read(result: dict[str, Any], _: ServerInfo) -> Route:
         nodes = [
             Node(
-                reachable(node["address"], dialled_host),
+                node["address"],
                 node["weight"],
                 node.get("state", "unknown"),
                 node.get("since_ms", 0),
+                here=node.get("here") is True,
             )
             for node in result["nodes"]
         ]
-        key_node = result.get("key_node")
-        return Route(result["group"], nodes, None if key_node is None else reachable(key_node, dialled_host))
+        return Route(result["group"], nodes, result.get("key_node"))
 
     return Call(ROUTE, arguments, read)
 

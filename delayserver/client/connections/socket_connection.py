@@ -12,8 +12,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
+from delayserver.client.connections.addresses import cannot_connect
 from delayserver.client.connections.exchanging import ExchangingConnection, remaining_s
-from delayserver.protocol.errors import ConnectionLost
 from delayserver.protocol.frames import Reply
 from delayserver.protocol.keepalive import keep_alive
 
@@ -34,7 +34,7 @@ class SocketConnection(ExchangingConnection):
             self._socket = socket.create_connection(host_and_port, connect_timeout_s)
         # Python refuses a host such as `a..b` before it looks it up.
         except (OSError, UnicodeError) as exc:
-            raise ConnectionLost(f"cannot connect to {host_and_port[0]}:{host_and_port[1]}: {exc}") from exc
+            raise cannot_connect(host_and_port, exc) from None
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         keep_alive(self._socket)
         self._secure(host_and_port[0])

@@ -7,7 +7,7 @@ server's clock. The ``*_calls`` modules translate these values to and from the w
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -228,13 +228,15 @@ class Node:
     """One node of a broker group: ``address`` is ``host:port``, ``weight`` its share.
 
     ``state`` is what the server knows of it since ``since_ms``: ``up``, ``failing``, ``down``, ``draining``, or ``unknown``
-    (it was not tried since the start, or the server is older than this field).
+    (it was not tried since the start, or the server is older than this field). ``here``: it is the server that was asked,
+    and ``address`` is the one at which this client reached it.
     """
 
     address: str
     weight: int
     state: str = "unknown"
     since_ms: int = 0
+    here: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +249,26 @@ class Route:
     group: str
     nodes: list[Node]
     key_node: str | None = None
+
+    def from_server_at(self, host: str, port: int) -> Route:
+        """The same as a client can reach it that has dialled the answering server there.
+
+        The server's own node gets the dialled address: it works, also through a mapped port. An older server does not mark
+        its own node. If it listens on all interfaces, it names an address such as ``0.0.0.0``. Then the dialled host takes
+        its place.
+        """
+        dialled = f"[{host}]" if ":" in host else host
+
+        def reached(address: str, here: bool) -> str:
+            its_host, _, its_port = address.rpartition(":")
+            if here:
+                return f"{dialled}:{port}"
+            return f"{dialled}:{its_port}" if its_host.strip("[]") in ("", "0.0.0.0", "::") else address
+
+        here = {node.address for node in self.nodes if node.here}
+        nodes = [replace(node, address=reached(node.address, node.here)) for node in self.nodes]
+        key_node = None if self.key_node is None else reached(self.key_node, self.key_node in here)
+        return Route(self.group, nodes, key_node)
 
 
 @dataclass(frozen=True, slots=True)

@@ -234,4 +234,4 @@ def test_a_host_that_is_no_name_is_a_connection_error(backend: str) -> None:
     anyio.run(main, backend=backend)
     done = run("status", "--server", "a..b:1")
     assert done.code == 1
-    assert done.err.startswith("Error: no server answers at a..b:1")
+    assert done.err.startswith("Error: no server answers: cannot connect to a..b:1")

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from delayserver.client.calls.core import reachable
 from delayserver.client.calls.send_calls import resolve_due_column
+from delayserver.client.values.messages import Node, Route
 from delayserver.client.values.timing import ServerClock
 from delayserver.protocol.errors import InvalidArgument
 
@@ -26,7 +26,16 @@ from delayserver.protocol.errors import InvalidArgument
 def test_a_node_that_listens_on_all_interfaces_is_reached_where_it_was_dialled(
     announced: str, dialled: str, address: str
 ) -> None:
-    assert reachable(announced, dialled) == address
+    route = Route("g", [Node(announced, 1)], key_node=announced).from_server_at(dialled, 1)
+    assert [node.address for node in route.nodes] == [address] == [route.key_node]
+
+
+def test_the_node_of_the_server_that_was_asked_is_reached_where_it_was_dialled() -> None:
+    """It may be known to itself by another host and port: behind a mapped port."""
+    asked, other = Node("10.0.0.7:20801", 1, here=True), Node("10.0.0.8:20801", 1)
+    route = Route("g", [asked, other], key_node="10.0.0.7:20801").from_server_at("::1", 30801)
+    assert [node.address for node in route.nodes] == ["[::1]:30801", "10.0.0.8:20801"]
+    assert route.key_node == "[::1]:30801"
 
 
 @pytest.mark.parametrize("delay_ms", [np.array([5, 2**64 - 1], np.uint64), np.array([2**63 - 1])])
