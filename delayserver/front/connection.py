@@ -489,6 +489,15 @@ class Connection:
         finally:
             self._slow -= 1
 
+    def goes_on(self, request: Request, answer: Callable[[], Awaitable[dict[str, Any] | None]]) -> bool:
+        """Whether a quick request goes on as a task, which replies. Not where as many requests wait as may wait."""
+        if not self.open or self._nursery is None or self._slow >= SLOW_REQUESTS_MAX:
+            return False
+        self._slow += 1
+        self._handlers.began_slow()
+        self._nursery.start_soon(self._serve_slow, answer(), request.id, request.operation)
+        return True
+
     def work(self) -> Work:
         """The slices of work of a request that begins now."""
         return Work(self._fair, self._account)

@@ -17,6 +17,7 @@ from delayserver.operations.groups.policies import Policies
 from delayserver.operations.groups.positions import QueuePositions
 from delayserver.operations.messages.cancel import Cancel
 from delayserver.operations.messages.lookup import Lookup
+from delayserver.operations.messages.repeats import Repeats
 from delayserver.operations.messages.reschedule import Reschedule
 from delayserver.operations.messages.transactions import Transactions
 from delayserver.operations.nodes.delivering import Delivering
@@ -37,6 +38,7 @@ class DelayOperations:
     send: Send
     cancel: Cancel
     reschedule: Reschedule
+    repeats: Repeats
     lookup: Lookup
     redispatch: Redispatch
     reload: Reload

@@ -64,6 +64,7 @@ from delayserver.operations.messages.locator import Locator
 from delayserver.operations.messages.lookup import Lookup
 from delayserver.operations.messages.message_states import MessageStates
 from delayserver.operations.messages.named_messages import Naming
+from delayserver.operations.messages.repeats import Repeats
 from delayserver.operations.messages.reschedule import Reschedule
 from delayserver.operations.messages.rescheduling import Rescheduling
 from delayserver.operations.messages.transactions import Transactions
@@ -538,6 +539,7 @@ class Parts:
             send=send,
             cancel=Cancel(naming, self.cancellation),
             reschedule=Reschedule(admission, naming, intake, self.rescheduling),
+            repeats=Repeats(self.cancellation, self.states),
             lookup=Lookup(
                 server_id,
                 naming,

@@ -52,7 +52,7 @@ TITLES: Final[Mapping[int, str]] = {
     413: "Too large",
     415: "The body has a type that is not taken here",
     421: "Another server has it",
-    422: "The due time is out of range",
+    422: "The message cannot be taken as it is",
     429: "Too many requests",
     431: "The head of the request is too large",
     500: "The server has a bug",

@@ -10,7 +10,7 @@ import msgspec
 from anyio.lowlevel import checkpoint
 
 from delayserver.client.calls.send_calls import new_message_ids
-from delayserver.client.values.messages import ColumnsSent, Message
+from delayserver.client.values.messages import ColumnsSent, Message, SendResult
 from delayserver.protocol.errors import BatchTooLarge, DelayServerError, Refused
 from delayserver.web.answers import NO_JSON, no_json, read_json
 from delayserver.web.bodies import message_body
@@ -217,22 +217,29 @@ async def _send_columns(client: TokenClient, messages: Sequence[Message]) -> lis
         [message.body for message in messages],  # type: ignore[misc]
         subject_index=subject_index,
         message_ids=ids,
+        tell_duplicates=any(message.message_id for message in messages),
         **optional,
     )
     return _results(messages, ids, sent)
 
 
+def sent_document(sent: SendResult) -> Sent:
+    """The document of an accepted message."""
+    outcome = None if sent.outcome is None else sent.outcome.label
+    return Sent(*sent[:7], outcome)
+
+
 def _results(messages: Sequence[Message], ids: Sequence[str], sent: ColumnsSent) -> list[Sent | Problem]:
     refused = {row.index: problem_of(row.error) for row in sent.rejected}
-    accepted = zip(sent.receipts(), sent.due_ms.tolist(), sent.sequence.tolist(), strict=True)
+    accepted = zip(sent.receipts(), sent.due_ms.tolist(), sent.sequence.tolist(), sent.told(), strict=True)
     results: list[Sent | Problem] = []
     for place, message in enumerate(messages):
         problem = refused.get(place)
         if problem is not None:
             results.append(problem)
         else:
-            receipt, due_ms, sequence = next(accepted)
-            results.append(Sent(receipt, ids[place], message.subject, due_ms, sequence))
+            receipt, due_ms, sequence, told = next(accepted)
+            results.append(sent_document(SendResult(receipt, ids[place], message.subject, due_ms, sequence, *told)))
     return results
 
 

@@ -38,14 +38,20 @@ class SendRequest(Due, kw_only=True, forbid_unknown_fields=True):
     order_key: str | None = None
 
 
-class Sent(Struct):
-    """An accepted message. It is on the server's disk."""
+class Sent(Struct, omit_defaults=True):
+    """An accepted message. It is on the server's disk. `duplicate` is there if the request gave an id: whether the server
+    had a message with this id, subject and due time before. It delivers that one, whose receipt is `original_receipt`.
+    `outcome` is what became of that one. If it is `cancelled`, for example, the message is not delivered.
+    """
 
     receipt: str
     message_id: str
     subject: str
     due_ms: int
     sequence: int
+    duplicate: bool | None = None
+    original_receipt: str | None = None
+    outcome: str | None = None
 
 
 class Fate(Struct, omit_defaults=True):

@@ -26,8 +26,9 @@ from delayserver.web.clients import Clients, TokenClient
 from delayserver.web.cloud_events import STRUCTURED, from_binary, from_structured, is_binary
 from delayserver.web.idempotency import idempotency_key, message_id_of, refuse_key
 from delayserver.web.lines import LineAnswer, LineReader
+from delayserver.web.problems import invalid
 from delayserver.web.queries import SendQuery
-from delayserver.web.rows import Rows, read_list
+from delayserver.web.rows import Rows, read_list, sent_document
 from delayserver.web.schemas import SendRequest, Sent
 from delayserver.web.timing import due_ms_of
 from delayserver.web.trace_context import trace_of, with_trace
@@ -82,8 +83,22 @@ class Sending:
         due_ms = await due_ms_of(request, client.calls)
         key = idempotency_key(scope)
         message_id = request.message_id if is_event(scope) else message_id_of(key, request.message_id)
-        if key is not None:
-            due_ms = client.first_tries.due_ms(request.subject, key, request, due_ms)
+        if key is None:
+            return await self._send_due(client, scope, request, body, message_id, due_ms)
+        if not -(2**63) <= due_ms < 2**63:
+            raise invalid("the due time is beyond 63 bits")
+        with client.first_tries.due_ms(key, request, body, due_ms) as first_ms:
+            return await self._send_due(client, scope, request, body, message_id, first_ms)
+
+    async def _send_due(
+        self,
+        client: TokenClient,
+        scope: Scope,
+        request: SendRequest,
+        body: bytes | str,
+        message_id: str | None,
+        due_ms: int,
+    ) -> Sent:
         message = Message(
             request.subject,
             body,
@@ -94,7 +109,7 @@ class Sending:
             tag=request.tag,
             order_key=request.order_key,
         )
-        return Sent(*await client.sends.send(message))
+        return sent_document(await client.sends.send(message))
 
 
 def is_event(scope: Scope) -> bool:

@@ -77,12 +77,20 @@ def send(
             order_key=order_key,
         )
     if as_json:
-        fields = ("receipt", "message_id", "subject", "due_ms", "sequence")
-        print_json({name: getattr(result, name) for name in fields})
+        fields = ("receipt", "message_id", "subject", "due_ms", "sequence", "duplicate", "original_receipt")
+        row = {name: getattr(result, name) for name in fields if getattr(result, name) is not None}
+        print_json(row | ({} if result.outcome is None else {"outcome": result.outcome.label}))
     else:
         click.echo(f"due      {format_instant(result.due_ms)}")
         click.echo(f"id       {result.message_id}")
         click.echo(f"receipt  {result.receipt}")
+        if result.outcome is not None:
+            click.echo(f"copy of  {result.original_receipt}, which is {result.outcome.label}")
+    if result.never_comes and result.outcome is not None:
+        raise click.ClickException(
+            f"the server had this message before, and it is {result.outcome.label}: it is not delivered. "
+            "Send it with another --id or another time."
+        )
 
 
 def read_body(body: str | None, path: str | None) -> bytes:

@@ -245,12 +245,16 @@ class BlockingOperations(
         A message without a ``message_id`` gets a random one (UUID 4) if the client has ``retries``. By it the server
         recognises a retry after a lost reply, and does not deliver the message twice. With ``retries=0`` the server
         makes the id.
+
+        With a ``message_id`` of yours the result says whether the server had the message before (`SendResult.duplicate`),
+        and what became of it: a message that was cancelled is not delivered when it is sent again.
         """
         if delay_level is not None:
             if delay_ms is not None:
                 raise InvalidArgument("give either delay_ms or delay_level, not both")
             delay_ms = send_calls.delay_of_level(self.connect(), delay_level)
         due_ms = self.resolve_due_ms(due_ms, delay_ms, at, delay)
+        given = message_id is not None
         if message_id is None and self._retries.retries:
             message_id = send_calls.new_message_id()
         with tracing.sending("send", subject, properties, due_ms) as made:
@@ -264,13 +268,15 @@ class BlockingOperations(
                     expires_ms=expires_ms,
                     tag=tag,
                     order_key=order_key,
+                    tell_duplicates=given,
                 )
             )
 
     def send_many(self, messages: Sequence[Message]) -> list[SendResult | DelayServerError]:
         """Send up to ``batch_messages_max`` messages in one frame: a result or an error for each, in order.
 
-        A refused message does not fail its neighbours and is not retried here. Ids are made as by `send`.
+        A refused message does not fail its neighbours and is not retried here. Ids are made as by `send`. If a message has
+        an id of yours, the results say which messages are duplicates.
         """
         if not messages:
             return []
@@ -296,6 +302,7 @@ class BlockingOperations(
         tags: str | Sequence[str | None] | None = None,
         tag_index: Integers | None = None,
         order_keys: Sequence[str | None] | None = None,
+        tell_duplicates: bool = False,
     ) -> ColumnsSent:
         """Send arrays: the fast way. ``due_ms`` (or ``delay_ms``) is i64[n] or one integer, ``bodies`` a list or one
         blob with ``body_length``.
@@ -303,7 +310,8 @@ class BlockingOperations(
         ``subjects`` is one subject, or a list with ``subject_index`` u32[n]. ``tags`` is one tag, a list with one for each
         row, or a list with ``tag_index`` u32[n] that counts from 1 (0: none). The client makes no ids here. Without
         ``message_ids`` the server could not recognise a duplicate, so a lost reply is not retried: it raises
-        `ConnectionLost`.
+        `ConnectionLost`. ``tell_duplicates``: the answer names rows that the server had before. It then comes after their
+        replay, some milliseconds later.
         """
         if delay_ms is not None:
             self._learn_clock()
@@ -320,6 +328,7 @@ class BlockingOperations(
             tags=tags,
             tag_index=tag_index,
             order_keys=order_keys,
+            tell_duplicates=tell_duplicates,
         )
         with tracing.sending_columns("send", subjects):
             return self._run(send_calls.send_columns_call(columns))

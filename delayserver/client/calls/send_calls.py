@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from delayserver.client.calls.core import Call, in_doubt
-from delayserver.client.values.messages import ColumnsSent, Message, RejectedRow, SendResult, ServerInfo
+from delayserver.client.values.messages import ColumnsSent, DuplicateRow, Message, RejectedRow, SendResult, ServerInfo
 from delayserver.client.values.timing import ServerClock, resolve_due_ms
 from delayserver.protocol.columns import I64, U32, pack_column, pack_ragged, unpack_column, unpack_count
 from delayserver.protocol.errors import (
@@ -28,6 +28,7 @@ from delayserver.protocol.errors import (
 )
 from delayserver.protocol.limits import LIST_ITEMS_MAX
 from delayserver.protocol.operations import SEND
+from delayserver.protocol.outcomes import OUTCOMES_BY_LABEL, Outcome
 from delayserver.protocol.receipts import derived_message_ids
 
 T = TypeVar("T")
@@ -62,13 +63,15 @@ def send_call(
     expires_ms: int | None,
     tag: str | None = None,
     order_key: str | None = None,
+    tell_duplicates: bool = False,
 ) -> Call[SendResult]:
-    """Send one message. Repeatable only with a ``message_id``. Raises the named error of an invalid message. For some of
+    """Send one message. Repeatable only with a ``message_id``. ``tell_duplicates``: the result says whether it is a copy.
+    Raises the named error of an invalid message. For some of
     them, such as a property key that is not text, the server would end the connection with all its requests.
     """
     row = message_row(subject, body, message_id, properties, expires_ms, tag, order_key)
     row["due_ms"] = due_ms
-    return Call(SEND, {"messages": [row]}, _read_sent_row, message_id is not None)
+    return Call(SEND, _telling({"messages": [row]}, tell_duplicates), _read_sent_row, message_id is not None)
 
 
 def message_row(
@@ -106,7 +109,22 @@ def _read_sent_row(result: dict[str, Any], _: ServerInfo) -> SendResult:
 def _sent_row(row: dict[str, Any]) -> SendResult | DelayServerError:
     if "error" in row:
         return error_from_map(row)
-    return SendResult(row["receipt"], row["message_id"], row["subject"], row["due_ms"], row["sequence"])
+    sent = row["receipt"], row["message_id"], row["subject"], row["due_ms"], row["sequence"]
+    if "duplicate" not in row:
+        return SendResult(*sent)
+    if not row["duplicate"]:
+        return SendResult(*sent, False)
+    return SendResult(*sent, True, row["original_receipt"], outcome_of(row["outcome"]))
+
+
+def outcome_of(label: str) -> Outcome:
+    """An outcome by its name in a reply; unknown for one that this version does not know."""
+    return OUTCOMES_BY_LABEL.get(label, Outcome.UNKNOWN)
+
+
+def _telling(arguments: dict[str, Any], tell_duplicates: bool) -> dict[str, Any]:
+    """The arguments of a send whose reply says which messages are copies, if it should."""
+    return arguments | {"tell_duplicates": True} if tell_duplicates else arguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +143,7 @@ class SendColumns:
     tags: str | Sequence[str | None] | None = None
     tag_index: Integers | None = None
     order_keys: Sequence[str | None] | None = None
+    tell_duplicates: bool = False
 
 
 def send_columns_call(columns: SendColumns) -> Call[ColumnsSent]:
@@ -133,12 +152,22 @@ def send_columns_call(columns: SendColumns) -> Call[ColumnsSent]:
     """
     count, arguments = column_arguments(columns)
     arguments["due_ms"] = _column(columns.due_ms, count, I64, "due_ms")
+    arguments = _telling(arguments, columns.tell_duplicates)
     message_ids = None if columns.message_ids is None else list(columns.message_ids)
 
     def read(result: dict[str, Any], server: ServerInfo) -> ColumnsSent:
         accepted, rejected = read_accepted(result, count)
         due_ms = unpack_column(result["due_ms"], accepted, I64, "due_ms")
-        return ColumnsSent(server.server_id, accepted, int(result["first_sequence"]), due_ms, rejected, message_ids)
+        duplicates = result.get("duplicates")
+        return ColumnsSent(
+            server.server_id,
+            accepted,
+            int(result["first_sequence"]),
+            due_ms,
+            rejected,
+            message_ids,
+            None if duplicates is None else [DuplicateRow(a, b, outcome_of(c)) for a, b, c in duplicates],
+        )
 
     def doubt(sent: ColumnsSent, unknown: DelayServerError) -> ColumnsSent:
         return replace(sent, rejected=rows_in_doubt(sent.rejected, unknown))
@@ -241,12 +270,14 @@ def send_many_call(
         resolve_due_ms(clock, message.due_ms, message.delay_ms, message.at, message.delay) for message in messages
     ]
     message_ids = [message.message_id or "" for message in messages]
+    tell_duplicates = any(message_ids)
     if make_ids:
         spare = new_message_ids(len(messages))
         message_ids = [given or made for given, made in zip(message_ids, spare, strict=True)]
     if len(messages) <= ROWS_MAX:
-        return _send_rows_call(messages, due_ms, message_ids)
-    call = send_columns_call(columns_of(messages, due_ms, message_ids))
+        return _send_rows_call(messages, due_ms, message_ids, tell_duplicates)
+    columns = replace(columns_of(messages, due_ms, message_ids), tell_duplicates=tell_duplicates)
+    call = send_columns_call(columns)
 
     def read(result: dict[str, Any], server: ServerInfo) -> list[SendResult | DelayServerError]:
         return _rows_of(call.read(result, server), messages, message_ids)
@@ -255,7 +286,7 @@ def send_many_call(
 
 
 def _send_rows_call(
-    messages: Sequence[Message], due_ms: Sequence[int], message_ids: Sequence[str]
+    messages: Sequence[Message], due_ms: Sequence[int], message_ids: Sequence[str], tell_duplicates: bool
 ) -> Call[list[SendResult | DelayServerError]]:
     rows = []
     for message, due, message_id in zip(messages, due_ms, message_ids, strict=True):
@@ -277,7 +308,7 @@ def _send_rows_call(
             raise MalformedFrame(f"the server answered {len(sent)} of {len(rows)} rows")
         return [_sent_row(row) for row in sent]
 
-    return Call(SEND, {"messages": rows}, read, all(message_ids), doubt=doubt_rows)
+    return Call(SEND, _telling({"messages": rows}, tell_duplicates), read, all(message_ids), doubt=doubt_rows)
 
 
 def columns_of(messages: Sequence[Message], due_ms: Integers, message_ids: list[str]) -> SendColumns:
@@ -341,6 +372,7 @@ def _rows_of(
         derived_message_ids(sent.server_id, sent.sequence),
         sent.due_ms.tolist(),
         sent.sequence.tolist(),
+        sent.told(),
         strict=True,
     )
     rows: list[SendResult | DelayServerError] = []
@@ -348,8 +380,8 @@ def _rows_of(
         if index in errors:
             rows.append(errors[index])
             continue
-        receipt, derived_id, due_ms, sequence = next(accepted)
-        rows.append(SendResult(receipt, message_ids[index] or derived_id, message.subject, due_ms, sequence))
+        receipt, derived_id, due_ms, sequence, told = next(accepted)
+        rows.append(SendResult(receipt, message_ids[index] or derived_id, message.subject, due_ms, sequence, *told))
     return rows
 
 

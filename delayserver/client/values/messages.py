@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from delayserver.protocol.errors import DelayServerError
 from delayserver.protocol.limits import Limits
 from delayserver.protocol.outcomes import Outcome
-from delayserver.protocol.receipts import format_receipts
+from delayserver.protocol.receipts import format_receipt, format_receipts
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +70,19 @@ class ServerInfo:
     subjects: tuple[str, ...] = ()
 
 
+Told: TypeAlias = tuple[bool | None, str | None, Outcome | None]
+"""The last three fields of a `SendResult`."""
+NEVER_DELIVERED: Final = frozenset({Outcome.CANCELLED, Outcome.EXPIRED, Outcome.DEAD_LETTERED, Outcome.ROLLED_BACK})
+"""Outcomes of messages that no consumer gets."""
+
+
 class SendResult(NamedTuple):
     """An accepted message. It is durable on the server, and ``receipt`` names it. A tuple, because a client makes one for
     every message.
+
+    ``duplicate``: the server has a message with this id, subject and due time already, the original. It delivers that one,
+    with its own body, and not this one. None: nobody asked, since the caller gave no id, or it was not known in time.
+    ``outcome`` is that of the original, such as pending or cancelled, and ``original_receipt`` its receipt.
     """
 
     receipt: str
@@ -80,6 +90,14 @@ class SendResult(NamedTuple):
     subject: str
     due_ms: int
     sequence: int
+    duplicate: bool | None = None
+    original_receipt: str | None = None
+    outcome: Outcome | None = None
+
+    @property
+    def never_comes(self) -> bool:
+        """Whether the message has ended without being delivered: its original did before this send."""
+        return self.outcome in NEVER_DELIVERED
 
 
 class PublishResult(NamedTuple):
@@ -88,6 +106,16 @@ class PublishResult(NamedTuple):
     message_id: str
     subject: str
     position: int
+
+
+@dataclass(frozen=True, slots=True)
+class DuplicateRow:
+    """An accepted row of a columnar send that repeats an earlier message: its sequence, and the sequence and outcome of the
+    original."""
+
+    sequence: int
+    original_sequence: int
+    outcome: Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +132,7 @@ class ColumnsSent:
 
     ``accepted`` rows got the sequences from ``first_sequence`` on, in row order; ``due_ms`` is i64[accepted]. All other
     rows are in ``rejected``. ``message_ids`` are the ids of all rows that were sent (None: the server derives ids).
+    ``duplicates``: the accepted rows that the server has already (None: not asked, or not known in time).
     """
 
     server_id: str
@@ -112,6 +141,7 @@ class ColumnsSent:
     due_ms: NDArray[np.int64]
     rejected: list[RejectedRow]
     message_ids: list[str] | None
+    duplicates: list[DuplicateRow] | None = None
 
     @property
     def sequence(self) -> NDArray[np.int64]:
@@ -121,6 +151,17 @@ class ColumnsSent:
     def receipts(self) -> list[str]:
         """The receipts of the accepted rows. Each call makes them anew: about 0.2 µs each."""
         return format_receipts(self.server_id, self.due_ms, self.sequence)
+
+    def told(self) -> list[Told]:
+        """For each accepted row whether it is a duplicate, and of which message."""
+        if self.duplicates is None:
+            return [(None, None, None)] * self.accepted
+        rows: list[Told] = [(False, None, None)] * self.accepted
+        for each in self.duplicates:
+            place = each.sequence - self.first_sequence
+            original = format_receipt(self.server_id, int(self.due_ms[place]), each.original_sequence)
+            rows[place] = (True, original, each.outcome)
+        return rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,20 +12,26 @@ from numpy.typing import NDArray
 from delayserver.front.connection import Connection
 from delayserver.front.handlers.one_way import unless_one_way
 from delayserver.front.handlers.reading import optional_ragged, read_due, read_tags, rejected_rows
+from delayserver.operations.messages.repeats import Repeats
 from delayserver.operations.sending.send import Sending, SentColumns, SentRows
-from delayserver.protocol.arguments import invalid, one_form
+from delayserver.protocol.arguments import boolean, invalid, one_form
 from delayserver.protocol.columns import I64, U32, pack_column, unpack_column, unpack_count, unpack_ragged
 from delayserver.protocol.errors import BatchTooLarge, DelayServerError, InvalidArgument, error_to_map
 from delayserver.protocol.frames import Request, encode_reply
 from delayserver.protocol.message_columns import DueColumn, MessageColumns
+from delayserver.protocol.receipts import format_receipt
+from delayserver.runtime.fair_turns import Work
 
 
 class SendHandlers:
     """Requests that bring messages."""
 
-    def __init__(self, send: Sending, batch_messages_max: int) -> None:
+    def __init__(self, send: Sending, batch_messages_max: int, server_id: str, repeats: Repeats | None) -> None:
+        """`repeats`: None where no message can be a copy."""
         self._send = send
         self._batch_messages_max = batch_messages_max
+        self._server_id = server_id
+        self._repeats = repeats
 
     def send(self, connection: Connection, request: Request) -> None:
         """Accepts messages in rows or columns. The reply follows the sync."""
@@ -52,10 +59,17 @@ class SendHandlers:
                 }
                 for receipt, message_id, subject, due_ms, sequence in sent.messages
             ]
+            accepted = [*results] if repeats is not None else []
             for rejection in sent.rejections:
                 results.insert(rejection.index, error_to_map(rejection.error))
-            connection.reply(encode_reply(request_id, {"results": results}))
+            reply = {"results": results}
+            if accepted and repeats is not None:
+                told = partial(self._told_rows, repeats, connection.work(), accepted, reply)
+                if connection.goes_on(request, told):
+                    return
+            connection.reply(encode_reply(request_id, reply))
 
+        repeats = self._asked(request)
         messages = request.arguments["messages"]
         count = len(messages) if type(messages) is list else 1
         self._send.rows(messages, unless_one_way(connection, request, count, answer))
@@ -73,10 +87,48 @@ class SendHandlers:
                 "due_ms": pack_column(sent.due_ms),
                 "rejected": rejected_rows([(each.index, each.error) for each in sent.rejections]),
             }
+            if repeats is not None and len(sent.due_ms):
+                told = partial(self._told_columns, repeats, connection.work(), sent, reply)
+                if connection.goes_on(request, told):
+                    return
             connection.reply(encode_reply(request_id, reply))
 
+        repeats = self._asked(request)
         messages = read_columns(request.arguments, self._batch_messages_max, read_due)
         self._send.columns(messages, unless_one_way(connection, request, len(messages.bodies.lengths), answer))
+
+    def _asked(self, request: Request) -> Repeats | None:
+        """None unless the sender wants to know which of its messages are copies. Raises InvalidArgument."""
+        if "tell_duplicates" not in request.arguments:
+            return None
+        return self._repeats if boolean(request.arguments, "tell_duplicates") else None
+
+    async def _told_rows(
+        self, repeats: Repeats, work: Work, accepted: list[dict[str, Any]], reply: dict[str, Any]
+    ) -> dict[str, Any]:
+        """The reply, of which the accepted rows say whether they are copies."""
+        sequence = np.array([row["sequence"] for row in accepted], np.int64)
+        found = await repeats.among(sequence, np.array([row["due_ms"] for row in accepted], np.int64), work)
+        if found is not None:
+            for row in accepted:
+                row["duplicate"] = False
+            for place, original, outcome in found:
+                row = accepted[place]
+                row["duplicate"] = True
+                row["original_receipt"] = format_receipt(self._server_id, row["due_ms"], original)
+                row["outcome"] = outcome.label
+        return reply
+
+    async def _told_columns(
+        self, repeats: Repeats, work: Work, sent: SentColumns, reply: dict[str, Any]
+    ) -> dict[str, Any]:
+        sequence = np.arange(sent.first_sequence, sent.first_sequence + len(sent.due_ms), dtype=np.int64)
+        found = await repeats.among(sequence, sent.due_ms, work)
+        if found is not None:
+            reply["duplicates"] = [
+                [sent.first_sequence + place, original, outcome.label] for place, original, outcome in found
+            ]
+        return reply
 
 
 def read_columns(

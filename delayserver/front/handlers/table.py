@@ -78,7 +78,7 @@ class HandlerTable:
     def _add_delay(self, operations: Operations, delay: DelayOperations, limits: Limits) -> None:
         server_id = operations.identity.server_id
         reader = MessageReader(server_id, limits.batch_messages_max)
-        self.quick[names_of.SEND] = SendHandlers(delay.send, limits.batch_messages_max).send
+        self.quick[names_of.SEND] = SendHandlers(delay.send, limits.batch_messages_max, server_id, delay.repeats).send
         transactions = TransactionHandlers(
             delay.prepare, delay.transactions, reader, server_id, limits.batch_messages_max
         )

@@ -39,7 +39,9 @@ class TransactionHandlers:
         """Prepares messages in rows or columns. Request and reply are those of `send`, and the terms come beside."""
         get = request.arguments.get
         asked = Asked(get("group"), get("check_after_ms"), get("checks_max"), get("policy"))
-        SendHandlers(self._prepare.under(asked), self._batch_messages_max).send(connection, request)
+        SendHandlers(self._prepare.under(asked), self._batch_messages_max, self._server_id, None).send(
+            connection, request
+        )
 
     async def commit(self, connection: Connection, request: Request) -> None:
         """Commits transactions. A row of the reply has the receipt of the visible message."""

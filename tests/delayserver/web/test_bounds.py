@@ -12,14 +12,14 @@ import msgspec
 import pytest
 
 from delayserver.client.values.messages import Delivery
-from delayserver.protocol.errors import QueueFull
+from delayserver.protocol.errors import QueueFull, TooFar
 from delayserver.web.answers import event
 from delayserver.web.bodies import ROOM_BYTES, SMALL_BYTES, TOKEN, BodyReader
 from delayserver.web.cloud_events import to_structured
 from delayserver.web.idempotency import FirstTries
 from delayserver.web.lines import PIECES_MAX, ROWS_MAX, LineReader
 from delayserver.web.problems import Problem
-from delayserver.web.schemas import Due, SendRequest
+from delayserver.web.schemas import SendRequest
 
 LINE_BYTES_MAX = 1 << 20
 ROOM_OF_TOKEN_BYTES = ROOM_BYTES // 2
@@ -95,14 +95,20 @@ async def test_a_line_that_is_too_long_is_the_last_row() -> None:
     assert isinstance(first, SendRequest) and isinstance(last, Problem) and last.error == "body_too_large"
 
 
+def first_due_ms(tries: FirstTries, subject: str, key: str, now_ms: int) -> int:
+    """The due time of a try with a delay, made now."""
+    with tries.due_ms(key, SendRequest(subject=subject, delay_ms=5), b"x", now_ms) as due_ms:
+        return due_ms
+
+
 def test_a_key_takes_the_same_memory_however_long_it_is() -> None:
     tries, count = FirstTries(), 2_000
     tracemalloc.start()
     try:
         for number in range(count):
             key, subject = f"{number:250}", f"\N{SNOWMAN}{number:250}"
-            assert tries.due_ms(subject, key, Due(delay_ms=5), number) == number
-            assert tries.due_ms(subject, key, Due(delay_ms=5), number + 1) == number
+            assert first_due_ms(tries, subject, key, number) == number
+            assert first_due_ms(tries, subject, key, number + 1) == number
         assert tracemalloc.get_traced_memory()[0] / count < 300
     finally:
         tracemalloc.stop()
@@ -111,17 +117,21 @@ def test_a_key_takes_the_same_memory_however_long_it_is() -> None:
 def test_a_key_belongs_to_its_subject() -> None:
     tries = FirstTries()
     named = [("s", "k"), ("sk", ""), ("", "sk"), ("1 s", "k"), ("s", "1 k")]
-    assert [tries.due_ms(subject, key, Due(delay_ms=5), place) for place, (subject, key) in enumerate(named)] == [
-        *range(5)
-    ]
+    assert [first_due_ms(tries, *each, place) for place, each in enumerate(named)] == [*range(5)]
 
 
 def test_the_key_that_was_used_least_recently_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("delayserver.web.idempotency.KEYS_MAX", 2)
     tries = FirstTries()
     keys = ["a", "b", "a", "c", "a", "b"]
-    due_ms = [tries.due_ms("s", key, Due(delay_ms=5), due_ms) for due_ms, key in enumerate(keys)]
-    assert due_ms == [0, 1, 0, 3, 0, 5]
+    assert [first_due_ms(tries, "s", key, due_ms) for due_ms, key in enumerate(keys)] == [0, 1, 0, 3, 0, 5]
+
+
+def test_a_first_try_that_was_refused_leaves_its_key_to_another_message() -> None:
+    tries = FirstTries()
+    with pytest.raises(TooFar), tries.due_ms("k", SendRequest(subject="s", delay="9999d"), b"x", 1):
+        raise TooFar("too far")
+    assert first_due_ms(tries, "s", "k", 7) == 7
 
 
 def test_a_body_with_line_breaks_stays_one_event() -> None:
