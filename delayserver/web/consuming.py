@@ -1,4 +1,4 @@
-"""Endpoints for consumers: pull, ack, nack and streams of deliveries; and publish, which has no delay."""
+"""Endpoints for consumers: pull, ack, nack, extend and streams of deliveries; and publish, which has no delay."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ from delayserver.web.schemas import (
     AckReply,
     AckRequest,
     DeliveriesRequest,
+    ExtendReply,
+    ExtendRequest,
     Group,
     Groups,
     NackReply,
@@ -59,6 +61,7 @@ _encode = msgspec.json.Encoder().encode
 _pull_decoder = msgspec.json.Decoder(PullRequest)
 _ack_decoder = msgspec.json.Decoder(AckRequest)
 _nack_decoder = msgspec.json.Decoder(NackRequest)
+_extend_decoder = msgspec.json.Decoder(ExtendRequest)
 
 
 _publish_decoder = msgspec.json.Decoder(PublishRequest)
@@ -97,6 +100,16 @@ class Consuming:
         delay = None if asked.delay_ms is None else _duration(asked.delay_ms)
         result = await client.calls.nack(names["subject"], names["group"], numbers_of(asked.deliveries), delay)
         return json_answer(NackReply(result.nacked, result.unknown, result.expired, result.dead_lettered))
+
+    async def extend(self, request: Request, names: Mapping[str, str]) -> Response:
+        """Deliveries that are still worked on."""
+        client = await self._clients.of_request(request.scope)
+        asked = read_json(await self._read(request), _extend_decoder)
+        timeout_s = None if asked.ack_timeout_ms is None else asked.ack_timeout_ms / 1000
+        result = await client.calls.extend(
+            names["subject"], names["group"], numbers_of(asked.deliveries), ack_timeout_s=timeout_s
+        )
+        return json_answer(ExtendReply(result.extended, result.unknown))
 
     async def publish(self, request: Request, names: Mapping[str, str]) -> Response:
         """Store one message for consumers now."""

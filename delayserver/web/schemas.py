@@ -238,6 +238,20 @@ class NackReply(Struct):
     dead_lettered: int
 
 
+class ExtendRequest(Struct, forbid_unknown_fields=True):
+    """Deliveries whose leases go on, for `ack_timeout_ms` from now."""
+
+    deliveries: Annotated[list[DeliveryName], Meta(max_length=16_384)]
+    ack_timeout_ms: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = None
+
+
+class ExtendReply(Struct):
+    """How many leases go on, and how many had ended."""
+
+    extended: int
+    unknown: int
+
+
 class Health(Struct):
     """Whether the server answers, or is ready."""
 

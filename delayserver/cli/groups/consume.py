@@ -30,7 +30,11 @@ END_MS: Final = 10_000
 )
 @click.option(
     "--ack-timeout", "ack_timeout_ms", type=options.DURATION, default="1m", show_default=True,
-    help="A message that takes longer comes again; at least --timeout."
+    help="A message that takes longer comes again, unless its command runs; at least --timeout."
+)  # fmt: skip
+@click.option(
+    "--extend-max", "extend_max_ms", type=options.DURATION, default="1h", show_default=True,
+    help="While a command runs, its message is kept this long at most."
 )  # fmt: skip
 @click.option(
     "--start",
@@ -51,6 +55,7 @@ def consume(
     timeout_ms: int | None,
     stop_ms: int,
     ack_timeout_ms: int,
+    extend_max_ms: int,
     start: str | int | None,
     tags: str | None,
     where: str | None,
@@ -86,6 +91,7 @@ def consume(
         ack_timeout_s=max(ack_timeout_ms, (timeout_ms or 0) + END_MS) / 1000,
         stop_s=stop_ms / 1000,
         messages_max=maximum,
+        extend_max_s=extend_max_ms / 1000,
     )
     with options.connect(server):
         pass

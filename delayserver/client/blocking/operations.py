@@ -43,6 +43,7 @@ from delayserver.client.values.messages import (
     CancelResult,
     ColumnsSent,
     Delivery,
+    ExtendResult,
     LookupResult,
     Message,
     NackResult,
@@ -517,3 +518,14 @@ class BlockingOperations(
         """
         call = pull_calls.nack_call(subject, group, deliveries, delay, level=level, reason=reason, unseen=unseen)
         return self._run(call)
+
+    def extend(
+        self, subject: str, group: str, deliveries: Deliveries, *, ack_timeout_s: float | None = None
+    ) -> ExtendResult:
+        """Let the leases of deliveries go on: they end ``ack_timeout_s`` from now (default: the server's).
+
+        A consumer that works longer than its lease extends it in time. Listeners do so by themselves. A restart of the
+        node ends all leases.
+        """
+        ack_timeout_ms = None if ack_timeout_s is None else round(ack_timeout_s * 1000)
+        return self._run(pull_calls.extend_call(subject, group, deliveries, ack_timeout_ms))

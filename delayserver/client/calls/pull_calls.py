@@ -1,4 +1,4 @@
-"""Calls of consumers: pull, ack, nack. The wire carries columns, and the client makes rows of them. No I/O."""
+"""Calls of consumers: pull, ack, nack, extend. The wire carries columns, and the client makes rows of them. No I/O."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayserver.client.calls.core import Call
-from delayserver.client.values.messages import AckResult, Delivery, NackResult, ServerInfo
+from delayserver.client.values.messages import AckResult, Delivery, ExtendResult, NackResult, ServerInfo
 from delayserver.client.values.pulled import PulledColumns, read_pulled
 from delayserver.client.values.timing import timedelta_to_ms
 from delayserver.protocol.columns import I64, pack_column
 from delayserver.protocol.errors import InvalidArgument
-from delayserver.protocol.operations import ACK, CANCEL_WAIT, NACK, PULL
+from delayserver.protocol.operations import ACK, CANCEL_WAIT, EXTEND, NACK, PULL
 
 Deliveries: TypeAlias = PulledColumns | NDArray[np.int64] | Iterable[Delivery | int]
 """Deliveries to ack or nack: pulled columns, an i64 array, or rows or their ``delivery`` numbers."""
@@ -129,6 +129,14 @@ def nack_call(
         return NackResult(*counts)
 
     return Call(NACK, arguments, read)
+
+
+def extend_call(subject: str, group: str, deliveries: Deliveries, ack_timeout_ms: int | None) -> Call[ExtendResult]:
+    """Let leases last ``ack_timeout_ms`` from now on; None for the default of the server."""
+    arguments = _delivery_arguments(subject, group, deliveries)
+    if ack_timeout_ms is not None:
+        arguments["ack_timeout_ms"] = ack_timeout_ms
+    return Call(EXTEND, arguments, lambda result, _: ExtendResult(int(result["extended"]), int(result["unknown"])))
 
 
 def delivery_numbers(deliveries: Deliveries) -> NDArray[np.int64]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
 from typing import Final, Self, Unpack
@@ -19,10 +19,13 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 
 from delayserver.client.asynchronous.client import AsyncClient
 from delayserver.client.calls.pull_calls import NO_DELAY, Only, PullFilter
+from delayserver.client.consuming.extending import LOOK_S, Extension
+from delayserver.client.consuming.held_leases import Held, HeldLeases, unsettled
 from delayserver.client.consuming.node_pulling import ROUTE_INTERVAL_S, RouteFollower, pull_persistently
-from delayserver.client.consuming.said_lately import SaidLately
+from delayserver.client.consuming.said_lately import SaidLately, held_back_words
 from delayserver.client.values.messages import Delivery
-from delayserver.protocol.errors import ConnectionLost, DelayServerError
+from delayserver.logs.events import EventLogger
+from delayserver.protocol.errors import ConnectionLost, DelayServerError, UnknownOperation
 
 ACK_TIMEOUT_S: Final = 60.0
 """The ack timeout if the caller names none. The consumer sends it with every pull, because it does not know the default of
@@ -32,21 +35,36 @@ KEPT_PART: Final = 0.5
 """A delivery waits in the consumer for at most this part of its ack timeout. The caller needs the rest to handle and ack
 it."""
 
+EXTEND_MAX_S: Final = 3600.0
+"""If the caller names no ``extend_max_s``: a caller that hangs keeps a delivery for an hour and one lease more."""
+
 GIVE_BACK_S: Final = 1.0
 """At the end of its block the consumer nacks deliveries that the caller did not take. If a node does not answer in this
 time, the deliveries come again after their ack timeout."""
+
+
+events = EventLogger("delayserver.client")
+
+
+class ConsumerOptions(Only, total=False):
+    """Further settings of a `Consumer`, as keywords."""
+
+    extend_max_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
     """One delivery, and its node, which alone can settle it. The caller gets it before ``hand_out_until_s`` of the event
     loop's clock, or not at all.
+
+    While the caller has this object and has not settled it, the consumer extends its lease.
     """
 
     delivery: Delivery
     group: str
     node: AsyncClient
     hand_out_until_s: float
+    held: Held = field(repr=False, compare=False)
 
     async def ack(self) -> bool:
         """Settle this delivery, durably at its node. The delivery does not come again from there; the message may, see
@@ -59,6 +77,7 @@ class Received:
         if self.node.closed:
             raise ConnectionLost("the node of this delivery is not pulled from any more")
         result = await self.node.ack(self.delivery.subject, self.group, [self.delivery])
+        self.held.settle()
         return result.acked > 0
 
 
@@ -67,7 +86,8 @@ class Consumer:
 
     ``async with Consumer(client, "orders", "billing") as deliveries: async for received in deliveries: ...``. The caller
     acks each `Received` on its own node (``await received.ack()``). Without an ack it comes again after
-    ``ack_timeout_s``. If a delivery waits here for half of that time, the consumer nacks it and pulls fewer at once. At the
+    ``ack_timeout_s``. While the caller keeps a `Received`, the consumer extends its lease, for ``extend_max_s`` (an hour;
+    0: not at all). If a delivery waits here for half of that time, the consumer nacks it and pulls fewer at once. At the
     end of the block it nacks deliveries that still wait, in `GIVE_BACK_S` at most.
 
     ``tags`` and ``where`` are the filter of the group, at every node; see `AsyncClient.pull_columns`.
@@ -85,7 +105,7 @@ class Consumer:
         max_messages: int = 100,
         wait_s: float = 20.0,
         ack_timeout_s: float = ACK_TIMEOUT_S,
-        **only: Unpack[Only],
+        **options: Unpack[ConsumerOptions],
     ) -> None:
         self._client = client
         self._subject = subject
@@ -93,10 +113,15 @@ class Consumer:
         self._max_messages = max_messages
         self._wait_s = wait_s
         self._ack_timeout_s = ack_timeout_s
-        self._only = PullFilter(**only)
+        self._extend_max_s = options.pop("extend_max_s", EXTEND_MAX_S)
+        self._only = PullFilter(tags=options.get("tags"), where=options.get("where"))
         self._tasks: anyio.abc.TaskGroup | None = None
         self._route: RouteFollower | None = None
         self._said = SaidLately()
+        # Of each node: the leases of deliveries that the caller has got. The nodes where leases are being extended, or
+        # cannot be.
+        self._held: dict[AsyncClient, HeldLeases] = {}
+        self._extending: set[AsyncClient] = set()
         self._asking = 0  # callers that wait for a delivery
         self._asked: anyio.Event | None = None  # set when the next caller waits; there while a puller waits for that
         # No buffer: the consumer pulls from a node again when the caller has taken all deliveries of the last pull. So a
@@ -118,6 +143,8 @@ class Consumer:
         self._route = RouteFollower(self._client, self._subject, self._tasks, self._pull_from)
         self._route.adjust(route)
         self._tasks.start_soon(self._route.run, ROUTE_INTERVAL_S)
+        if self._extend_max_s:
+            self._tasks.start_soon(self._extend_leases)
         return self
 
     async def __aexit__(
@@ -146,6 +173,7 @@ class Consumer:
                 if isinstance(received, DelayServerError):
                     raise received
                 if anyio.current_time() < received.hand_out_until_s:
+                    self._hold(received)
                     return received
         finally:
             self._asking -= 1
@@ -154,6 +182,43 @@ class Consumer:
     def nodes(self) -> list[str]:
         """The addresses of the nodes from which it pulls now."""
         return [] if self._route is None else self._route.nodes
+
+    def _hold(self, received: Received) -> None:
+        """The caller gets a delivery."""
+        if self._extend_max_s:
+            leases = self._held.get(received.node)
+            if leases is None:
+                leases = self._held[received.node] = HeldLeases(self._ack_timeout_s, self._extend_max_s)
+            leases.add(received.held, anyio.current_time())
+
+    async def _extend_leases(self) -> None:
+        """Extend the leases of deliveries that the caller has, as long as it has them."""
+        async with anyio.create_task_group() as requests:
+            while True:
+                await anyio.sleep(min(LOOK_S, self._ack_timeout_s / 10))
+                for node, leases in list(self._held.items()):
+                    due = leases.due(anyio.current_time())
+                    if node.closed:
+                        del self._held[node]
+                    elif due and node not in self._extending:
+                        self._extending.add(node)
+                        requests.start_soon(self._extend, node, due)
+
+    async def _extend(self, node: AsyncClient, leases: list[Held]) -> None:
+        extension = Extension(self._subject, self._group, self._ack_timeout_s, leases, unsettled)
+        try:
+            await extension.make(node)
+        except UnknownOperation:
+            return  # it is an older node, and is not asked again
+        except DelayServerError as error:  # the next look tries again
+            held_back = self._said.say(f"not extended at {node}: {error}", anyio.current_time())
+            if held_back is not None:
+                events.warning(
+                    "lease_not_extended",
+                    "could not extend leases of {source}: {reason}" + held_back_words(held_back),
+                    source=self._subject, reason=str(error), held_back=held_back,
+                )  # fmt: skip
+        self._extending.discard(node)
 
     def _close_streams(self) -> None:
         self._send.close()
@@ -197,10 +262,12 @@ class Consumer:
 
     async def _hand_out(self, left: deque[Delivery], node: AsyncClient) -> None:
         """Remove deliveries from ``left`` as the caller takes them, until none is left or their time is over."""
-        until_s = anyio.current_time() + KEPT_PART * self._ack_timeout_s
+        now_s = anyio.current_time()
+        until_s, ends_s = now_s + KEPT_PART * self._ack_timeout_s, now_s + self._ack_timeout_s
         with anyio.CancelScope(deadline=until_s):
             while left:
-                await self._send.send(Received(left[0], self._group, node, until_s))
+                held = Held(left[0].delivery, ends_s)
+                await self._send.send(Received(left[0], self._group, node, until_s, held))
                 left.popleft()
 
     def _caller_asks(self) -> anyio.Event:

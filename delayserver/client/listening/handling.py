@@ -59,8 +59,8 @@ class Handling:
     """One delivery on its way through a listener. Hooks get it, and may read all of it.
 
     ``received_s``, ``started_s``, ``ended_s``: when it came from the node, and when its handler began and ended; 0.0
-    until then. ``lease_ends_s``: from then on the node gives the message to another consumer. ``error``: what the handler
-    raised. ``settled_s``: when the node had the ack or nack on disk.
+    until then. ``lease_ends_s``: from then on the node gives the message to another consumer; the listener extends it while
+    the handler runs. ``error``: what the handler raised. ``settled_s``: when the node had the ack or nack on disk.
     """
 
     __slots__ = (
@@ -94,6 +94,11 @@ class Handling:
         return f"Handling({self.delivery.subject!r}, {self.delivery.message_id!r}, attempt {self.delivery.attempt})"
 
     @property
+    def number(self) -> int:
+        """The number of its delivery."""
+        return self.delivery.delivery
+
+    @property
     def late(self) -> bool:
         """Whether its handler ended after the lease."""
         return self.ended_s > self.lease_ends_s
@@ -101,6 +106,10 @@ class Handling:
     def start(self, now_s: float) -> None:
         """Its handler begins."""
         self.started_s = now_s
+
+    def extend(self, lease_ends_s: float) -> None:
+        """Its lease ends at another time."""
+        self.lease_ends_s = lease_ends_s
 
     def end(self, now_s: float, error: BaseException | None) -> None:
         """Its handler ended, with the error that it raised."""
@@ -138,9 +147,10 @@ class ListenerStats:
     """Counts of deliveries since the listener began.
 
     ``dead_lettered``: nacks after the last attempt of the group's policy. ``given_back``: nacked without having been
-    handled. ``overdue``: handlers that ran past the lease. ``too_late``: acks and nacks that the node no longer knew, so
-    these messages may come again. ``lost``: acks and nacks that could not be sent before the lease ended. ``gaps``: how
-    often a node had removed messages before the group consumed them, because it lagged too far.
+    handled. ``extended``: how often the lease of a running handler was extended. ``overdue``: handlers that ran past the
+    lease. ``too_late``: acks and nacks that the node no longer knew, so these messages may come again. ``lost``: acks and
+    nacks that could not be sent before the lease ended. ``gaps``: how often a node had removed messages before the group
+    consumed them, because it lagged too far.
     """
 
     received: int = 0
@@ -154,6 +164,7 @@ class ListenerStats:
     too_late: int = 0
     lost: int = 0
     gaps: int = 0
+    extended: int = 0
 
     def add(self, name: str, count: int = 1) -> None:
         """Count more of them."""

@@ -43,9 +43,9 @@ class Listener:
     second, those that come later; it finds dead-letter subjects only if it contains ``.dead.``.
 
     ``concurrency`` handlers of each decorated function run at once. The subject with the fewest running handlers goes first.
-    Messages come from all nodes of the route of each subject. A handler needs less time than ``ack_timeout_s`` of the
-    ``settings``: after that the message comes again, perhaps while the handler runs. A line of the log and the hook
-    ``overdue`` report it.
+    Messages come from all nodes of the route of each subject. While a handler runs, its lease is extended, for
+    ``extend_max_s`` of the ``settings`` at most: after that the message comes again, perhaps while the handler runs. A line
+    of the log and the hook ``overdue`` report it.
     """
 
     def __init__(

@@ -6,6 +6,7 @@ A driver reports what happened and when, and does what the core says:
     start -> [handler] -> finish
     settle_due_s -> take -> [ack, nack] -> settled, settle_failed
     look: now and then        stop: once
+    extensions -> [extend] -> extensions_done
 
 Nothing here waits, reads a clock or knows a task.
 """
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Final
 
+from delayserver.client.consuming.extending import EXTENDED_PART
 from delayserver.client.listening.flow_control import MESSAGE_BYTES, Ask, FlowControl, Share
 from delayserver.client.listening.handling import GIVE_BACK, Handling, ListenerStats, Verdict
 from delayserver.client.listening.ready_line import ReadyLine
@@ -40,9 +42,10 @@ class ListenerSettings:
     """How a listener consumes.
 
     ``concurrency``: handlers of one subscription at once. ``prefetch_messages``, ``prefetch_bytes``: what may wait for
-    them here. ``ack_timeout_s``: the lease that it asks for; a handler should need less. ``ack_interval_s``: acks are
+    them here. ``ack_timeout_s``: the lease that it asks for, and for which it extends it. ``ack_interval_s``: acks are
     gathered for so long. ``stop_s``: at the end running handlers get so much time. ``messages_max``: the subscription
-    stops by itself when so many handlers have begun.
+    stops by itself when so many handlers have begun. ``extend_max_s``: while a handler runs, its lease is extended, until so
+    long after its begin; 0: never. So a handler that hangs keeps its message for that time and one lease more.
     """
 
     concurrency: int = 10
@@ -52,6 +55,7 @@ class ListenerSettings:
     ack_interval_s: float = 0.005
     stop_s: float = 30.0
     messages_max: int | None = None
+    extend_max_s: float = 3600.0
 
     def __post_init__(self) -> None:
         for name in ("concurrency", "prefetch_messages", "prefetch_bytes"):
@@ -61,8 +65,8 @@ class ListenerSettings:
             raise InvalidArgument(f"ack_timeout_s lies within 0.001 and 86400 (a day), not {self.ack_timeout_s!r}")
         if self.messages_max is not None and (type(self.messages_max) is not int or self.messages_max < 1):
             raise InvalidArgument(f"messages_max is an integer of at least 1, not {self.messages_max!r}")
-        if self.ack_interval_s < 0 or self.stop_s < 0:
-            raise InvalidArgument("ack_interval_s and stop_s are 0 or more")
+        if self.ack_interval_s < 0 or self.stop_s < 0 or not self.extend_max_s >= 0:
+            raise InvalidArgument("ack_interval_s, stop_s and extend_max_s are 0 or more")
 
 
 class Source:
@@ -153,6 +157,9 @@ class ListenerCore:
         self._sources: set[Source] = set()
         self._running: dict[Handling, Source] = {}
         self._overdue: set[Handling] = set()
+        # Sources whose leases are being extended, and those whose nodes cannot extend leases.
+        self._extending: set[Source] = set()
+        self._without_extend: set[Source] = set()
         self.stopping = False
         self.stats = ListenerStats()
 
@@ -185,6 +192,7 @@ class ListenerCore:
         if not source.running:
             self._flow.leave(source.share)
         self._sources.discard(source)
+        self._without_extend.discard(source)
         return lost
 
     # -- pulls
@@ -307,6 +315,31 @@ class ListenerCore:
         self._overdue.update(overdue)
         self.stats.add("overdue", len(overdue))
         return overdue
+
+    def extensions(self, now_s: float) -> dict[Source, list[Handling]]:
+        """The running handlers whose leases shall be extended now, by source. `extensions_done` follows for each source."""
+        if not self._settings.extend_max_s:
+            return {}
+        soon_s = now_s + EXTENDED_PART * self._settings.ack_timeout_s
+        found: dict[Source, list[Handling]] = {}
+        for handling, source in self._running.items():
+            if now_s < handling.lease_ends_s < soon_s and now_s < handling.started_s + self._settings.extend_max_s:
+                found.setdefault(source, []).append(handling)
+        for source in self._extending | self._without_extend:
+            found.pop(source, None)
+        self._extending |= found.keys()
+        return found
+
+    def still_running(self, handlings: Sequence[Handling]) -> list[Handling]:
+        """Those whose handlers still run."""
+        return [handling for handling in handlings if handling in self._running]
+
+    def extensions_done(self, source: Source, count: int, *, able: bool) -> None:
+        """So many leases of a source are extended. `able`: false if its node cannot extend leases at all."""
+        self._extending.discard(source)
+        self.stats.add("extended", count)
+        if not able and source in self._sources:
+            self._without_extend.add(source)
 
     def _give_back_late(self, source: Source, now_s: float) -> None:
         late = len(list(takewhile(lambda handling: _is_late(handling, now_s), source.ready)))

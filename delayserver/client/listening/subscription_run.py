@@ -14,6 +14,7 @@ import anyio
 import anyio.abc
 
 from delayserver.client.asynchronous.client import AsyncClient
+from delayserver.client.consuming.extending import LOOK_S, Extension
 from delayserver.client.consuming.node_clients import NodeClients
 from delayserver.client.consuming.node_pulling import PAUSE_AFTER_ERROR_S, RouteFollower, pull_persistently
 from delayserver.client.consuming.said_lately import SaidLately, held_back_words
@@ -23,7 +24,7 @@ from delayserver.client.listening.settlements import Settlement
 from delayserver.client.listening.subscription import SUBJECTS_MAX, Subscription, finds
 from delayserver.client.values.retry import Retry
 from delayserver.logs.events import EventLogger
-from delayserver.protocol.errors import DelayServerError, InvalidArgument, PositionOutOfRange, Refused
+from delayserver.protocol.errors import DelayServerError, InvalidArgument, PositionOutOfRange, Refused, UnknownOperation
 
 WAIT_S: Final = 25.0
 """How long a pull waits at its node before it is sent again."""
@@ -37,9 +38,6 @@ wait is not asked without a pause."""
 
 SUBJECTS_INTERVAL_S: Final = 1.0
 """A listener with a pattern asks for new subjects this often. The first message of a new subject waits so long at most."""
-
-LOOK_S: Final = 1.0
-"""Leases are looked at this often, or ten times in a shorter lease."""
 
 END_PULLS_S: Final = 1.0
 """At the end the pulls under way get so much time. Messages of a later reply come again after the ack timeout."""
@@ -68,9 +66,14 @@ class _Feed:
 
     def __init__(self, scope: anyio.CancelScope) -> None:
         self.scope = scope
+        self.node: AsyncClient | None = None
         self.parked = False
         self._may_pull = anyio.Event()
         self._to_settle = anyio.Event()
+
+    def open(self, node: AsyncClient) -> None:
+        """The source pulls from this node, and settles there."""
+        self.node = node
 
     async def wait_to_pull(self) -> None:
         """Wait for `unpark`."""
@@ -141,11 +144,11 @@ class SubscriptionRun:
         async with anyio.create_task_group() as tasks:
             handlers_ended = anyio.Event()
             async with anyio.create_task_group() as background:
-                background.start_soon(self._look)
                 for pattern in self.subscription.patterns:
                     background.start_soon(self._discover, pattern, background, tasks)
                 for subject in self.subscription.plain:
                     self._follow(subject, background, tasks)
+                tasks.start_soon(self._look)
                 tasks.start_soon(self._work, handlers_ended)
                 await self._stop.wait()
                 background.cancel_scope.cancel()
@@ -247,6 +250,7 @@ class SubscriptionRun:
         feed = self._feeds[source] = _Feed(scope)
         try:
             async with self._nodes.use(address) as node, anyio.create_task_group() as tasks:
+                feed.open(node)
                 tasks.start_soon(self._settle, source, feed, node)
                 with scope:
                     await pull_persistently(
@@ -392,11 +396,40 @@ class SubscriptionRun:
                 return
 
     async def _look(self) -> None:
-        """Look at leases now and then."""
+        """Look at leases now and then, also while the last handlers end."""
         interval_s = min(LOOK_S, self.subscription.settings.ack_timeout_s / 10)
-        while True:
-            await anyio.sleep(interval_s)
-            self.look()
+        async with anyio.create_task_group() as requests:
+            while True:
+                await anyio.sleep(interval_s)
+                self.look()
+                for source, handlings in self.core.extensions(anyio.current_time()).items():
+                    requests.start_soon(self._extend, source, handlings)
+
+    async def _extend(self, source: Source, handlings: list[Handling]) -> None:
+        extension = Extension(
+            source.subject, self.subscription.group, self.subscription.settings.ack_timeout_s, handlings,
+            self.core.still_running,
+        )  # fmt: skip
+        feed, count, able = self._feeds.get(source), 0, True
+        try:
+            if feed is not None and feed.node is not None:
+                count = await extension.make(feed.node)
+        except UnknownOperation:
+            able = False
+            self._tell_not_extended(source, "its node is older than `extend`", "no extend")
+        except DelayServerError as error:  # the next look tries again
+            self._tell_not_extended(source, str(error), "not extended")
+        finally:
+            self.core.extensions_done(source, count, able=able)
+
+    def _tell_not_extended(self, source: Source, why: str, kind: str) -> None:
+        held_back = self._said.say(f"{kind} {source!r}", anyio.current_time())
+        if held_back is not None:
+            events.warning(
+                "lease_not_extended",
+                "{handler} could not extend leases of {source}: {reason}" + held_back_words(held_back),
+                handler=self.subscription.name, source=repr(source), reason=why, held_back=held_back,
+            )  # fmt: skip
 
     def look(self) -> None:
         """Tell of handlers that outlive their leases, and give back what waits too long."""
@@ -406,8 +439,8 @@ class SubscriptionRun:
             if held_back is not None:
                 events.warning(
                     "handler_overdue",
-                    "{handler} still handles message {message_id} of {subject} after its ack timeout of "
-                    "{ack_timeout_s:g} s: it can come twice" + held_back_words(held_back),
+                    "{handler} still handles message {message_id} of {subject} after the end of its lease, with an ack "
+                    "timeout of {ack_timeout_s:g} s: it can come twice" + held_back_words(held_back),
                     handler=self.subscription.name, message_id=handling.delivery.message_id,
                     subject=handling.delivery.subject, ack_timeout_s=self.subscription.settings.ack_timeout_s,
                     held_back=held_back,

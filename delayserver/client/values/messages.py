@@ -265,6 +265,16 @@ class NackResult:
 
 
 @dataclass(frozen=True, slots=True)
+class ExtendResult:
+    """``extended``: deliveries whose leases go on. ``unknown``: deliveries that were settled, or whose leases ended. The
+    messages of the latter come again, perhaps to another consumer.
+    """
+
+    extended: int
+    unknown: int
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
     """One node of a broker group: ``address`` is ``host:port``, ``weight`` its share.
 

@@ -466,6 +466,9 @@ class FakeServer:
         acked = self._settle(arguments)
         return {"acked": acked, "unknown": arguments["count"] - acked}
 
+    def _on_extend(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        return {"extended": arguments["count"], "unknown": 0}
+
     def _on_nack(self, arguments: dict[str, Any]) -> dict[str, Any]:
         deliveries = unpack_column(arguments["deliveries"], arguments["count"], I64, "deliveries").tolist()
         expired = len([number for number in deliveries if self.messages[number].expires_ms])

@@ -70,6 +70,20 @@ def test_a_nacked_message_comes_again(web: Web) -> None:
     assert web.post(f"{path}/ack", {"deliveries": [int(again["delivery"])]}).json == {"acked": 0, "unknown": 1}
 
 
+def test_a_lease_is_extended_until_it_has_ended(web: Web) -> None:
+    path = "/v1/subjects/extended/groups/g"
+    web.post("/v1/messages", {"subject": "extended", "body": "x", "delay_ms": 0})
+    (first,) = web.post(f"{path}/pull", {"wait_ms": 30_000}).json["messages"]
+    asked = {"deliveries": [first["delivery"]]}
+    assert web.post(f"{path}/extend", asked).json == {"extended": 1, "unknown": 0}
+    # Also to an earlier end.
+    assert web.post(f"{path}/extend", asked | {"ack_timeout_ms": 1}).json == {"extended": 1, "unknown": 0}
+    (again,) = web.post(f"{path}/pull", {"wait_ms": 30_000, "ack": True}).json["messages"]
+    assert again["attempt"] == 2
+    assert web.post(f"{path}/extend", asked).json == {"extended": 0, "unknown": 1}
+    assert web.post(f"{path}/extend", asked | {"ack_timeout_ms": 86_400_001}).status == 400
+
+
 def test_a_cancelled_message_says_so(web: Web) -> None:
     receipt = web.post("/v1/messages", {"subject": "s", "body": "x", "delay": "1h"}).json["receipt"]
     assert web.ask("GET", f"/v1/messages/{receipt}").json["outcome"] == "pending"

@@ -125,6 +125,7 @@ FORBIDDEN: list[tuple[str, str, object]] = [
     ("POST", f"{IN_GROUP}/pull", {"ack": True, "tags": "paid", "where": "n > 3"}),
     ("POST", f"{IN_GROUP}/ack", {"deliveries": ["{delivery}"]}),
     ("POST", f"{IN_GROUP}/nack", {"deliveries": ["{delivery}"]}),
+    ("POST", f"{IN_GROUP}/extend", {"deliveries": ["{delivery}"]}),
     ("GET", f"{IN_GROUP}/deliveries", None),
     ("POST", f"{IN_GROUP}/deliveries", None),
     ("GET", "/v1/subjects/orders.a/groups", None),
@@ -227,6 +228,7 @@ ROLES: dict[str, list[tuple[str, str, object]]] = {
         ("POST", f"{IN_GROUP}/pull", {}),
         ("POST", f"{IN_GROUP}/ack", {"deliveries": ["1"]}),
         ("POST", f"{IN_GROUP}/nack", {"deliveries": ["1"]}),
+        ("POST", f"{IN_GROUP}/extend", {"deliveries": ["1"]}),
         ("GET", f"{IN_GROUP}/deliveries", None),
         ("POST", f"{IN_GROUP}/deliveries", None),
     ],
@@ -309,6 +311,7 @@ def test_a_limit_is_429_with_the_time_to_wait(guarded: Guarded) -> None:
         "POST /v1/subjects/orders.a/groups/g/pull",
         "POST /v1/subjects/orders.a/groups/g/ack",
         "POST /v1/subjects/orders.a/groups/g/nack",
+        "POST /v1/subjects/orders.a/groups/g/extend",
     ],
 )
 @pytest.mark.parametrize("kind", ["application/json", "application/x-ndjson"])

@@ -11,7 +11,7 @@ from delayserver.client import AsyncClient, Client, Consumer
 from delayserver.client.consuming import consumer, node_pulling
 from delayserver.client.values.messages import Node, Route
 from delayserver.protocol.columns import I64, unpack_column
-from delayserver.protocol.errors import ConnectionLost, NotRouted
+from delayserver.protocol.errors import ConnectionLost, NotRouted, UnknownOperation
 from tests.delayserver.client.fake_server import Drop, Fail, FakeServer, Garbage, Late
 
 
@@ -203,5 +203,63 @@ def test_the_end_does_not_wait_for_a_node_that_joins_at_that_moment(
         async with LateRoute(server.address) as client, Consumer(client, "a", "g", wait_s=0):
             await waiting.wait()
             answer.set()
+
+    anyio.run(main, backend=backend)
+
+
+def extended(server: FakeServer) -> set[int]:
+    """The deliveries that were extended."""
+    asked = [request.arguments for request in server.requests if request.operation == "extend"]
+    return {one for each in asked for one in unpack_column(each["deliveries"], each["count"], I64, "d").tolist()}
+
+
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+def test_a_consumer_extends_the_leases_of_deliveries_that_its_caller_keeps(server: FakeServer, backend: str) -> None:
+    server.leases = True
+    server.misbehave("extend", Drop())  # the next look tries again
+    with Client(server.address) as sender:
+        sender.send_columns("a", 1, [b""] * 4)
+
+    async def main() -> None:
+        with anyio.fail_after(60):
+            async with (
+                AsyncClient(server.address) as client,
+                Consumer(client, "a", "g", wait_s=0, ack_timeout_s=6) as deliveries,
+            ):
+                await anext(deliveries)
+                await (await anext(deliveries)).ack()
+                kept = [await anext(deliveries), await anext(deliveries)]
+                while server.count("extend") < 3:
+                    await anyio.sleep(0.01)
+                assert extended(server) == {each.delivery.delivery for each in kept}
+
+    anyio.run(main, backend=backend)
+
+
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_node_without_extend_is_asked_once_and_none_if_no_extension_is_wanted(
+    server: FakeServer, backend: str, wanted: bool
+) -> None:
+    server.leases = True
+    server.misbehave("extend", Fail(UnknownOperation("'extend'")))
+    with Client(server.address) as sender:
+        sender.send_columns("a", 1, [b""])
+
+    async def main() -> None:
+        with anyio.fail_after(60):
+            async with (
+                AsyncClient(server.address) as client,
+                Consumer(
+                    client, "a", "g", wait_s=0, ack_timeout_s=0.6, extend_max_s=3600 if wanted else 0
+                ) as deliveries,
+            ):
+                received = await anext(deliveries)
+                while server.count("extend") < wanted:
+                    await anyio.sleep(0.01)
+                received.held.extend(anyio.current_time() + 0.3)  # it would be time again
+                await anyio.sleep(0.25)
+                assert server.count("extend") == wanted
+                await received.ack()
 
     anyio.run(main, backend=backend)

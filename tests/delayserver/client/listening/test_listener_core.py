@@ -96,6 +96,8 @@ def test_a_delay_that_no_server_takes_is_refused_where_it_is_made(delay_ms: int)
         {"prefetch_bytes": 1.5},
         {"ack_timeout_s": 0},
         {"stop_s": -1},
+        {"extend_max_s": -1},
+        {"extend_max_s": float("nan")},
         {"messages_max": 0},
     ],
 )
@@ -256,6 +258,66 @@ def test_a_handler_that_outlives_its_lease_is_reported_once_and_its_late_ack_cou
     core.settled(source, settlement, 1, 12.5)
     assert (core.stats.overdue, core.stats.too_late, core.stats.acked) == (1, 1, 0)
     assert handling.settled_s == 12.5
+
+
+def test_a_lease_is_extended_when_less_than_two_thirds_of_it_are_left_and_one_request_is_under_way() -> None:
+    core = core_of(ack_timeout_s=30, concurrency=2)
+    source, other = core.add_source("a", "n"), core.add_source("b", "n")
+    bring(core, source, 1, 2)
+    bring(core, other, 3, now_s=4.0)
+    first, second = start(core, 1.0), start(core, 5.0)
+    assert core.extensions(10.0) == {}
+    assert core.extensions(10.1) == {source: [first]}
+    assert core.extensions(14.1) == {other: [second]}, "the other request is under way"
+    first.extend(40.1)
+    core.extensions_done(source, 1, able=True)
+    core.extensions_done(other, 0, able=True)  # it failed, and is tried again
+    assert core.stats.extended == 1
+    assert core.extensions(14.2) == {other: [second]}
+    core.check_invariants()
+
+
+def test_a_handler_that_hangs_is_extended_until_the_bound_and_reported_one_lease_later() -> None:
+    core = core_of(ack_timeout_s=10, extend_max_s=25)
+    source = core.add_source("a", "n")
+    bring(core, source, 1)
+    handling, now_s = start(core, 2.0), 2.0
+    overdue: list[float] = []
+    while now_s < 60:
+        now_s += 0.5
+        if core.look(now_s):
+            overdue.append(now_s)
+        if core.extensions(now_s):
+            handling.extend(now_s + 10)
+            core.extensions_done(source, 1, able=True)
+    assert 2 + 25 <= handling.lease_ends_s <= 2 + 25 + 10
+    assert overdue == [pytest.approx(handling.lease_ends_s, abs=0.5)]
+
+
+@pytest.mark.parametrize("settings", [{"extend_max_s": 0}, {}])
+def test_a_lease_that_has_ended_or_shall_not_be_extended_is_left_alone(settings: dict[str, float]) -> None:
+    core = core_of(ack_timeout_s=10, **settings)
+    source = core.add_source("a", "n")
+    bring(core, source, 1, 2)
+    handling = start(core, 1.0)
+    if settings:
+        assert core.extensions(9.0) == {}
+        return
+    handling.extend(5.0)
+    assert core.extensions(5.0) == {}
+    assert core.look(5.1) == [handling]
+
+
+def test_a_node_without_extend_is_asked_once() -> None:
+    core = core_of(ack_timeout_s=10)
+    source = core.add_source("a", "n")
+    bring(core, source, 1)
+    handling = start(core, 1.0)
+    assert core.extensions(5.0) == {source: [handling]}
+    core.extensions_done(source, 0, able=False)
+    assert core.extensions(6.0) == {}
+    core.finish(handling, ACK, 7.0)
+    assert core.still_running([handling]) == []
 
 
 def test_a_source_that_cannot_settle_pulls_nothing() -> None:

@@ -342,6 +342,41 @@ def test_a_message_larger_than_the_bound_comes_alone(kind: str, node: Server, cl
     assert sorted(map(len, seen.bodies)) == [5, 400_000, 500_000]
 
 
+def test_the_lease_of_a_handler_that_works_for_long_is_extended_also_while_the_listener_stops(
+    kind: str, node: Server, client: Client, subject: str
+) -> None:
+    held = Held()
+    send(client, subject, b"7")
+    with listening(kind, node.address, {(subject,): held}, ack_timeout_s=12) as listener:
+        until(lambda: listener.stats.extended == 1, "the first extension")
+        listener.ask_to_stop()
+        until(lambda: listener.stats.extended == 2, "the second extension")
+        held.go.set()
+        listener.join()
+    assert (held.attempts, listener.stats.acked, listener.stats.overdue, listener.stats.too_late) == ([1], 1, 0, 0)
+    assert is_done(client, subject)
+
+
+def test_a_lease_that_has_ended_does_not_keep_others_from_being_extended(
+    kind: str, node: Server, client: Client, subject: str
+) -> None:
+    held, running = Held(), list[Delivery]()
+
+    def handle(message: Delivery) -> None:
+        running.append(message)
+        held(message)
+
+    send(client, subject, *numbered(5))
+    with listening(kind, node.address, {(subject,): handle}, ack_timeout_s=12, concurrency=5) as listener:
+        until(lambda: len(running) == 5)
+        assert client.ack(subject, "shop", running[2:3]).acked == 1
+        until(lambda: listener.stats.extended == 4, "the extensions of the others")
+        until(lambda: listener.stats.overdue == 1, "the report of the one that ended")
+        held.go.set()
+        until(lambda: listener.stats.acked == 4 and listener.stats.too_late == 1)
+    assert held.attempts == [1] * 5
+
+
 def test_a_handler_that_outlives_its_lease_is_reported_and_counted(
     kind: str, node: Server, client: Client, subject: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -349,7 +384,8 @@ def test_a_handler_that_outlives_its_lease_is_reported_and_counted(
     overdue: list[Handling] = []
     send(client, subject, b"7")
     hooks = Hooks(overdue=overdue.append)
-    with listening(kind, node.address, {(subject,): held}, hooks=hooks, ack_timeout_s=0.2) as listener:
+    settings: Any = {"ack_timeout_s": 0.2, "extend_max_s": 0}
+    with listening(kind, node.address, {(subject,): held}, hooks=hooks, **settings) as listener:
         until(lambda: len(overdue) >= 1)
         until(lambda: len(held.bodies) >= 2, "the message comes twice, because its lease ended")
         held.go.set()
@@ -357,7 +393,7 @@ def test_a_handler_that_outlives_its_lease_is_reported_and_counted(
         until(lambda: listener.stats.too_late >= 1)
     assert listener.stats.overdue >= 1
     texts = [each.getMessage() for each in caplog.records]
-    assert any("after its ack timeout of 0.2 s" in text for text in texts)
+    assert any("with an ack timeout of 0.2 s: it can come twice" in text for text in texts)
     assert any("too late" in text for text in texts)
 
 

@@ -1,0 +1,38 @@
+"""Which leases of a consumer's caller are extended, and that those of dropped deliveries cost nothing."""
+
+from __future__ import annotations
+
+from delayserver.client.consuming.held_leases import Held, HeldLeases, unsettled
+
+
+def test_a_lease_is_extended_while_the_caller_keeps_its_delivery_and_has_not_settled_it() -> None:
+    leases = HeldLeases(30, 3600)
+    kept, dropped, settled = [Held(number, 30) for number in range(3)]
+    for held in (kept, dropped, settled):
+        leases.add(held, 0)
+    assert leases.due(9) == []
+    assert leases.due(11) == [kept, dropped, settled]
+    del dropped, held
+    settled.settle()
+    assert leases.due(12) == [kept] == unsettled([kept, settled])
+    kept.extend(42)
+    assert leases.due(13) == [] and leases.due(23) == [kept]
+    assert leases.due(43) == [], "the lease has ended"
+
+
+def test_a_caller_that_hangs_is_extended_for_a_bounded_time() -> None:
+    leases = HeldLeases(10, 25)
+    held, now_s = Held(1, 10), 0.0
+    leases.add(held, 0)
+    while now_s < 100:
+        now_s += 0.5
+        for each in leases.due(now_s):
+            each.extend(now_s + 10)
+    assert 25 <= held.ends_s <= 25 + 10
+
+
+def test_dropped_deliveries_take_no_memory() -> None:
+    leases = HeldLeases(30, 3600)
+    for number in range(10_000):
+        leases.add(Held(number, 30), 0)
+    assert len(leases) < 1000
