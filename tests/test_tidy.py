@@ -130,6 +130,7 @@ ops:
 ops.deploy:
 ops.examples: .client
 ops.torture: .client .protocol
+ops.torture.shop: .client ops.torture
 ops.docs: .cli .config .metrics .protocol .web
 ops.fuzz: store store.disk store.logs store.records store.tables .broker .broker.files .broker.filters .broker.queues
     .config .protocol .recover.checking .recover.telling .web

@@ -21,7 +21,9 @@ class ServerFailed(Exception):
 class TorturedServer:
     """`python -m delayserver serve` on one data directory, started many times."""
 
-    def __init__(self, directory: str, config: str, data_dir: str) -> None:
+    def __init__(self, directory: str, config: str, data_dir: str, ports: tuple[int, int] = (0, 0)) -> None:
+        """`ports`: of the protocol and of HTTP. A protocol port 0 is another one at each start; HTTP port 0 is no HTTP."""
+        self._ports = ports
         self._data_dir = data_dir
         self._config = config
         self._log = f"{directory}/server.log"
@@ -31,7 +33,8 @@ class TorturedServer:
 
     def launch(self) -> None:
         """Starts the process and returns at once."""
-        command = [sys.executable, "-m", "delayserver", "serve", "--json", "--port", "0", "--http-port", "0"]
+        command = [sys.executable, "-m", "delayserver", "serve", "--json", "--port", str(self._ports[0])]
+        command += ["--http-port", str(self._ports[1])]
         command += ["--data-dir", self._data_dir, "--config", self._config]
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
         with open(self._log, "ab") as log:
@@ -49,6 +52,11 @@ class TorturedServer:
             raise ServerFailed(f"the server ended before it was ready: {self.last_words()}")
         ready = json.loads(line)
         self.address = f"{ready['host']}:{ready['port']}"
+
+    @property
+    def pid(self) -> int | None:
+        """The process that runs, or None."""
+        return None if self._process is None else self._process.pid
 
     def cpu_s(self) -> float:
         """Processor time of the process so far, in seconds. On a busy machine a start takes much longer than that."""
