@@ -66,7 +66,18 @@ class FormatError(StoreError):
 
 
 class DiskFullError(StoreError):
-    """The disk has no space left. The call made nothing durable. The caller may try again when there is space."""
+    """The disk has no space left. The call made nothing durable. The caller may try again when there is space.
+
+    `needed_bytes` is the room that the call asked for, 0 where the error does not know it."""
+
+    def __init__(self, text: str, needed_bytes: int = 0) -> None:
+        super().__init__(text)
+        self.needed_bytes = needed_bytes
+
+
+class TooManyFilesError(DiskError, DiskFullError):
+    """The process, or the machine, has no file descriptor left. The call did nothing. It succeeds as soon as another file
+    is closed, so each caller that waits for a full disk waits for this too."""
 
 
 class SyncFailedError(StoreError):

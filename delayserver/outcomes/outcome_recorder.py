@@ -150,7 +150,10 @@ class OutcomeRecorder:
                 self._log.append(key, part)
             except DiskFullError as error:
                 raise _PartlyWrittenError(count) from error
-        self._log.sync([key for key, _ in parts])
+        try:
+            self._log.sync([key for key, _ in parts])
+        except DiskFullError as error:  # no descriptor to open a file again with: no sync has failed
+            raise _PartlyWrittenError(len(parts) - done) from error
 
 
 class _PartlyWrittenError(Exception):

@@ -119,8 +119,8 @@ class Placing:
                 else:
                     with trio.CancelScope(shield=True):
                         await self._workers.run(partial(place, done))
-            except DiskFullError:
-                self._room.full(self._needed_bytes(done))
+            except DiskFullError as error:
+                self._room.full(self._needed_bytes(done), error)
                 await self._clock.sleep_ms(self._room.pause_ms)
             except IdsNotInMemoryError:
                 quick = False

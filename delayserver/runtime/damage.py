@@ -12,7 +12,15 @@ from threading import Lock
 from delayserver.logs.events import EventLogger
 from delayserver.protocol.errors import DelayServerError, DiskFull, MessageDamaged, StorageFailed
 from delayserver.runtime.clock import Clock
-from store.errors import CorruptionError, DiskError, DiskFullError, StoreError, SyncFailedError, UnreadableError
+from store.errors import (
+    CorruptionError,
+    DiskError,
+    DiskFullError,
+    StoreError,
+    SyncFailedError,
+    TooManyFilesError,
+    UnreadableError,
+)
 
 events = EventLogger()
 
@@ -96,7 +104,7 @@ class DamageReport:
 
 def named(error: StoreError | FileNotFoundError) -> DelayServerError:
     """The protocol's error for an error that the store raised during a request."""
-    if isinstance(error, DiskFullError):
+    if isinstance(error, DiskFullError) and not isinstance(error, TooManyFilesError):
         return DiskFull(str(error), retry_after_ms=1000)
     if isinstance(error, (DiskError, UnreadableError)):
         return StorageFailed(str(error), retry_after_ms=1000)

@@ -13,7 +13,7 @@ import trio
 from delayserver.logs.events import EventLogger
 from delayserver.runtime.clock import Clock
 from store.disk.filesystem import FileSystem
-from store.errors import DiskError
+from store.errors import DiskError, DiskFullError, TooManyFilesError
 
 events = EventLogger()
 
@@ -46,30 +46,57 @@ class RoomWait:
         """Whether the part waits for room now."""
         return self.blocked.is_set()
 
-    def full(self, needed_bytes: int) -> None:
-        """The part met a full disk, and needs about `needed_bytes` to go on."""
-        try:
-            free_bytes = self._fs.free_bytes(self._path)
-        except DiskError:
-            free_bytes = 0
-        self.text = f"{self._what} needs about {needed_bytes} bytes on a disk with {free_bytes} bytes free"
+    def full(self, needed_bytes: int, refusal: DiskFullError) -> None:
+        """The part met a full disk, and needs about `needed_bytes` to go on, or what the `refusal` asked for."""
+        needed_bytes = max(needed_bytes, refusal.needed_bytes)
+        free_bytes = self._free_bytes()
+        if free_bytes >= needed_bytes or isinstance(refusal, TooManyFilesError):
+            # A quota, blocks that are kept for root, no inodes, no descriptors: more bytes would not help.
+            self.text = f"{self._what} waits: {refusal}"
+        else:
+            self.text = f"{self._what} needs about {needed_bytes} bytes on a disk with {free_bytes} bytes free"
         now_us = self._clock.monotonic_us()
         if self._last_us is None or now_us - self._last_us >= AGAIN_US:
             self._last_us = now_us
-            events.warning(
-                "disk_full",
-                "disk full: {part} needs about {needed_bytes} bytes on a disk with {free_bytes} bytes free. Make room for "
-                "at least {missing_bytes} bytes more on the disk of {path}, but delete nothing in that directory. "
-                "Nothing is lost, and the server goes on by itself",
-                part=self._what,
-                needed_bytes=needed_bytes,
-                free_bytes=free_bytes,
-                missing_bytes=max(needed_bytes - free_bytes, 1),
-                path=self._path,
-            )
+            if isinstance(refusal, TooManyFilesError):
+                events.warning(
+                    "no_descriptors",
+                    "{part} waits: {reason}. Nothing is lost, and the server goes on by itself",
+                    part=self._what,
+                    reason=str(refusal),
+                )
+            elif free_bytes >= needed_bytes:
+                events.warning(
+                    "disk_full",
+                    "disk full: {part} is refused although {free_bytes} bytes are free: {reason}. Look at quotas, at "
+                    "blocks that are kept for root, and at free inodes (df -i) of {path}. Nothing is lost, and the server "
+                    "goes on by itself",
+                    part=self._what,
+                    free_bytes=free_bytes,
+                    reason=str(refusal),
+                    path=self._path,
+                )
+            else:
+                events.warning(
+                    "disk_full",
+                    "disk full: {part} needs about {needed_bytes} bytes on a disk with {free_bytes} bytes free. Make room "
+                    "for at least {missing_bytes} bytes more on the disk of {path}, but delete nothing in that directory. "
+                    "Nothing is lost, and the server goes on by itself",
+                    part=self._what,
+                    needed_bytes=needed_bytes,
+                    free_bytes=free_bytes,
+                    missing_bytes=needed_bytes - free_bytes,
+                    path=self._path,
+                )
         if self.waiting:
             self.pause_ms = min(self.pause_ms * 2, PAUSE_MS_MAX)
         self.blocked.set()
+
+    def _free_bytes(self) -> int:
+        try:
+            return self._fs.free_bytes(self._path)
+        except DiskError:
+            return 0
 
     def found(self) -> None:
         """The part goes on."""

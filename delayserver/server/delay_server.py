@@ -196,7 +196,7 @@ class DelayServer:
                 # A stop does not wait for it: it is as safe as a kill, which may come at any moment of a start.
                 await self.runtime.workers.run(partial(self.open, patient=tries > 1), abandon_on_cancel=True)
             except DiskFullError as error:
-                self.opening_room.full(OPENING_BYTES)
+                self.opening_room.full(OPENING_BYTES, error)
                 events.info("start_waits_for_room", "the start waits for room: {reason}", reason=str(error))
                 await self.clock.sleep_ms(self.opening_room.pause_ms)
             except UnreadableError as error:

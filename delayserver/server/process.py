@@ -35,6 +35,10 @@ COLLECTION_THRESHOLDS = (50_000, 20, 50)
 # Descriptors beside connections and the files of windows: logs, sockets of nodes, files of a checkpoint, the libraries.
 DESCRIPTORS_KEPT = 96
 CONNECTIONS_LEAST = 16
+# A window has up to three files, and a round of the replay or a load uses a few windows at a time.
+FILES_LEAST = 24
+# Their segments stay open.
+SEGMENT_FOLDERS = ("message_log", "broker/store", "broker/queue")
 # A start or a stop that goes on asks the service manager for at least this much more time, with each sign of life.
 EXTEND_MS_MIN = 30_000
 
@@ -58,10 +62,10 @@ async def serve(
     `settings.http` runs beside it.
 
     Raises StoreError (data directory locked, damaged, disk), OSError (an address is taken), HttpAddressError, and
-    ConfigError (it would listen beyond loopback, where any client could do everything).
+    ConfigError (it would listen beyond loopback, where any client could do everything; too few file descriptors).
     """
-    settings = within_descriptors(settings)
     fs = fs or RealFileSystem()
+    settings = within_descriptors(settings, fs)
     encryption = Encryption(settings.tls)
     bound, gateway = _listen(settings, fs, http)
     listener = encryption.around(bound)
@@ -69,7 +73,7 @@ async def serve(
     def again() -> Settings:
         encryption.renew()
         assert reread is not None
-        return within_descriptors(reread())
+        return within_descriptors(reread(), fs)
 
     server = DelayServer(
         settings,
@@ -139,28 +143,46 @@ def require_authentication(key: str, host: str, settings: Settings, fs: FileSyst
         )
 
 
-def within_descriptors(settings: Settings) -> Settings:
-    """Take the file descriptors that the system allows, and no more connections than they suffice for.
+def within_descriptors(settings: Settings, fs: FileSystem) -> Settings:
+    """Take the file descriptors that the system allows. The files of windows that stay open, and the connections, share what
+    the segments of the logs and the server's other files leave: half of it each, or less where the settings say so.
 
-    Otherwise clients that open connections take the descriptors of the files, and the server has to stop.
+    Otherwise one of them takes the descriptors of the others. Raises ConfigError where too few are left to serve.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     if hard == resource.RLIM_INFINITY:
         return settings
-    room = max(hard - settings.storage.open_files_max - DESCRIPTORS_KEPT, CONNECTIONS_LEAST)
-    if room >= settings.listen.connections_max:
+    storage, listen = settings.storage, settings.listen
+    kept = DESCRIPTORS_KEPT + sum([len(fs.listdir(f"{storage.data_dir}/{folder}")) for folder in SEGMENT_FOLDERS])
+    room = hard - kept
+    if room < FILES_LEAST + CONNECTIONS_LEAST:
+        raise ConfigError(
+            f"this process may have {hard} file descriptors, and the server needs {kept + FILES_LEAST + CONNECTIONS_LEAST} "
+            f"at least ({kept} for its logs, {FILES_LEAST} for files of windows, {CONNECTIONS_LEAST} for connections); "
+            "raise the limit (ulimit -n, LimitNOFILE= of systemd)"
+        )
+    files = min(storage.open_files_max, max(FILES_LEAST, room // 2, room - listen.connections_max))
+    connections = min(listen.connections_max, room - files)
+    if files == storage.open_files_max and connections == listen.connections_max:
         return settings
     events.warning(
-        "connections_limited",
-        "{descriptors} file descriptors leave room for {connections} connections, not listen.connections_max = "
-        "{connections_max}; raise the limit (ulimit -n)",
+        "descriptors_limited",
+        "{descriptors} file descriptors leave room for {files} open files of windows and {connections} connections; the "
+        "settings have storage.open_files_max = {open_files_max} and listen.connections_max = {connections_max}; raise the "
+        "limit (ulimit -n)",
         descriptors=hard,
-        connections=room,
-        connections_max=settings.listen.connections_max,
+        files=files,
+        connections=connections,
+        open_files_max=storage.open_files_max,
+        connections_max=listen.connections_max,
     )
-    return replace(settings, listen=replace(settings.listen, connections_max=room))
+    return replace(
+        settings,
+        storage=replace(storage, open_files_max=files),
+        listen=replace(listen, connections_max=connections),
+    )
 
 
 async def _show_life(server: DelayServer, manager: ServiceManager) -> None:

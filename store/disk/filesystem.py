@@ -11,14 +11,24 @@ import errno
 import fcntl
 import mmap
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import Protocol, TypeVar
+from weakref import WeakMethod
 
-from store.errors import DiskError, DiskFullError, LockedError, StoreError, SyncFailedError, UnreadableError
+from store.errors import (
+    DiskError,
+    DiskFullError,
+    LockedError,
+    StoreError,
+    SyncFailedError,
+    TooManyFilesError,
+    UnreadableError,
+)
 
 Buffer = bytes | bytearray | memoryview
 
@@ -28,9 +38,13 @@ IOV_MAX = 1024
 BLOCK_BYTES = 4096
 # One call of `has_name` in so many looks at the open file, the others at its path.
 LOOKS_AT_PATH = 16
+# A process without descriptors ends files that nothing uses within this time.
+DIRECTORY_TRIES = 100
+DIRECTORY_PAUSE_S = 0.02
 # Threads of `sync_together`.
 SYNCS_AT_ONCE = 16
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 _LOCK_TAKEN = (errno.EWOULDBLOCK, errno.EACCES)
 _ABSENT = (errno.ENOENT, errno.ENOTDIR)
 _OTHER_ADVICE = "look at the kernel's log (dmesg), then restart the server"
@@ -131,6 +145,10 @@ class FileSystem(Protocol):
 
     def free_bytes(self, path: str) -> int:
         """Free space for this user on the disk that holds `path`."""
+
+    def relieve_with(self, relief: Callable[[], bool]) -> None:
+        """Call `relief`, a method, where the system has no descriptor left, in any thread. It closes files that nothing
+        uses, and returns whether it closed one; then the call is tried again. Its object is not kept alive."""
 
     def lock(self, path: str, content: bytes) -> File:
         """Take an exclusive lock that the kernel drops with the process. Raises LockedError with the holder's text."""
@@ -249,6 +267,10 @@ class RealFile:
             if error.errno in (errno.EOPNOTSUPP, errno.EINVAL):
                 self.truncate(max(length, self.size()))  # a file system without allocation: the size alone
                 return
+            if error.errno in _NO_SPACE:
+                missing = length - self._stat().st_blocks * 512
+                text = f"{self.path}: cannot allocate {length:,} bytes: no space left on the disk"
+                raise DiskFullError(text, max(missing, 0)) from error
             raise refusal(error, self.path, "allocate") from error
 
     def size(self) -> int:
@@ -320,13 +342,32 @@ class RealFileSystem:
     # Made when it is needed: most tools only read, and a process that forks must not have its threads yet.
     _pool: ThreadPoolExecutor | None = None
 
+    def __init__(self) -> None:
+        self._reliefs: list[WeakMethod[Callable[[], bool]]] = []
+
+    def relieve_with(self, relief: Callable[[], bool]) -> None:
+        self._reliefs = [*[known for known in self._reliefs if known() is not None], WeakMethod(relief)]
+
+    def _descriptor(self, path: str, flags: int) -> int:
+        """A new descriptor. Raises OSError."""
+        try:
+            return os.open(path, flags, 0o640)
+        except OSError as error:
+            if error.errno not in _NO_DESCRIPTOR or not self._relieved():
+                raise
+            return os.open(path, flags, 0o640)
+
+    def _relieved(self) -> bool:
+        reliefs = [found for known in self._reliefs if (found := known()) is not None]
+        return True in [relief() for relief in reliefs]  # each of them
+
     def open(self, path: str, *, create: bool = False, write: bool = True) -> RealFile:
         return self._open(RealFile, path, create=create, write=write)
 
     def _open(self, kind: type[F], path: str, *, create: bool, write: bool) -> F:
         flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         try:
-            return kind(path, os.open(path, flags, 0o640))
+            return kind(path, self._descriptor(path, flags))
         except OSError as error:
             if error.errno == errno.ENOENT and not create:
                 raise
@@ -391,12 +432,7 @@ class RealFileSystem:
             raise refusal(error, target, "rename") from error
 
     def sync_directory(self, path: str) -> None:
-        try:
-            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            raise refusal(error, path, "open") from error
+        fd = self._directory(path)
         try:
             os.fsync(fd)
         except OSError as error:
@@ -404,6 +440,22 @@ class RealFileSystem:
         finally:
             with suppress(OSError):
                 os.close(fd)
+
+    def _directory(self, path: str) -> int:
+        """A descriptor of a directory that is to be synced. The bytes of its files may be written already, so nothing is
+        undone for lack of a descriptor: it waits a moment for one."""
+        for tries_left in range(DIRECTORY_TRIES - 1, -1, -1):
+            try:
+                return self._descriptor(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                raise
+            except OSError as error:
+                if error.errno not in _NO_DESCRIPTOR:
+                    raise refusal(error, path, "open") from error
+                if not tries_left:
+                    raise sync_refusal(error, path) from error
+            time.sleep(DIRECTORY_PAUSE_S)
+        raise AssertionError("a try returns or raises")
 
     def sync_together(self, files: Sequence[File]) -> None:
         # A journal writes down what waits for it at the same time in one go.
@@ -448,11 +500,12 @@ class RealFileSystem:
 
 
 def refusal(error: OSError, path: str, operation: str) -> StoreError:
-    """The error of the store for an OSError: DiskFullError or DiskError. `operation` is a verb."""
+    """The error of the store for an OSError: DiskFullError, TooManyFilesError or DiskError. `operation` is a verb."""
     if error.errno in _NO_SPACE:
         return DiskFullError(f"{path}: cannot {operation}: no space left on the disk")
     code = error.errno or 0
-    return DiskError(path, operation, code, f"{os.strerror(code)}; {_ADVICE.get(code, _OTHER_ADVICE)}")
+    kind = TooManyFilesError if code in _NO_DESCRIPTOR else DiskError
+    return kind(path, operation, code, f"{os.strerror(code)}; {_ADVICE.get(code, _OTHER_ADVICE)}")
 
 
 def refusal_of(code: int, path: str, operation: str) -> StoreError:

@@ -106,6 +106,19 @@ class OpenFiles(Generic[Key]):
                 return  # all in use: over the bound until they are unpinned and the next one is opened
             self.drop(victim)
 
+    def relieve(self) -> bool:
+        """Close the older half of the segments that are not in use: another part needs a descriptor. Returns whether one
+        was closed. It waits for no lock: that of another table may be held."""
+        if not self.lock.acquire(blocking=False):
+            return False
+        try:
+            idle = [key for key, entry in self._entries.items() if not entry.pins]
+            for key in idle[: (len(idle) + 1) // 2]:
+                self.drop(key)
+            return bool(idle)
+        finally:
+            self.lock.release()
+
     def close(self) -> None:
         """Drop all; what was not synced may be lost."""
         for key in list(self._entries):

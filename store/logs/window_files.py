@@ -64,6 +64,7 @@ class WindowFiles(Generic[Key]):
         self.directory = directory
         self.states: dict[Key, FileState] = {}
         self.table: OpenFiles[Key] = OpenFiles(use.open_files_max, self._open)
+        fs.relieve_with(self.table.relieve)
         self._server_id = server_id
         self.layout = layout
         self.write = use.write

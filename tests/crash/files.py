@@ -193,6 +193,7 @@ class HookedFileSystem(RealFileSystem):
     """The real file system, whose operations are reported."""
 
     def __init__(self, root: str, hook: Hook) -> None:
+        super().__init__()
         self._root = root.rstrip("/")
         self._hook = hook
 

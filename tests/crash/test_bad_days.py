@@ -248,7 +248,7 @@ def test_clients_cannot_take_the_descriptors_that_the_files_need(tmp_path: Path)
     server = ServerUnderTest(tmp_path, replace(settings, storage=replace(settings.storage, open_files_max=64)))
     try:
         assert server.start(open_files_max=200), server.said()
-        assert "leave room for 40 connections" in server.said()
+        assert "leave room for 52 open files of windows and 52 connections" in server.said()
         flood(server)
         assert server.stop() == 0, server.said()
     finally:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from delayserver.protocol.errors import DiskFull, StorageFailed
 from delayserver.runtime.damage import LINES_A_MINUTE, UNREADABLE_MAX, DamageReport
 from store.errors import CorruptionError, DiskError, UnreadableError
 from store.logs.windows import day_name, day_of
@@ -249,3 +250,35 @@ async def test_a_message_that_the_broker_has_is_not_stored_again_where_the_disk_
     assert host.server.parts.broker.status()["delivered"] == 0, "the node had it already"
     assert len(await (await host.client()).pull()) == 1
     host.check_balance(pending=0)
+
+
+@pytest.mark.parametrize("folder", ["", "schedule_log", "dispatch_log", "message_log", "broker", "checkpoint"])
+async def test_a_process_without_descriptors_goes_on_when_it_has_some_again(boot: Boot, folder: str) -> None:
+    settings = small_settings(
+        storage={"open_files_max": 24, "message_log_segment_bytes": 1 << 16, "warm_ahead_bytes": 0},
+        broker={"segment_bytes": 1 << 16},
+    )
+    host = boot(settings)
+    server = await host.start()
+    client = await host.client()
+    now, accepted = host.now_ms, 0
+    await client.put("before", now + 60_000)
+    for turn in range(6):
+        host.disk.refuse = refusing("open", folder, errno.EMFILE)
+        dues = [now + 60_000 * (1 + n % 40) for n in range(40)] + [host.now_ms] * 20
+        asked = await client.ask(
+            "send", {"messages": [{"subject": f"s.{turn}", "body": "x" * 1_000, "due_ms": due} for due in dues]}
+        )
+        await host.sleep_ms(2_000)
+        host.disk.refuse = None
+        try:
+            accepted += sum("receipt" in row for row in (await client.reply(asked))["results"])
+        except (DiskFull, StorageFailed) as error:
+            assert "too many open files" in str(error) and error.retry_after_ms
+        await host.sleep_ms(3_000)
+        assert not server.parts.decided.gave_up
+    assert accepted >= 60 or folder in "message_log"
+    await host.sleep_ms(45 * 60_000)
+    await host.settled()
+    status = host.check_balance(pending=0)
+    assert (status["delivered"], status["corruption"]) == (accepted + 1, [])
