@@ -101,8 +101,9 @@ delayserver: .client
     .config .logs .metrics .net .protocol .runtime
 .__main__: .cli
 .dispatch.targets: store store.records .broker.queues .broker.service .config .dispatch .logs .net .protocol .runtime
+    .state.counts
 .operations.groups: store store.records store.tables .broker .broker.actions .broker.filters .broker.queues
-    .broker.service .config .protocol .receive .runtime .state.connections .upkeep
+    .broker.service .config .protocol .receive .runtime .state.connections .state.counts .upkeep
 .operations.nodes: store store.records store.tables delayserver .broker.actions .broker.service .config .dispatch
     .dispatch.targets .logs .protocol .receive .runtime .state.memory
 .front: store .config .logs .net .operations.access .operations.nodes .protocol .runtime .state.connections

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayserver.config.settings import DispatchSettings
-from delayserver.dispatch.delivery import outcomes
+from delayserver.dispatch.delivery import compact_column, outcomes
 from delayserver.protocol.outcomes import DeliverOutcome, Outcome
 from delayserver.runtime.runtime import Runtime
 from delayserver.state.counts.latency import LatencyHistogram
@@ -69,7 +69,8 @@ class Verdicts:
 
     def _give_up(self, rows: DueRows, outcome: Outcome, now_us: int) -> None:
         self._decided.add(
-            outcomes(rows, int(outcome), self._group.name_code, queued_us=now_us, dispatched_us=0, settled_us=now_us)
+            outcomes(rows, int(outcome), self._group.name_code, queued_us=now_us, dispatched_us=0, settled_us=now_us),
+            compact_column(rows.payload["target_group"]),
         )
 
     def unanswered(self, rows: DueRows, node: int) -> None:
@@ -114,7 +115,8 @@ class Verdicts:
                 queued_us=queued_us,
                 dispatched_us=dispatched_us,
                 settled_us=self._clock.now_us(),
-            )
+            ),
+            compact_column(rows.payload["target_group"]),
         )
 
 

@@ -119,6 +119,9 @@ PLAIN: Final = (
     _counter("broker.expired", "broker_expired", "Messages that expired before a consumer got them."),
     _counter("broker.filtered", "broker_filtered", "Messages that a group's filter passed over."),
     _counter("broker.given_back", "broker_given_back", "Messages pulled for clients that went away, and given back."),
+    _gauge(
+        "broker.redeliveries_waiting", "broker_redeliveries_waiting", "Redeliveries that wait in the delay pipeline."
+    ),
     _gauge("broker.store_bytes", "broker_store_bytes", "Bytes of the broker's message store."),
     _gauge("broker.cache_bytes", "broker_cache_bytes", "Bytes of batches in the broker's cache."),
     _gauge("broker.damaged_messages", "broker_damaged_messages", "Messages of the store that cannot be read."),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import trio
@@ -220,6 +220,14 @@ class GroupCommit:
             raise StoreError(self.refusal.message)
 
     async def _commit_group(self, group: CommitGroup) -> None:
+        marks = self._positions
+        marks.commits_begun.advance(marks.commits_begun.value + 1)
+        try:
+            await self._commit_numbered(group)
+        finally:
+            marks.commits_ended.advance(marks.commits_begun.value)
+
+    async def _commit_numbered(self, group: CommitGroup) -> None:
         try:
             batches, gathered_us = self._number(group), self._gathered_us
             # Rows that gather meanwhile have waited at least since now.
@@ -284,7 +292,9 @@ class GroupCommit:
             if isinstance(batch, MessageBatch):
                 first = self._sequences.take(len(batch))
                 sequence = np.arange(first, first + len(batch), dtype=np.int64)
-                columns = {"sequence": sequence, "accepted_us": now_us}
+                columns: dict[str, Any] = {"sequence": sequence, "accepted_us": now_us}
+                if batch.target_group.item(0):  # a redelivery has since when its message waits
+                    columns["accepted_us"] = batch.accepted_us
                 if batch.origin_sequence.item(-1) < 0:  # timers name their transactions, whose sequences are new too
                     origin = batch.origin_sequence
                     columns["origin_sequence"] = np.where(origin < 0, sequence + origin, origin)

@@ -25,6 +25,7 @@ from delayserver.dispatch.complete_windows import CompleteWindows
 from delayserver.dispatch.dispatcher import Dispatcher
 from delayserver.dispatch.fail_over import FailOver
 from delayserver.dispatch.message_reader import MessageReader
+from delayserver.dispatch.targets.embedded_node import EmbeddedNode
 from delayserver.dispatch.targets.targets import Targets
 from delayserver.front.front import SERVER
 from delayserver.load.loader import Loader
@@ -290,8 +291,11 @@ class Parts:
             totals += opened.files.dispatch.counts(key)
         self.decided.count_durable(totals)
         pending = pending_before(opened.files, opened.found, created=opened.directory.created)
+        self.balance.subjects.redeliveries.begin(
+            opened.sequences.next - 1, frozenset() if pending is None else pending.ended
+        )
         if pending is not None:
-            self.balance.subjects.found(pending)
+            self.balance.subjects.found(pending.subjects, pending.redeliveries)
         if opened.found.lost:
             self.balance.place(*count_accepted(opened.files))
         else:
@@ -339,7 +343,7 @@ class Parts:
             self.local_broker, opened.sequences, server_id, settings.storage, self.commit.storage_failed, self._runtime
         )
         self.targets = Targets(
-            self.local_broker,
+            EmbeddedNode(self.local_broker, server_id, self.balance.subjects.redeliveries),
             server_id,
             self._outside.instance,
             settings.listen,
@@ -418,7 +422,13 @@ class Parts:
             self.cancellation, self.decided, opened.files, self.residency, self.windows, self._runtime
         )
         self.redelivery = Redelivery(
-            self.local_broker, self.commit, self.kept_room, opened.sequences, opened.files.names, self._clock
+            self.local_broker,
+            self.commit,
+            self.kept_room,
+            opened.sequences,
+            opened.files.names,
+            self.balance.subjects.redeliveries,
+            self._runtime,
         )
         filters = FilterCompiler(self.intake, self._runtime)
         self.policies = Policies(self.broker, filters, self.intake, opened.files.names, self._runtime)
@@ -470,7 +480,7 @@ class Parts:
                 WindowsReader(self.book, self.retention, self._clock),
             ),
             DeliveryReader(self.residency, self.loader, self.groups, self._clock),
-            BrokerReader(self.broker, self.consuming, self._outside.servers),
+            BrokerReader(self.broker, self.consuming, self.balance.subjects.redeliveries, self._outside.servers),
             self._outside.connections,
         )
         self.metrics = Metrics(
@@ -484,7 +494,7 @@ class Parts:
                 self.decided,
                 Serving(self.broker, self.consuming),
             ),
-            GroupsReader(self.local_broker, opened.files.names),
+            GroupsReader(self.local_broker, self.balance.subjects.redeliveries, opened.files.names),
             PendingSubjects(self.balance, opened.files.names),
             self._runtime,
         )
@@ -495,7 +505,12 @@ class Parts:
         names = opened.files.names
         routing = Routing(self.routes, self.groups, f"{host}:{port}", self._clock)
         looking = QueuePositions(
-            self.local_broker, self.intake, opened.files.names, self._settings.broker, self._runtime
+            self.local_broker,
+            self.redelivery,
+            self.intake,
+            opened.files.names,
+            self._settings.broker,
+            self._runtime,
         )
         return Operations(
             identity=self.identity,

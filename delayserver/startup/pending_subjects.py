@@ -8,45 +8,100 @@ server counts its files once, beside its work (`SubjectCounting`).
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
 from delayserver.startup.opening import FoundCheckpoint
-from delayserver.state.counts.subject_counts import Tally, ended_subjects
+from delayserver.state.counts.redeliveries import RedeliveryRows
+from delayserver.state.counts.subject_counts import OUTCOME_DEDUPLICATED, Tally, ended_subjects
+from delayserver.state.counts.waiting_ages import WaitingAges
 from delayserver.state.files import Files
 from store.errors import CorruptionError, FormatError
 from store.logs.dispatch_log import DispatchKey
-from store.logs.schedule_log import Source
+from store.logs.schedule_log import ScheduleKey, Source
 from store.logs.windows import DAY_MS, day_of
 from store.records.batches import I64, OutcomeBatch
-from store.tables.checkpoint import Checkpoint, PendingSubjects
+from store.tables.checkpoint import Checkpoint, PendingRedeliveries, PendingSubjects
 from store.tables.checkpoint_marks import dispatch_marks, schedule_marks
 
 
-def pending_before(files: Files, found: FoundCheckpoint, *, created: bool) -> I64 | None:
-    """Pending messages by subject code, i64[n], without those that are still to be replayed; None where it is not known.
-    `created`: the directory is new."""
+@dataclass(frozen=True, slots=True)
+class PendingBefore:
+    """Pending messages by subject code, i64[n], and redeliveries by group, without those that are still to be replayed.
+    `ended`: the redeliveries among the latter that have an outcome."""
+
+    subjects: I64
+    redeliveries: WaitingAges
+    ended: frozenset[int] = frozenset()
+
+
+def pending_before(files: Files, found: FoundCheckpoint, *, created: bool) -> PendingBefore | None:
+    """What was pending; None where it is not known. `created`: the directory is new."""
     if created:
-        return np.zeros(0, np.int64)
-    table = found.checkpoint.pending
-    if found.lost or table is None or files.dispatch.lost:
+        return PendingBefore(np.zeros(0, np.int64), WaitingAges())
+    checkpoint = found.checkpoint
+    if found.lost or checkpoint.pending is None or checkpoint.redeliveries is None or files.dispatch.lost:
         return None
     try:
-        return _counted_on(files, found.checkpoint, table) if _gone_were_complete(files, found.checkpoint) else None
-    except (CorruptionError, FormatError):  # who needs the file reports it
+        if not _gone_were_complete(files, checkpoint):
+            return None
+        return _counted_on(files, checkpoint, checkpoint.pending, checkpoint.redeliveries)
+    except (CorruptionError, FormatError, KeyError):  # who needs the file reports it
         return None
 
 
-def _counted_on(files: Files, checkpoint: Checkpoint, table: PendingSubjects) -> I64:
-    pending, ended = Tally(), Tally()
-    pending.add_counts(table.by_subject())
+def _counted_on(
+    files: Files, checkpoint: Checkpoint, subjects: PendingSubjects, redeliveries: PendingRedeliveries
+) -> PendingBefore:
+    pending, ended, waiting = Tally(), Tally(), WaitingAges()
+    ended_early: list[int] = []
+    pending.add_counts(subjects.by_subject())
+    columns = (redeliveries.subject, redeliveries.consumer_group, redeliveries.step_ms, redeliveries.since_ms)
+    for subject, group, step_ms, since_ms, rows in zip(
+        *[column.tolist() for column in (*columns, redeliveries.rows)], strict=True
+    ):
+        waiting.add_steps((subject, group), step_ms, np.array([since_ms]), np.array([rows]))
     marks = dispatch_marks(checkpoint.dispatch)
     for key in files.dispatch.keys():
         known = marks[key].end if key in marks else 0
         if files.dispatch.end(key) > known:
-            ended.add(ended_subjects(_not_moved(files, key, files.dispatch.outcomes(key, known or None, damages=[]))))
+            outcomes = _not_moved(files, key, files.dispatch.outcomes(key, known or None, damages=[]))
+            ended.add(ended_subjects(outcomes))
+            rows = np.flatnonzero((outcomes.origin_sequence != 0) & (outcomes.outcome != OUTCOME_DEDUPLICATED))
+            # The replay brings these. A loss of power may have taken them from the schedule files.
+            early = outcomes.sequence[rows] > checkpoint.replayed_sequence
+            ended_early += outcomes.sequence[rows[early]].tolist()
+            gone = _redeliveries_of(files, key, outcomes.take(rows[~early]))
+            if gone is not None:
+                waiting.add(gone.subject, gone.group, gone.since_us, -1)
     pending.add_counts(-ended.copy())
-    return pending.copy()
+    return PendingBefore(pending.copy(), waiting, frozenset(ended_early))
+
+
+def _redeliveries_of(files: Files, key: DispatchKey, outcomes: OutcomeBatch) -> RedeliveryRows | None:
+    """The redeliveries among internal records with outcomes in a file. Outcomes do not name the group: the messages beside
+    them do. Raises KeyError if one of them is gone."""
+    if not len(outcomes):
+        return None
+    wanted = outcomes.sequence
+    end_ms = key.start_ms + (DAY_MS if key.coarse else 1)
+    groups = {
+        sequence: group
+        for file in files.schedule.keys()
+        if key.start_ms <= file.start_ms < end_ms
+        or (file.source == Source.DAY and file.start_ms == day_of(key.start_ms))
+        for sequence, group in _groups_in(files, file, wanted)
+    }
+    group = np.array([groups[sequence] for sequence in wanted.tolist()], np.uint32)
+    return RedeliveryRows.of(wanted, outcomes.subject, group, outcomes.accepted_us)
+
+
+def _groups_in(files: Files, file: ScheduleKey, wanted: I64) -> Iterator[tuple[int, int]]:
+    columns = files.schedule.read_columns(file, ("sequence", "target_group"), damages=[])
+    rows = np.flatnonzero(np.isin(columns["sequence"], wanted))
+    return zip(columns["sequence"][rows].tolist(), columns["target_group"][rows].tolist(), strict=True)
 
 
 def _not_moved(files: Files, key: DispatchKey, outcomes: OutcomeBatch) -> OutcomeBatch:

@@ -11,6 +11,7 @@ import trio
 
 from delayserver.config.settings import StorageSettings
 from delayserver.runtime.runtime import Runtime
+from delayserver.state.counts.waiting_ages import WaitingAges
 from delayserver.state.files import Files
 from delayserver.state.memory.attempt_horizon import AttemptHorizon
 from delayserver.upkeep.checkpoint_file import CheckpointFile
@@ -18,7 +19,7 @@ from delayserver.upkeep.progress import Captured, Progress
 from store.errors import DiskFullError
 from store.logs.dispatch_log import DispatchKey, DispatchMark
 from store.records.batches import I64
-from store.tables.checkpoint import Checkpoint, CoarseDays, OrphanedOutcomes, PendingSubjects
+from store.tables.checkpoint import Checkpoint, CoarseDays, OrphanedOutcomes, PendingRedeliveries, PendingSubjects
 from store.tables.checkpoint_marks import dispatch_table, lost_table, schedule_table
 
 POLL_MS = 250
@@ -111,6 +112,7 @@ class Checkpointing:
         await self._decided.all_written()
         async with self._decided.writes:  # so that marks and counts are of the same outcomes
             ended = self._progress.ended_subjects()
+            captured.redeliveries.merge(self._progress.ended_redeliveries(), -1)
             marks = await self._run(self._files.dispatch.marks)
         pending = None if captured.subjects is None else _difference(captured.subjects, ended)
         await self._run(partial(self._save, captured, marks, pending, peak_us, clean))
@@ -171,9 +173,22 @@ class Checkpointing:
                 lost=lost_table(schedule.lost, dispatch.lost),
                 believable_us=captured.believable_us,
                 pending=None if pending is None else PendingSubjects.of(pending),
+                redeliveries=None if pending is None else _redeliveries_table(captured.redeliveries),
             ),
             peak_us,
         )
+
+
+def _redeliveries_table(pending: WaitingAges) -> PendingRedeliveries:
+    rows = [
+        (*key, step_ms, start_ms, count)
+        for key, step_ms, counts in pending.steps()
+        for start_ms, count in counts.items()
+    ]
+    subject, group, step_ms, since_ms, count = np.array(rows, np.int64).reshape(-1, 5).T
+    return PendingRedeliveries.filled(
+        len(rows), subject=subject, consumer_group=group, step_ms=step_ms, since_ms=since_ms, rows=count
+    )
 
 
 def _difference(placed: I64, ended: I64) -> I64:

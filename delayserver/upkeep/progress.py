@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from delayserver.runtime.believable_clock import BelievableClock
 from delayserver.state.counts.balance import Balance
+from delayserver.state.counts.waiting_ages import WaitingAges
 from delayserver.state.decisions.decided import Decided
 from delayserver.state.positions.positions import Positions
 from delayserver.state.windows.windows import Windows
@@ -26,6 +27,8 @@ class Captured:
     """Outcomes that were decided."""
     subjects: I64 | None
     """Placed messages by subject, see `SubjectCounts.placed_pending`."""
+    redeliveries: WaitingAges
+    """Redeliveries that are placed and had not ended durably."""
 
 
 class Progress:
@@ -57,11 +60,16 @@ class Progress:
             believable_us=self._believable.now_us(),
             outcomes=self.outcomes,
             subjects=self._balance.subjects.placed_pending(),
+            redeliveries=self._balance.subjects.redeliveries.begin_checkpoint(),
         )
 
     def ended_subjects(self) -> I64:
         """Messages by subject whose outcomes have become durable since the start."""
         return self._balance.subjects.ended()
+
+    def ended_redeliveries(self) -> WaitingAges:
+        """Redeliveries whose outcomes have become durable since the capture."""
+        return self._balance.subjects.redeliveries.ended()
 
     @property
     def outcomes(self) -> int:

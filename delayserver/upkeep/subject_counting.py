@@ -1,4 +1,5 @@
-"""Counts the pending messages of each subject once, in the files, where no checkpoint has the counts.
+"""Counts the pending messages of each subject, and the redeliveries of each group, once in the files, where no checkpoint
+has the counts.
 
 It runs beside the server, in slices in worker threads. Messages that are placed or end meanwhile are counted as it happens
 (`SubjectCounts`): the files are read as they were in one step of the event loop.
@@ -9,14 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import trio
+from numpy.typing import NDArray
 
 from delayserver.logs.events import EventLogger
 from delayserver.runtime.runtime import Runtime
 from delayserver.state.counts.subject_counts import SubjectCounts, Tally
+from delayserver.state.counts.waiting_ages import WaitingAges
 from delayserver.state.decisions.decided import Decided
 from delayserver.state.files import Files
 from delayserver.state.positions.positions import Positions
@@ -32,7 +35,7 @@ ROWS_AT_ONCE = 1 << 16
 # Pause before a count that another part interrupted, such as the removal of a file, begins anew.
 AGAIN_MS = 1_000
 
-_NAMES = ("sequence", "subject", "origin_sequence")
+_NAMES = ("sequence", "subject", "origin_sequence", "target_group", "accepted_us")
 
 T = TypeVar("T")
 events = EventLogger()
@@ -91,20 +94,23 @@ class SubjectCounting:
         async with self._decided.writes:  # the ends of outcome files are those of what is counted
             highest = self._positions.replayed_sequence.value
             placed, ended = self._counts.placed_and_ended()
+            known = self._counts.redeliveries.pending()
             version = self._days.version
             draining = frozenset(day.start_ms for day in self._days.draining())
             units = await self._run(partial(self._units, draining))
-        pending = Tally()
+        pending, redeliveries = Tally(), WaitingAges()
         for some in units:
             began_us = self._clock.monotonic_us()
-            pending.add(await self._run(partial(self._pending_in, some, highest)))
+            subjects, groups, since_us = await self._run(partial(self._pending_in, some, highest))
+            pending.add(subjects[groups == 0])
+            redeliveries.add(subjects[groups != 0], groups[groups != 0], since_us[groups != 0], 1)
             if any(self._schedule.end(key) < end for unit in some for key, end in unit.schedule):
                 raise _FilesChanged
             # As much time again is for the others: reading columns holds the interpreter.
             await self._clock.sleep_ms((self._clock.monotonic_us() - began_us) / 1000)
         if self._days.version != version:  # what is in two files of a day that was sealed meanwhile was counted twice
             raise _FilesChanged
-        self._counts.counted(pending.copy(), placed, ended)
+        self._counts.counted(pending.copy(), placed, ended, redeliveries, known)
 
     async def _run(self, work: Callable[[], T]) -> T:
         scope = trio.CancelScope(shield=True)
@@ -144,23 +150,27 @@ class SubjectCounting:
             room -= rows
         return parts
 
-    def _pending_in(self, units: list[_Unit], highest: int) -> U32:
-        """Subjects of the messages in some units up to the sequence `highest` that have no outcome, u32[n]."""
-        return np.concatenate([self._pending_of(unit, highest) for unit in units])
+    def _pending_in(self, units: list[_Unit], highest: int) -> tuple[U32, U32, I64]:
+        """The messages and redeliveries in some units up to the sequence `highest` that have no outcome: their subjects,
+        u32[n], the groups of redeliveries (0: a message), u32[n], and when they were accepted, i64[n]."""
+        parts = [self._pending_of(unit, highest) for unit in units]
+        subjects, groups, accepted_us = zip(*parts, strict=True)
+        return np.concatenate(subjects), np.concatenate(groups), np.concatenate(accepted_us)
 
-    def _pending_of(self, unit: _Unit, highest: int) -> U32:
-        sequences: list[I64] = []
-        subjects: list[U32] = []
+    def _pending_of(self, unit: _Unit, highest: int) -> tuple[U32, U32, I64]:
+        found: list[dict[str, NDArray[Any]]] = []
         for key, end in unit.schedule:
             columns = self._schedule.read_columns(key, _NAMES, None, end, damages=[])
-            counts = (columns["origin_sequence"] == 0) & (columns["sequence"] <= highest)
-            sequences.append(columns["sequence"][counts])
-            subjects.append(columns["subject"][counts])
-        sequence, first = np.unique(np.concatenate(sequences), return_index=True)
+            counts = (columns["origin_sequence"] == 0) | (columns["target_group"] != 0)
+            counts &= columns["sequence"] <= highest
+            found.append({name: column[counts] for name, column in columns.items()})
+        sequence, first = np.unique(np.concatenate([each["sequence"] for each in found]), return_index=True)
         ended = [self._ended_in(key, end) for key, end in unit.dispatch]
-        open_rows = ~np.isin(sequence, np.concatenate([np.zeros(0, np.int64), *ended]))
-        pending: U32 = np.concatenate(subjects)[first[open_rows]]
-        return pending
+        rows = first[~np.isin(sequence, np.concatenate([np.zeros(0, np.int64), *ended]))]
+        subjects, groups, accepted_us = (
+            np.concatenate([each[name] for each in found])[rows] for name in ("subject", "target_group", "accepted_us")
+        )
+        return subjects, groups, accepted_us
 
     def _ended_in(self, key: DispatchKey, end: int) -> I64:
         try:

@@ -202,6 +202,27 @@ class PendingSubjects(Table):
 
 
 @dataclass(frozen=True, slots=True)
+class PendingRedeliveries(Table):
+    """Redeliveries that were placed below `replay_offset` and have no outcome below the marks of `dispatch`, by subject,
+    consumer group, and since when their messages wait: `rows` of them since the step of `step_ms` from `since_ms` on.
+    Negative as in `PendingSubjects`."""
+
+    subject: U32
+    consumer_group: U32
+    step_ms: I64
+    since_ms: I64
+    rows: I64
+
+    columns: ClassVar[tuple[tuple[str, str, int], ...]] = (
+        ("subject", "<u4", 1),
+        ("consumer_group", "<u4", 1),
+        ("step_ms", "<i8", 1),
+        ("since_ms", "<i8", 1),
+        ("rows", "<i8", 1),
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
     """`replay_offset`: logical offset of message_log below which everything is in synced schedule files;
     `replayed_sequence`: the highest sequence below it. `totals`: global counters by name. `clean`: written by an
@@ -209,7 +230,7 @@ class Checkpoint:
     were not counted since the files were written anew. `window_ms`: the length of the windows, 0 if it is not known. `lost`:
     files that lost rows, carried from checkpoint to checkpoint until `recover rebuild` writes one without them.
     `believable_us`: the time that removals may go by, 0 if it is not known; never later than the clock showed.
-    `pending`: None if it was not counted; the next start then counts the files."""
+    `pending` and `redeliveries`: None if they were not counted; the next start then counts the files."""
 
     server_id: int
     replay_offset: int = 0
@@ -225,10 +246,14 @@ class Checkpoint:
     lost: LostFiles = field(default_factory=LostFiles.empty)
     believable_us: int = 0
     pending: PendingSubjects | None = None
+    redeliveries: PendingRedeliveries | None = None
 
 
-# The key of the counts by subject.
+# The keys of the counts by subject, and of redeliveries.
 _PENDING = "pending"
+_REDELIVERIES = "redeliveries"
+# A step is a power of two of milliseconds.
+_STEP_MS_MAX = 1 << 40
 # Codes of names are below it, and so are arrays that are made of them.
 _SUBJECT_MAX = (1 << 24) - 1
 # Direct, from a day, day: schedule_key.Source.
@@ -250,10 +275,12 @@ def encode(checkpoint: Checkpoint) -> bytes:
         value = getattr(checkpoint, entry.name)
         values[entry.name] = value._pack() if isinstance(value, Table) else value
     # In `totals`, where programs of before pass over what they do not know. As a key of its own it would be damage to them.
-    del values["pending"]
+    del values["pending"], values["redeliveries"]
     values["totals"] = dict(checkpoint.totals)
     if checkpoint.pending is not None:
         values["totals"][_PENDING] = checkpoint.pending._pack()
+    if checkpoint.redeliveries is not None:
+        values["totals"][_REDELIVERIES] = checkpoint.redeliveries._pack()
     version = FORMAT_VERSION if len(checkpoint.lost) else _VERSION_WITHOUT_LOST
     if version == _VERSION_WITHOUT_LOST:
         del values["lost"]
@@ -294,6 +321,8 @@ def _build(values: dict[str, Any], server_id: int) -> Checkpoint:
     values["pending"] = None if pending is None else PendingSubjects._unpack(pending)
     if pending is not None and int(values["pending"].subject.max(initial=0)) > _SUBJECT_MAX:
         raise ValueError("a subject that is none")
+    redeliveries = values["totals"].pop(_REDELIVERIES, None)
+    values["redeliveries"] = None if redeliveries is None else _checked(PendingRedeliveries._unpack(redeliveries))
     if values["server_id"] != server_id:
         raise ValueError("two server ids")
     checkpoint = Checkpoint(**values)
@@ -305,6 +334,13 @@ def _build(values: dict[str, Any], server_id: int) -> Checkpoint:
     if any(wrong.any() for wrong in kinds) or (checkpoint.lost.log > 1).any():
         raise ValueError("a kind of window that is none")
     return checkpoint
+
+
+def _checked(table: PendingRedeliveries) -> PendingRedeliveries:
+    steps, codes = table.step_ms, np.maximum(table.subject, table.consumer_group)
+    if (steps < 1).any() or (steps > _STEP_MS_MAX).any() or (steps & steps - 1).any() or (codes > _SUBJECT_MAX).any():
+        raise ValueError("redeliveries of no group or step")
+    return table
 
 
 def _check_windows(start_ms: I64, window_ms: int) -> None:

@@ -23,7 +23,8 @@ class GroupRow:
     messages to be redelivered from their place. `expired`: messages that expired before the group acked them.
     `filtered`: messages that its filter, `tags` and `where`, kept from it since the start.
     `redelivery_bytes`: the disk space of the group's redeliveries. `oldest_ms`: the due time of the oldest message
-    that is not acked, that of a redelivery included; None if there is none or its record is damaged.
+    that is not acked (of a redelivery that of its message); None if there is none or its record is damaged. Redeliveries on
+    their way through the delay pipeline are not in these numbers: the server counts them.
     """
 
     subject: int
@@ -108,7 +109,7 @@ def group_row(state: BrokerState, key: GroupKey) -> GroupRow | None:
 
 
 def _oldest_ms(state: BrokerState, *parts: tuple[QueueKey, Cursor]) -> int | None:
-    """The earliest due time of the messages at which cursors stand: that of the subject, and that of redeliveries."""
+    """Since when the messages wait at which cursors stand, the earliest: that of the subject, and that of redeliveries."""
     found = [due_ms for key, cursor in parts if (due_ms := _due_ms(state, key, cursor)) is not None]
     return min(found, default=None)
 
@@ -121,4 +122,9 @@ def _due_ms(state: BrokerState, key: QueueKey, cursor: Cursor) -> int | None:
     if run.store_offset < state.files.store.first:  # retention removed it, and the cut of the index rows comes
         return None
     batch = state.messages.read(run)
-    return None if batch is None else int(batch.due_ms[run.row_start + cursor.committed - run.position])
+    if batch is None:
+        return None
+    row = run.row_start + cursor.committed - run.position
+    if key[1]:  # a redelivery is as old as its message
+        return int(batch.accepted_us[row]) // 1000
+    return int(batch.due_ms[row])

@@ -126,12 +126,11 @@ class RetryBatch:
         return 0 if self.messages is None else len(self.messages)
 
 
-def retry_messages(
-    parts: Sequence[StoredBatch], times_before: Sequence[I64], group: int, due_ms: I64, now_us: int
-) -> MessageBatch:
+def retry_messages(parts: Sequence[StoredBatch], times_before: Sequence[I64], group: int, due_ms: I64) -> MessageBatch:
     """The internal records for stored rows: same subject, id, properties, body and expiry, one redelivery more.
 
-    Every id is written out. An empty id would later be derived from the retry's own sequence.
+    `accepted_us` is when the message could first be delivered, so that its age is known however often it comes. Every id is
+    written out. An empty id would later be derived from the retry's own sequence.
     """
     stored = StoredBatch.concatenate(parts)
     count = len(stored)
@@ -139,7 +138,7 @@ def retry_messages(
     return MessageBatch.filled(
         count,
         due_ms=due_ms,
-        accepted_us=now_us,
+        accepted_us=waits_since_us(stored),
         expires_ms=stored.expires_ms,
         origin_sequence=_origins(stored),
         subject=stored.subject,
@@ -156,6 +155,14 @@ def retry_messages(
         bodies=stored.bodies,
         order_keys=stored.order_keys,
     )
+
+
+def waits_since_us(stored: StoredBatch) -> I64:
+    """Since when each message waits for its consumers, i64[n]: it was due, or accepted if that was later. A redelivery
+    waits since its message did."""
+    first_us = np.maximum(stored.due_ms * 1000, stored.accepted_us)
+    since_us: I64 = np.where(stored.target_group != 0, stored.accepted_us, first_us)
+    return since_us
 
 
 def _origins(stored: StoredBatch) -> I64:
@@ -302,7 +309,7 @@ class Retries:
                         self._lease_again(key, group.cursor(retry), span, later_us)
         batch = RetryBatch(
             *key,
-            gathered.messages(key[1], moment.now_us),
+            gathered.messages(key[1]),
             tuple(done[0]),
             tuple(done[1]),
             unknown,
@@ -618,10 +625,10 @@ class _Gathered:
             failures = [failures[row] for row in rows]
         return GivenUp(stored, attempts, places, failures, tuple(main), tuple(retry))
 
-    def messages(self, group: int, now_us: int) -> MessageBatch | None:
+    def messages(self, group: int) -> MessageBatch | None:
         if not self.before:
             return None
-        return retry_messages([*self.joined, *self.parts], self.before, group, np.concatenate(self.due_ms), now_us)
+        return retry_messages([*self.joined, *self.parts], self.before, group, np.concatenate(self.due_ms))
 
 
 def _size_of(part: StoredBatch) -> int:

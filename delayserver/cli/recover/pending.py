@@ -36,7 +36,8 @@ def pending(
     bodies: bool,
     as_json: bool,
 ) -> None:
-    """Count the messages of DIR that were accepted and have no outcome, by the minute in which they are due.
+    """Count the messages of DIR that were accepted and have no outcome, by the minute in which they are due. Beside them,
+    count the redeliveries that wait for their consumer groups.
 
     Times are of the local zone. Works beside a running server. Damage and missing files that hide messages or outcomes are
     named; then the exit code is 1.
@@ -88,6 +89,7 @@ def _print_messages(taken: Capture, batch: MessageBatch, bodies: bool, as_json: 
                 record["subject"],
                 record["message_id"],
                 *(["prepared"] if "prepared" in record else []),
+                *([f"redelivery for {record['redelivery_for']}"] if "redelivery_for" in record else []),
             ]
             click.echo(visible("  ".join(words + ([record["body"]] if bodies else []))))
 
@@ -97,7 +99,9 @@ def _print_json(taken: Capture, found: Pending) -> None:
         print_json({"start_ms": start, "pending": count})
     for subject, count in sorted(found.subjects.items(), key=lambda item: -item[1]):
         print_json({"subject": taken.tables.subject_name(subject), "pending": count})
-    print_json({"pending": found.messages})
+    for name, group, count in _redeliveries(taken, found):
+        print_json({"subject": name, "group": group, "redeliveries": count})
+    print_json({"pending": found.messages, "redeliveries": sum(found.redeliveries.values())})
 
 
 def _print_text(taken: Capture, found: Pending) -> None:
@@ -115,7 +119,17 @@ def _print_text(taken: Capture, found: Pending) -> None:
         click.echo(f"{format_instant(start)[:16]}{until}  {count:>12,}{bar}")
     for subject, count in sorted(found.subjects.items(), key=lambda item: -item[1])[:BARS_MAX]:
         click.echo(f"subject {visible(taken.tables.subject_name(subject))}: {count:,}")
-    click.echo(f"{found.messages:,} pending")
+    for name, group, count in _redeliveries(taken, found)[:BARS_MAX]:
+        click.echo(visible(f"group {group} of {name}: {count:,} wait for redelivery"))
+    waiting = sum(found.redeliveries.values())
+    click.echo(f"{found.messages:,} pending" + (f", {waiting:,} wait for redelivery" if waiting else ""))
+
+
+def _redeliveries(taken: Capture, found: Pending) -> list[tuple[str, str, int]]:
+    """Subject, group and count, the most first."""
+    name = taken.tables.subject_name
+    rows = sorted(found.redeliveries.items(), key=lambda item: -item[1])
+    return [(name(subject), name(group), count) for (subject, group), count in rows]
 
 
 def _steps(minutes: list[tuple[int, int]], steps_max: int) -> list[tuple[int, int, int]]:

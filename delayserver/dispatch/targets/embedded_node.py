@@ -11,8 +11,11 @@ from numpy.typing import NDArray
 from delayserver.broker.service.local_broker import LocalBroker
 from delayserver.dispatch.broker_node import DeliveryError
 from delayserver.protocol.errors import ShuttingDown
+from delayserver.protocol.outcomes import DeliverOutcome
+from delayserver.state.counts.redeliveries import Redeliveries
 from store.errors import DiskFullError, UnreadableError
 from store.records.batches import StoredBatch
+from store.records.columns import has_any
 
 # The address by which a configuration names this node.
 EMBEDDED: Final = "embedded"
@@ -24,9 +27,10 @@ class EmbeddedNode:
     address = EMBEDDED
     problem = ""
 
-    def __init__(self, broker: LocalBroker, server_id: int) -> None:
+    def __init__(self, broker: LocalBroker, server_id: int, redeliveries: Redeliveries) -> None:
         self._broker = broker
         self._server_id = server_id
+        self._redeliveries = redeliveries
 
     async def deliver(self, batch: StoredBatch, *, uncertain: bool) -> NDArray[np.uint8]:
         """See `Broker.deliver` of the nodes. Raises DeliveryError."""
@@ -35,6 +39,8 @@ class EmbeddedNode:
                 delivered = await self._broker.deliver_uncertain(batch, lambda: None)
             else:
                 delivered = self._broker.deliver(batch)
+            if has_any(batch.target_group):  # in the step in which the queues have them
+                self._redeliveries.arrived(batch, np.flatnonzero(delivered.outcome != int(DeliverOutcome.REFUSED)))
             if delivered.no_room:
                 raise DeliveryError("the broker's disk is full", known=True)
             await self._broker.commit.stored(delivered.end)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection
 
 import trio
 
-from delayserver.broker.service.local_broker import LocalBroker
 from delayserver.config.settings import ListenSettings
 from delayserver.dispatch.targets.embedded_node import EMBEDDED, EmbeddedNode
 from delayserver.dispatch.targets.remote_node import RemoteNode, ServerIdentity
@@ -19,15 +18,16 @@ class Targets:
 
     def __init__(
         self,
-        local: LocalBroker,
+        local: EmbeddedNode,
         server_id: int,
         instance: str,
         settings: ListenSettings,
         names: Callable[[int], str],
         connect: Connect,
     ) -> None:
-        """`instance` names this process to the nodes; `names` gives the name of a code."""
-        self._embedded = EmbeddedNode(local, server_id)
+        """`local`: the broker of this process. `instance` names this process to the nodes; `names` gives the name of a
+        code."""
+        self._embedded = local
         self._identity = ServerIdentity(f"{server_id:012x}", instance, settings.server_secret)
         self._frame_bytes_max = settings.frame_bytes_max
         self._names = names

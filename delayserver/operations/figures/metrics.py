@@ -20,6 +20,7 @@ from delayserver.runtime.fair_turns import Work
 from delayserver.runtime.runtime import Runtime
 from delayserver.runtime.stage_times import BOUNDS_US
 from delayserver.state.counts.latency import TOLD_BOUNDS_US, Lateness
+from delayserver.state.counts.redeliveries import Redeliveries
 from store.tables.names import Names
 
 GROUPS_MAX: Final = 1_000
@@ -84,9 +85,10 @@ _Oldest = tuple[tuple[int, int], int | None]
 class GroupsReader:
     """Reads what the consumer groups have before them."""
 
-    def __init__(self, broker: LocalBroker, names: Names) -> None:
+    def __init__(self, broker: LocalBroker, redeliveries: Redeliveries, names: Names) -> None:
         self._core = broker.core
         self._reads = broker.reads
+        self._redeliveries = redeliveries
         self._names = names
         # By group, its place at the last call, and the due time of its oldest message there.
         self._oldest: dict[GroupKey, _Oldest] = {}
@@ -102,7 +104,9 @@ class GroupsReader:
             after = keys[-1]
             await work.items(len(keys))
             part = [key for key in keys if access.may(name(key[0]))]
-            for each in list(self._core.group_backlogs(part[: count_max - len(found)])):
+            backlogs = list(self._core.group_backlogs(part[: count_max - len(found)]))
+            on_their_way = [self._redeliveries.waiting(each.key) for each in backlogs]  # as of the same step
+            for each, waiting in zip(backlogs, on_their_way, strict=True):
                 (subject, group), lag, leased, retrying, place = each
                 oldest_ms = None
                 if lag:
@@ -112,6 +116,10 @@ class GroupsReader:
                     if oldest is not None:
                         self._oldest[each.key] = oldest
                         oldest_ms = oldest[1]
+                since_ms = self._redeliveries.oldest_ms(each.key)
+                if since_ms is not None:
+                    oldest_ms = min(since_ms, oldest_ms or since_ms)
+                lag, retrying = lag + waiting, max(0, retrying + waiting)
                 found.append(ConsumerGroupFigures(name(subject), name(group), lag, leased, retrying, oldest_ms))
         return found
 

@@ -25,6 +25,7 @@ from delayserver.runtime.runtime import Runtime
 from delayserver.runtime.watchdog import Watchdog
 from delayserver.state.counts.balance import Balance
 from delayserver.state.counts.latency import Lateness
+from delayserver.state.counts.redeliveries import Redeliveries
 from delayserver.state.decisions.decided import Decided
 from delayserver.state.memory.node_health import DRAINING
 from delayserver.state.memory.residency import Residency
@@ -392,8 +393,9 @@ def _group(group: BrokerGroup, now_us: int) -> GroupStatus:
 class BrokerReader:
     """Reads the broker of this process, its consumers, and the servers that deliver to it."""
 
-    def __init__(self, broker: Broker, consuming: Consuming, servers: Servers) -> None:
+    def __init__(self, broker: Broker, consuming: Consuming, redeliveries: Redeliveries, servers: Servers) -> None:
         self._broker = broker
+        self._redeliveries = redeliveries
         self._consuming = consuming
         self._servers = servers
 
@@ -402,6 +404,7 @@ class BrokerReader:
         return self._broker.status() | {
             "waiting_pulls": self._consuming.waiting_pulls,
             "given_back": self._consuming.given_back,
+            "redeliveries_waiting": self._redeliveries.total(),
             "damages": self._broker.damages[:DAMAGES_TOLD_MAX],
             "duplicate_servers": self._servers.duplicates(),
         }

@@ -276,5 +276,5 @@ class Consuming:
             if row is not None:
                 subject, group = self._names.name(row.subject), self._names.name(row.group)
                 dead_letters = waiting_letters(self._core, self._names, subject, group)
-                groups.append(ConsumerGroup(subject, group, row, dead_letters))
+                groups.append(ConsumerGroup(subject, group, self._redelivery.whole(row), dead_letters))
         return GroupPage(groups, keys[-1] if len(keys) == count_max else None)

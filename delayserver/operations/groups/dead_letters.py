@@ -116,6 +116,7 @@ class DeadLetterOperations:
                 self._core.give_back_dead(claim)
                 raise
             self._core.settle_dead(claim)
+            self._redelivery.sent(messages)
             await self._redelivery.durable()
         next_ms = first_ms + round(len(letters) * step_ms)
         return Resent(len(letters), self._core.dead_letters(*key), next_ms, unreadable)

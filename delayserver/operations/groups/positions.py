@@ -12,7 +12,7 @@ from delayserver.broker.service.positions import EARLIEST, LATEST, POSITION, TIM
 from delayserver.config.settings import BrokerSettings
 from delayserver.operations.groups.consuming import ConsumerGroup
 from delayserver.operations.groups.policies import waiting_letters
-from delayserver.operations.groups.redelivery import commit_errors
+from delayserver.operations.groups.redelivery import Redelivery, commit_errors
 from delayserver.protocol.errors import QueueFull
 from delayserver.receive.intake import Intake
 from delayserver.runtime.runtime import Runtime
@@ -48,10 +48,17 @@ class QueuePositions:
     """The operations on positions."""
 
     def __init__(
-        self, broker: LocalBroker, intake: Intake, names: Names, settings: BrokerSettings, runtime: Runtime
+        self,
+        broker: LocalBroker,
+        redelivery: Redelivery,
+        intake: Intake,
+        names: Names,
+        settings: BrokerSettings,
+        runtime: Runtime,
     ) -> None:
         self._core = broker.core
         self._broker = broker
+        self._redelivery = redelivery
         self._intake = intake
         self._names = names
         self._settings = settings
@@ -67,6 +74,7 @@ class QueuePositions:
         row = await self._broker.reads.answer(partial(self._core.group_row, self._known(subject, group)))
         if row is None:
             raise unknown_group()
+        row = self._redelivery.whole(row)
         return ConsumerGroup(subject, group, row, waiting_letters(self._core, self._names, subject, group))
 
     async def seek(self, subject: str, group: str, goal: Goal) -> Sought:

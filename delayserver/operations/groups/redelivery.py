@@ -10,17 +10,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import trio
 
+from delayserver.broker.actions.group_rows import GroupRow
 from delayserver.broker.actions.retries import NACKED, Failure, RetryBatch
 from delayserver.broker.queues.deliveries import of_ranges
 from delayserver.broker.reads import Steps
 from delayserver.broker.service.local_broker import LocalBroker
 from delayserver.protocol.errors import DelayServerError, DiskFull, StorageFailed
 from delayserver.receive.group_commit import ROW_OVERHEAD_BYTES, GroupCommit
-from delayserver.runtime.clock import Clock
+from delayserver.runtime.runtime import Runtime
+from delayserver.state.counts.redeliveries import Redeliveries
 from delayserver.upkeep.kept_room import KeptRoom
 from store.errors import DiskFullError, StoreError
 from store.records.batches import I64, MessageBatch
@@ -67,14 +69,16 @@ class Redelivery:
         room: KeptRoom,
         sequences: SequenceReservation,
         names: Names,
-        clock: Clock,
+        redeliveries: Redeliveries,
+        runtime: Runtime,
     ) -> None:
         self._broker = broker
         self._pipeline = pipeline
         self._room = room
         self._sequences = sequences
         self._names = names
-        self._clock = clock
+        self._redeliveries = redeliveries
+        self._clock = runtime.clock
         self._leases = trio.Event()
         self._unreceived: deque[tuple[int, int, I64]] = deque()
         self._work_back = trio.Event()
@@ -133,6 +137,17 @@ class Redelivery:
         self._require_room(messages)
         await self._pipeline.commit(messages)
 
+    def sent(self, messages: MessageBatch) -> None:
+        """Counts committed records as on their way. Call it in the step in which their old deliveries are settled."""
+        self._redeliveries.sent(messages)
+
+    def whole(self, row: GroupRow) -> GroupRow:
+        """A group's row with the redeliveries on their way through the delay pipeline, which the broker does not know."""
+        key = (row.subject, row.group)
+        waiting, since_ms = self._redeliveries.waiting(key), self._redeliveries.oldest_ms(key)
+        oldest_ms = row.oldest_ms if since_ms is None else min(since_ms, row.oldest_ms or since_ms)
+        return replace(row, lag=row.lag + waiting, retrying=max(0, row.retrying + waiting), oldest_ms=oldest_ms)
+
     async def _retry(self, batch: RetryBatch) -> None:
         """Stores the dead letters of a batch, then commits its internal records and settles the old deliveries."""
         core = self._broker.core
@@ -144,6 +159,8 @@ class Redelivery:
                 core.abandon_retry(batch, self._clock.monotonic_us())
                 raise
         core.settle_retry(batch)
+        if batch.messages is not None:
+            self.sent(batch.messages)
         self._broker.pulls.acked(batch.subject, batch.group)
         await self.durable()
         if not buried:

@@ -1,4 +1,6 @@
-"""Accepted messages without an outcome: counts by minute, and the messages themselves."""
+"""Accepted messages without an outcome: counts by minute, and the messages themselves. Beside them the redeliveries that
+wait for their consumer groups.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ MINUTE_MS: Final = 60_000
 
 
 class Pending:
-    """Counts per minute of due time (`minutes`: start_ms to messages) and per subject code."""
+    """Counts per minute of due time (`minutes`: start_ms to messages) and per subject code. `redeliveries` counts those that
+    wait in the pipeline, by the codes of subject and consumer group: their messages count as delivered, and a group has
+    still to get them."""
 
     def __init__(self, taken: Capture, span: Range, subject: str | None) -> None:
         self._taken = taken
@@ -36,6 +40,7 @@ class Pending:
         self.minutes: dict[int, int] = {}
         self.subjects: dict[int, int] = {}
         self.messages = 0
+        self.redeliveries: dict[tuple[int, int], int] = {}
         self.unread: list[Finding] = []
 
     def run(
@@ -43,16 +48,21 @@ class Pending:
         each: Callable[[MessageBatch], None] | None = None,
         progress: Progress = no_progress,
     ) -> None:
-        """Count; `each` is given the messages themselves, file by file, in the order in which they stand there."""
+        """Count; `each` is given the messages and redeliveries themselves, file by file, in the order in which they stand
+        there."""
 
         def visit(visited: Visited) -> None:
-            rows = np.flatnonzero(self._mine(visited))
-            if not len(rows):
-                return
-            self._count(visited.rows, rows)
-            if each is not None:
-                for batch in readable_rows(self._taken, RowsAt.of(visited, rows), hidden):
+            mine = self._mine(visited)
+            own = np.flatnonzero(mine & (visited.rows.origin_sequence == 0))
+            again = np.flatnonzero(mine & (visited.rows.origin_sequence != 0))
+            if len(own):
+                self._count(visited.rows, own)
+            if len(own) and each is not None:
+                for batch in readable_rows(self._taken, RowsAt.of(visited, own), hidden):
                     each(batch)
+            if len(again):
+                for batch in readable_rows(self._taken, RowsAt.of(visited, again), hidden):
+                    self._redelivery(batch.take(np.flatnonzero(batch.target_group)), each)
 
         hidden = Findings()
         self.unread = survey(self._taken, self._span, visit, progress).unread()
@@ -60,7 +70,7 @@ class Pending:
 
     def _mine(self, visited: Visited) -> NDArray[np.bool_]:
         rows = visited.rows
-        mask: NDArray[np.bool_] = (visited.outcome == 0) & (rows.origin_sequence == 0) & self._span.mask(rows.due_ms)
+        mask: NDArray[np.bool_] = (visited.outcome == 0) & self._span.mask(rows.due_ms)
         if self._subject >= 0:
             mask &= rows.subject == self._subject
         return mask
@@ -70,6 +80,15 @@ class Pending:
         self.messages += len(rows)
         _add(self.minutes, due_ms - due_ms % MINUTE_MS)
         _add(self.subjects, all_rows.subject[rows].astype(np.int64))
+
+    def _redelivery(self, batch: MessageBatch, each: Callable[[MessageBatch], None] | None) -> None:
+        """Internal records for one consumer group each; timers of transactions are for none."""
+        if not len(batch):
+            return
+        for key in zip(batch.subject.tolist(), batch.target_group.tolist(), strict=True):
+            self.redeliveries[key] = self.redeliveries.get(key, 0) + 1
+        if each is not None:
+            each(batch)
 
 
 def _add(counts: dict[int, int], values: I64) -> None:
@@ -83,6 +102,7 @@ def message_maps(taken: Capture, batch: MessageBatch, *, bodies: bool = False) -
     ids = ragged_offsets(batch.ids_length).tolist()
     places = ragged_offsets(batch.bodies_length).tolist()
     keys, tags = ragged_offsets(batch.order_keys_length).tolist(), batch.tag.tolist()
+    groups = batch.target_group.tolist()
     prepared = (batch.flags & FLAG_PREPARED != 0).tolist()
     columns = (batch.sequence, batch.due_ms, batch.accepted_us, batch.expires_ms, batch.subject)
     for row, (sequence, due_ms, accepted_us, expires_ms, subject) in enumerate(
@@ -98,6 +118,8 @@ def message_maps(taken: Capture, batch: MessageBatch, *, bodies: bool = False) -
             "sequence": sequence,
             "body_bytes": places[row + 1] - places[row],
         }
+        if groups[row]:
+            record["redelivery_for"] = taken.tables.subject_name(groups[row])
         if expires_ms:
             record["expires_ms"] = expires_ms
         if prepared[row]:

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from delayserver.state.counts.redeliveries import Redeliveries, RedeliveryRows
+from delayserver.state.counts.waiting_ages import WaitingAges
 from store.records.batches import I64, U32, MessageBatch, OutcomeBatch
 from store.records.columns import has_any
 from store.records.message_rows import Row
@@ -100,13 +102,15 @@ def total_of(*tallies: Tally, less: Tally | None = None) -> I64:
 class SubjectCounts:
     """The counters of all subjects. For the event loop."""
 
-    __slots__ = ("_accepted", "_base", "_ended", "_is_found", "_placed", "is_counted")
+    __slots__ = ("_accepted", "_base", "_ended", "_is_found", "_placed", "is_counted", "redeliveries")
 
     def __init__(self) -> None:
         self._base = Tally()
         self._accepted = Tally()
         self._placed = Tally()
         self._ended = Tally()
+        # Internal records for a consumer group, which are counted apart and stand in the same files.
+        self.redeliveries = Redeliveries()
         # Whether `_base` is known. Until then the counts are unknown.
         self.is_counted = False
         # Whether the start knows it, as far as it came.
@@ -125,17 +129,22 @@ class SubjectCounts:
     def place(self, batch: MessageBatch) -> None:
         """Messages are in their schedule files, and published. Writer: the publisher."""
         self._placed.add(_of_balance(batch))
+        self.redeliveries.place(batch)
 
-    def end(self, batches: Sequence[OutcomeBatch]) -> None:
-        """Outcomes are durable, none of which was counted before. Writer: `Decided`."""
+    def end(self, batches: Sequence[OutcomeBatch], redeliveries: Sequence[RedeliveryRows]) -> None:
+        """Outcomes are durable, none of which was counted before; those of redeliveries also by their groups. Writer:
+        `Decided`."""
+        self.redeliveries.end(redeliveries)
         if len(batches) == 1:
             self._ended.add(ended_subjects(batches[0]))
         elif batches:
             self._ended.add(np.concatenate([ended_subjects(batch) for batch in batches]))
 
-    def found(self, pending: I64) -> None:
-        """So many messages were pending before the first round of the replay, i64[n] by code. Writer: the start."""
+    def found(self, pending: I64, redeliveries: WaitingAges) -> None:
+        """So many messages were pending before the first round of the replay, i64[n] by code, and so many redeliveries.
+        Writer: the start."""
         self._base.add_counts(pending)
+        self.redeliveries.found(redeliveries)
         self._is_found = True
 
     def doubt(self) -> None:
@@ -153,13 +162,15 @@ class SubjectCounts:
         self._accepted.add_counts(self._placed.copy())
         self.is_counted = self._is_found
 
-    def counted(self, pending: I64, placed: I64, ended: I64) -> None:
-        """So many messages were placed and had no durable outcome, i64[n] by code, when `placed` and `ended` were copied."""
+    def counted(self, pending: I64, placed: I64, ended: I64, redeliveries: WaitingAges, known: WaitingAges) -> None:
+        """So many messages were placed and had no durable outcome, i64[n] by code, when `placed` and `ended` were copied;
+        and so many redeliveries, when `known` was."""
         base = Tally()
         base.add_counts(pending)
         base.add_counts(-placed)
         base.add_counts(ended)
         self._base, self.is_counted = base, True
+        self.redeliveries.counted(redeliveries, known)
 
     # -- readers
 
@@ -184,6 +195,7 @@ class SubjectCounts:
 
     def check_invariants(self) -> None:
         """Nothing is placed that was not accepted, and no message ends twice."""
+        self.redeliveries.check_invariants()
         assert self.is_counted or self._is_found or not self._base.counts.any()
         if self.is_counted:
             placed = self._placed.counts

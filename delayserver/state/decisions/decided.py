@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from delayserver.protocol.outcomes import Outcome
 from delayserver.runtime.marks import Bell, Mark
 from delayserver.runtime.runtime import Runtime
+from delayserver.state.counts.redeliveries import RedeliveryRows
 from delayserver.state.counts.subject_counts import SubjectCounts
 from delayserver.state.decisions.day_overlays import DayOverlays
 from delayserver.state.decisions.holds import Holds
@@ -33,7 +34,7 @@ from store.indexes.outcome_index import OutcomeIndex
 from store.indexes.schedule_index import ScheduleIndex
 from store.logs.dispatch_log import DispatchKey, DispatchLog, count_outcomes
 from store.logs.windows import DAY_MS, day_of, window_of, window_starts
-from store.records.batches import I64, U8, MessageBatch, OutcomeBatch
+from store.records.batches import I64, U8, U32, MessageBatch, OutcomeBatch
 from store.records.scan import Damage
 from store.tables.days import DayTable
 
@@ -78,6 +79,9 @@ class Decided:
         # Those of both that count as ends of messages: moved outcomes were counted before.
         self._buffer_counted: list[OutcomeBatch] = []
         self._writing_counted: list[OutcomeBatch] = []
+        # Redeliveries among both.
+        self._buffer_redelivered: list[RedeliveryRows] = []
+        self._writing_redelivered: list[RedeliveryRows] = []
         # Held while outcomes are written, until they are counted as durable. A part that needs files and counts that belong
         # together holds it meanwhile.
         self.writes = trio.Lock()
@@ -105,8 +109,9 @@ class Decided:
 
     # -- what stages add
 
-    def add(self, batch: OutcomeBatch, *, moved: bool = False) -> None:
-        """Take outcomes. `moved` rows were counted when they were first added (a drained day's)."""
+    def add(self, batch: OutcomeBatch, groups: U32 | None = None, *, moved: bool = False) -> None:
+        """Take outcomes. `groups` u32[n]: the consumer groups that the messages are for, 0 for all; None: no message is for
+        one. `moved` rows were counted when they were first added (a drained day's)."""
         if not len(batch):
             return
         if not self._buffer:
@@ -121,6 +126,11 @@ class Decided:
                 self.totals[batch.outcome[0]] += np.count_nonzero(balance)
             else:
                 self.totals += np.bincount(batch.outcome[balance], minlength=16)
+        if groups is not None:
+            redelivered = RedeliveryRows.of(batch.sequence, batch.subject, groups, batch.accepted_us)
+            if redelivered is not None:
+                self._subjects.redeliveries.decided(redelivered)
+                self._buffer_redelivered.append(redelivered)
         if self._indexes or self._loading:
             self._feed_indexes(batch)
         self.open_messages.remove(batch.sequence)
@@ -212,14 +222,15 @@ class Decided:
         assert not self._writing
         self._writing, self._buffer = self._buffer, []
         self._writing_counted, self._buffer_counted = self._buffer_counted, []
+        self._writing_redelivered, self._buffer_redelivered = self._buffer_redelivered, []
         self._writing_since_us = self._waiting_since_us
         return self._writing
 
     def wrote(self, totals: I64) -> None:
         """The write that was begun is durable; `totals` are the counts of that moment."""
         rows = sum([len(batch) for batch in self._writing])
-        self._subjects.end(self._writing_counted)
-        self._writing, self._writing_counted = [], []
+        self._subjects.end(self._writing_counted, self._writing_redelivered)
+        self._writing, self._writing_counted, self._writing_redelivered = [], [], []
         self.durable_totals = totals
         self.written.advance(self.written.value + rows)
         self._settle.add(self._clock.monotonic_us() - self._writing_since_us)

@@ -1,8 +1,8 @@
 """Up to which due time rows with an order key may leave the wheel: no message of their key that is due earlier may be
 missing in memory. Synchronous, no I/O.
 
-A message is missing while it is in message_log alone, in the file of a day that is not drained, or in a part of a window
-that is not loaded. A row that cannot be read is gone around: it holds back no key.
+A message is missing while its commit runs, while it is in message_log alone, in the file of a day that is not drained, or in
+a part of a window that is not loaded. A row that cannot be read is gone around: it holds back no key.
 """
 
 from __future__ import annotations
@@ -18,35 +18,51 @@ NEVER: Final = -1
 class OrderGate:
     """Asked before each look at the wheels of rows with an order key."""
 
-    __slots__ = ("_asked_end", "_asked_ms", "_positions", "_replayed_ms", "_windows")
+    __slots__ = ("_asked_commits", "_asked_end", "_asked_ms", "_positions", "_replayed_ms", "_windows")
 
     def __init__(self, windows: Windows, positions: Positions) -> None:
         self._windows = windows
         self._positions = positions
         # The messages that had been accepted when this time was asked for are in their files.
         self._replayed_ms = NEVER
-        # The time that was asked for since, and the end of message_log then.
+        # The time that was asked for since, the commits that had begun then, and the end of message_log behind them; None
+        # while one of them runs.
         self._asked_ms = NEVER
-        self._asked_end = 0
+        self._asked_commits = 0
+        self._asked_end: int | None = None
 
     def limit_ms(self, to_ms: int) -> int:
         """Rows that are due up to this time may leave, at most up to `to_ms`."""
         return loaded_ms(self._windows, self._replayed(to_ms))
 
+    @property
+    def waits_for_log(self) -> bool:
+        """Whether the time that was asked for last waits for a commit or the replay, which end soon."""
+        return self._replayed_ms != self._asked_ms
+
     def _replayed(self, to_ms: int) -> int:
         """A time up to which the replay brings nothing any more of what had been accepted when that time was near."""
-        positions = self._positions
         if to_ms < self._asked_ms:  # the clock went back
             self._replayed_ms = self._asked_ms = NEVER
-        if positions.replayed.value >= positions.durable.value:
-            self._replayed_ms = self._asked_ms = to_ms
-            return to_ms
+        if self._asked_ms != self._replayed_ms and self._has_come():
+            self._replayed_ms = self._asked_ms
         if self._asked_ms == self._replayed_ms:
-            self._asked_ms, self._asked_end = to_ms, positions.durable.value
-        elif positions.replayed.value >= self._asked_end:
-            self._replayed_ms, self._asked_ms, self._asked_end = self._asked_ms, to_ms, positions.durable.value
-        positions.hurry.ring()
+            self._ask(to_ms)
+            if self._has_come():
+                self._replayed_ms = to_ms
+        if self._asked_ms != self._replayed_ms:
+            self._positions.hurry.ring()
         return min(self._replayed_ms, to_ms)
+
+    def _ask(self, to_ms: int) -> None:
+        self._asked_ms, self._asked_commits, self._asked_end = to_ms, self._positions.commits_begun.value, None
+
+    def _has_come(self) -> bool:
+        """Whether all is replayed that had been accepted when the time was asked for."""
+        positions = self._positions
+        if self._asked_end is None and positions.commits_ended.value >= self._asked_commits:
+            self._asked_end = positions.durable.value
+        return self._asked_end is not None and positions.replayed.value >= self._asked_end
 
 
 def loaded_ms(windows: Windows, to_ms: int) -> int:

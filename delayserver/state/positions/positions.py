@@ -16,7 +16,17 @@ from store.records.batches import I64
 class Positions:
     """Marks on message_log: logical offsets, and the sequences that lie before them."""
 
-    __slots__ = ("_drained", "accepted_sequence", "checkpointed", "durable", "hurry", "replayed", "replayed_sequence")
+    __slots__ = (
+        "_drained",
+        "accepted_sequence",
+        "checkpointed",
+        "commits_begun",
+        "commits_ended",
+        "durable",
+        "hurry",
+        "replayed",
+        "replayed_sequence",
+    )
 
     def __init__(self, *, durable: int, accepted_sequence: int, replayed: int, replayed_sequence: int) -> None:
         """Where the start found each stage."""
@@ -25,6 +35,10 @@ class Positions:
         # The end of what is durable, and its last sequence. Writer: the group commit.
         self.durable = Mark(durable)
         self.accepted_sequence = Mark(accepted_sequence)
+        # Groups of messages that got their sequences and their time of acceptance, and those of them that are durable, or
+        # refused. Writer: the group commit.
+        self.commits_begun = Mark(0)
+        self.commits_ended = Mark(0)
         # All records before this offset are in their schedule files and published, and so are all messages up to this
         # sequence. Writer: the replay.
         self.replayed = Mark(replayed)
@@ -69,6 +83,7 @@ class Positions:
 
     def check_invariants(self) -> None:
         """The stages follow each other."""
+        assert self.commits_ended.value <= self.commits_begun.value
         marks = (self.checkpointed, self.replayed, self.durable, self.replayed_sequence, self.accepted_sequence)
         for mark in marks:
             mark.check_invariants()

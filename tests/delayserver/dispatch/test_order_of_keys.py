@@ -66,6 +66,34 @@ async def test_single_sends_ahead_of_time_arrive_in_the_order_in_which_they_are_
     host.check_balance(pending=0)
 
 
+@pytest.mark.parametrize("held_ms", [3, 12, 40])
+async def test_a_message_that_waits_for_its_sync_is_waited_for(boot: Boot, held_ms: int) -> None:
+    """It was accepted in time: the disk takes its time, and the later one of its key is due meanwhile."""
+    host = boot(faked_settings(storage={"inline_sync_bytes_max": 0}))
+    await host.start()
+    client, node = await host.client(), host.fake()
+    held = 0
+
+    async def slow(name: str, work: Callable[[], Any]) -> Any:
+        nonlocal held
+        if name == "_write" and held:
+            await host.clock.sleep_ms(held)
+        return work()
+
+    host.workers.around = slow
+    for number in range(40):
+        due_ms = host.now_ms + 100
+        await client.put("a", due_ms, order_key="a")
+        await host.sleep_ms(due_ms - host.now_ms - 6 - number % 3)
+        held = held_ms
+        # Accepted 5 ms or more before the other is due, and due earlier.
+        await client.put("a", due_ms - 1, order_key="a")
+        held = 0
+        await host.sleep_ms(100)
+    assert len(node.stored) == 80
+    assert inversions(node) == []
+
+
 @pytest.mark.parametrize("rows_max", [4_000, 1 << 20])
 async def test_after_a_downtime_fresh_messages_of_a_key_wait_for_its_overdue_ones(boot: Boot, rows_max: int) -> None:
     """Also where memory cannot hold the overdue ones, while messages without a key pass them."""

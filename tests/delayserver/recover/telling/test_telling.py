@@ -76,7 +76,7 @@ def test_an_id_that_is_no_text_is_wrong_usage(stopped: Made) -> None:
 
 def test_pending_counts_by_minute_and_lists_the_messages(stopped: Made) -> None:
     *counts, last = in_process("pending", str(stopped.path), "--json").rows
-    assert last == {"pending": 92}
+    assert last == {"pending": 92, "redeliveries": 0}
     assert sum(row["pending"] for row in counts if "start_ms" in row) == 92
     assert {row["subject"]: row["pending"] for row in counts if "subject" in row} == {
         "far": 49, "orders": 20, "mails": 20, "single": 3,
@@ -90,9 +90,13 @@ def test_pending_counts_by_minute_and_lists_the_messages(stopped: Made) -> None:
 
 def test_pending_keeps_to_subject_and_range(stopped: Made) -> None:
     only = in_process("pending", str(stopped.path), "--json", "--subject", "mails").rows
-    assert only[-1] == {"pending": 20}
-    assert in_process("pending", str(stopped.path), "--json", "--subject", "nobody").rows == [{"pending": 0}]
-    assert in_process("pending", str(stopped.path), "--json", "--to", "2001-01-01T00:00Z").rows == [{"pending": 0}]
+    assert only[-1] == {"pending": 20, "redeliveries": 0}
+    assert in_process("pending", str(stopped.path), "--json", "--subject", "nobody").rows == [
+        {"pending": 0, "redeliveries": 0}
+    ]
+    assert in_process("pending", str(stopped.path), "--json", "--to", "2001-01-01T00:00Z").rows == [
+        {"pending": 0, "redeliveries": 0}
+    ]
 
 
 def test_text_for_people_has_the_figures_of_json(stopped: Made) -> None:

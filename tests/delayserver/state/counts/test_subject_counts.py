@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delayserver.state.counts.subject_counts import SubjectCounts, Tally, total_of
+from delayserver.state.counts.waiting_ages import WaitingAges
 from store.records.batches import MessageBatch, OutcomeBatch
 
 CODES = st.integers(0, 20_000)
@@ -22,7 +23,7 @@ def sizes(counts: SubjectCounts) -> list[int]:
 @given(STEPS)
 def test_reading_grows_nothing_and_counting_grows_by_the_codes(steps: list[tuple[str, int]]) -> None:
     counts, highest = SubjectCounts(), 1023
-    counts.found(np.zeros(0, np.int64))
+    counts.found(np.zeros(0, np.int64), WaitingAges())
     counts.replayed()
     for step, code in steps:
         highest = max(highest, code)
@@ -34,12 +35,12 @@ def test_reading_grows_nothing_and_counting_grows_by_the_codes(steps: list[tuple
         elif step == "place":
             counts.place(MessageBatch.filled(1, subject=subject))
         elif step == "end":
-            counts.end([OutcomeBatch.filled(1, subject=subject)])
+            counts.end([OutcomeBatch.filled(1, subject=subject)], [])
         else:
             placed, ended = counts.placed_and_ended()
             pending = counts.placed_pending()
             assert pending is not None
-            counts.counted(pending, placed, ended)
+            counts.counted(pending, placed, ended, WaitingAges(), WaitingAges())
         before = sizes(counts)
         for _ in range(3):
             assert sizes(counts) == before
