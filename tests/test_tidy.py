@@ -125,7 +125,7 @@ delayserver: .client
     .front .front.handlers .load .logs .net .operations .operations.access .operations.figures .operations.groups
     .operations.messages .operations.nodes .operations.sending .outcomes .protocol .receive .replay .runtime .startup
     .state .state.connections .state.counts .state.decisions .state.memory .state.positions .state.windows .upkeep
-.cli.running: store store.disk store.tables delayserver .cli.terminal .client .config .logs .server .web
+.cli.running: store store.disk store.tables delayserver .cli.terminal .client .config .logs .net .server .web
 .embedded: store.disk .client.asynchronous .client.blocking .client.connections .config .net .protocol .runtime .server
 ops:
 ops.deploy:

@@ -16,7 +16,12 @@ class ListenSettings:
 
     host: str = "127.0.0.1"
     """Loopback by default. The server listens beyond it only if it has tokens (`delayserver token create`), or if
-    `insecure` says so."""
+    `insecure` says so. `::` is all addresses of both families, `*` the same where the machine may have no IPv6."""
+    hosts: tuple[str, ...] = ()
+    """Several addresses to listen on, instead of `host`. A name stands for all its addresses."""
+    announced: tuple[str, ...] = ()
+    """Addresses (HOST:PORT) at which clients reach this server, where it is not the address that it listens on: behind a
+    mapped port, a container, NAT. One for all hosts, or one for each. `route` names it."""
     port: int = 20801
     insecure: bool = False
     """True: listen beyond loopback although any client may do everything, because there are no tokens."""
@@ -49,12 +54,20 @@ class ListenSettings:
     server_networks: tuple[str, ...] = ("127.0.0.0/8", "::1/128")
     """Networks of servers that may deliver without a `server_secret`. Loopback by default: a demo needs no secret."""
 
+    @property
+    def all_hosts(self) -> tuple[str, ...]:
+        """The addresses to listen on, at least one."""
+        return self.hosts or (self.host,)
+
 
 @dataclass(frozen=True, slots=True)
 class HttpSettings:
     """The HTTP gateway, a process beside the server, and the bounds of its connections."""
 
     host: str = "127.0.0.1"
+    """As `listen.host`."""
+    hosts: tuple[str, ...] = ()
+    """Several addresses to listen on, instead of `host`."""
     port: int = 20880
     """0: no HTTP."""
     connections_max: int = 4096
@@ -77,6 +90,11 @@ class HttpSettings:
     that of a proxy. Another name may belong to a page that wants to read the answers (DNS rebinding)."""
     streams_max: int = 1024
     """Streams of server-sent events at the same time. Each keeps a task and a connection."""
+
+    @property
+    def all_hosts(self) -> tuple[str, ...]:
+        """The addresses to listen on, at least one."""
+        return self.hosts or (self.host,)
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,8 +58,12 @@ ZERO_ALLOWED: Final = frozenset(
 SECRETS: Final = frozenset({"listen.server_secret"})
 """Keys whose values are never shown."""
 
+LISTS: Final = frozenset({"listen.hosts", "listen.announced", "http.hosts"})
+"""Lists that may be empty; their entries may not."""
+
 EMPTY_ALLOWED: Final = frozenset(
     {
+        *LISTS,
         "listen.server_secret",
         "listen.server_secret_file",
         "http.allowed_hosts",
@@ -154,6 +158,11 @@ def check_settings(settings: Settings) -> None:
         raise ConfigError(
             "tls.client_ca: only an encrypted port can ask for certificates; give tls.certificate and tls.key"
         )
+    announced, hosts = settings.listen.announced, settings.listen.all_hosts
+    if len(announced) not in (0, 1, len(hosts)):
+        raise ConfigError(
+            f"listen.announced: {len(announced)} addresses for {len(hosts)} hosts; give one for all, or one for each"
+        )
     group_names = [group.name for group in settings.groups]
     for name in group_names:
         if group_names.count(name) > 1:
@@ -234,7 +243,7 @@ def _read_boolean(value: object, key: str) -> bool:
 
 
 def _read_list(item: Any, value: object, key: str) -> tuple[Any, ...]:
-    if not isinstance(value, list) or not value:
+    if not isinstance(value, list) or (not value and key not in EMPTY_ALLOWED):
         raise ConfigError(f"{key}: expected a list with at least one entry, not {_shown(value)}")
     if item is str:
         return tuple(_read_text(entry, key) for entry in value)
@@ -260,7 +269,7 @@ def _read_integer(value: object, key: str) -> int:
 
 
 def _read_text(value: object, key: str) -> str:
-    if value == "" and key in EMPTY_ALLOWED:
+    if value == "" and key in EMPTY_ALLOWED - LISTS:
         return ""
     if not isinstance(value, str) or not value:
         raise ConfigError(f"{key}: expected a text that is not empty, not {_shown(value)}")
@@ -273,6 +282,11 @@ def _read_text(value: object, key: str) -> str:
             parse_address(value)
         except ValueError as error:
             raise ConfigError(f"{key}: {error}, or 'embedded' for the broker in this server") from None
+    if key == "listen.announced":
+        try:
+            parse_address(value)
+        except ValueError as error:
+            raise ConfigError(f"{key}: {error}") from None
     if key == "listen.server_secret" and len(value) < SERVER_SECRET_LENGTH_MIN:
         raise ConfigError(
             f"{key}: expected at least {SERVER_SECRET_LENGTH_MIN} characters, not {len(value)}: "

@@ -29,10 +29,22 @@ STEPS_MAX: Final = 8
 class PipeTransport:
     """A `Transport`: the server's end of one connection."""
 
-    __slots__ = ("_ended", "_error", "_incoming", "_listener", "_outgoing", "_paused", "_received", "_writable", "peer")
+    __slots__ = (
+        "_ended",
+        "_error",
+        "_incoming",
+        "_listener",
+        "_outgoing",
+        "_paused",
+        "_received",
+        "_writable",
+        "here",
+        "peer",
+    )
 
     def __init__(self, listener: PipeListener, reader: Bell, writer: Bell) -> None:
         self.peer = PEER
+        self.here = f"{ADDRESS[0]}:{ADDRESS[1]}"
         self._listener = listener
         self._writable = TaskBell()
         self._incoming = Pipe(_Announce(listener, self), writer)
@@ -131,6 +143,7 @@ class PipeListener:
 
     def __init__(self) -> None:
         self.address = ADDRESS
+        self.addresses: tuple[tuple[str, int], ...] = (ADDRESS,)
         self._arrived: deque[PipeTransport] = deque()
         self._arrival = TaskBell()
         self._ready: deque[PipeTransport] = deque()

@@ -33,6 +33,7 @@ class TlsTransport:
         self._agreed = trio.Event()
         self._received: Received = _nobody
         self.peer = inner.peer
+        self.here = inner.here
 
     async def feed(self, received: Received) -> None:
         self._received = received
@@ -138,6 +139,7 @@ class TlsListener:
         self._inner = inner
         self._certificates = certificates
         self.address = inner.address
+        self.addresses = inner.addresses
 
     async def accept(self) -> Transport:
         return TlsTransport(await self._inner.accept(), self._certificates.context)

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import select
 import socket
 import struct
 import termios
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 import trio
 
+from delayserver.net.listening import is_wildcard, listening_sockets, place_of, plain_host
 from delayserver.net.socket_hub import SocketHub
 from delayserver.protocol.keepalive import keep_alive
 
@@ -35,6 +37,8 @@ class Transport(Protocol):
     """One byte stream with a peer."""
 
     peer: str
+    here: str
+    """The address at which clients of its listener reach this server. Empty for a connection that was opened here."""
 
     async def feed(self, received: Received) -> None:
         """Call `received` with arriving bytes, never empty, until the end of the stream.
@@ -64,6 +68,8 @@ class Listener(Protocol):
     """Accepts streams."""
 
     address: tuple[str, int]
+    addresses: tuple[tuple[str, int], ...]
+    """All addresses that it listens on, `address` first."""
 
     async def accept(self) -> Transport:
         """The next connection."""
@@ -84,9 +90,9 @@ Connect = Callable[[str], Awaitable[Transport]]
 class SocketTransport:
     """A `Transport` on a connected TCP socket, read by the task that feeds."""
 
-    __slots__ = ("_reading", "_socket", "peer")
+    __slots__ = ("_reading", "_socket", "here", "peer")
 
-    def __init__(self, connected: socket.socket, peer: str) -> None:
+    def __init__(self, connected: socket.socket, peer: str, here: str = "") -> None:
         connected.setblocking(False)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         keep_alive(connected)
@@ -94,6 +100,7 @@ class SocketTransport:
         self._reading = trio.Event()
         self._reading.set()
         self.peer = peer
+        self.here = here
 
     async def feed(self, received: Received) -> None:
         while True:
@@ -148,8 +155,8 @@ class HubTransport(SocketTransport):
 
     __slots__ = ("_ended", "_error", "_hub", "_received")
 
-    def __init__(self, connected: socket.socket, peer: str, hub: SocketHub) -> None:
-        super().__init__(connected, peer)
+    def __init__(self, connected: socket.socket, peer: str, here: str, hub: SocketHub) -> None:
+        super().__init__(connected, peer, here)
         self._hub = hub
         self._ended = trio.Event()
         self._error: Exception | None = None
@@ -208,24 +215,44 @@ def _nobody(_data: bytes) -> None:
 
 
 class SocketListener:
-    """A `Listener` on TCP."""
+    """A `Listener` on TCP, on one or several addresses."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, hosts: Sequence[str], port: int, announced: Sequence[str] = ()) -> None:
+        """`announced`: the addresses at which clients reach these hosts: none, one for all, or one for each. Raises
+        `AddressError`."""
         self._hub = SocketHub()
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = socket.create_server((host, port), family=family, backlog=1024, reuse_port=False)
-        self._socket.setblocking(False)
-        name = self._socket.getsockname()
-        self.address = (str(name[0]), int(name[1]))
+        # Each listening socket with the address that its clients are told; empty: the one that they have reached.
+        self._sockets: dict[int, tuple[socket.socket, str]] = {}
+        self._listening = select.epoll()
+        self._closed = False
+        addresses = []
+        for number, sockets in enumerate(listening_sockets(hosts, port)):
+            told = announced[min(number, len(announced) - 1)] if announced else ""
+            for each in sockets:
+                each.setblocking(False)
+                host, bound_port = each.getsockname()[:2]
+                addresses.append((str(host), int(bound_port)))
+                here = told or ("" if is_wildcard(host) else place_of(host, bound_port))
+                self._sockets[each.fileno()] = each, here
+                self._listening.register(each.fileno(), select.EPOLLIN)
+        self.addresses = tuple(addresses)
+        self.address = self.addresses[0]
 
     async def accept(self) -> Transport:
         while True:
-            await trio.lowlevel.wait_readable(self._socket)
-            try:
-                connected, name = self._socket.accept()
-            except BlockingIOError:
-                continue
-            return HubTransport(connected, f"{name[0]}:{name[1]}", self._hub)
+            if self._closed:
+                raise trio.ClosedResourceError("the listener is closed")
+            await trio.lowlevel.wait_readable(self._listening)
+            for descriptor, _ in self._listening.poll(0, 1):
+                listening, here = self._sockets[descriptor]
+                try:
+                    connected, name = listening.accept()
+                except BlockingIOError:
+                    continue
+                if not here:
+                    reached = connected.getsockname()
+                    here = place_of(plain_host(str(reached[0])), reached[1])
+                return HubTransport(connected, f"{plain_host(str(name[0]))}:{name[1]}", here, self._hub)
 
     async def run(self, begin_step: Callable[[], int], end_step: Callable[[], bool]) -> None:
         try:
@@ -234,9 +261,13 @@ class SocketListener:
             self._hub.close()
 
     def close(self) -> None:
-        if self._socket.fileno() >= 0:
-            trio.lowlevel.notify_closing(self._socket)
-            self._socket.close()
+        if self._closed:
+            return
+        self._closed = True
+        trio.lowlevel.notify_closing(self._listening)
+        self._listening.close()
+        for listening, _ in self._sockets.values():
+            listening.close()
 
 
 async def connect_socket(address: str) -> Transport:

@@ -168,7 +168,7 @@ class DelayServer:
                     failure = error
                 else:
                     parts = self.parts
-                    table = HandlerTable(parts.operations(self.address), self.settings, self.clock)
+                    table = HandlerTable(parts.operations(listener.addresses), self.settings, self.clock)
                     steps = Steps((parts.commit, parts.publishing))
                     self.front.opened(Service(steps, table, parts.tokens, self._trusting))
                     if opened is not None:

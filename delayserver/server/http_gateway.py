@@ -17,6 +17,7 @@ import trio
 
 from delayserver.config.settings import Settings
 from delayserver.logs.events import EventLogger
+from delayserver.net.listening import AddressError, listening_sockets
 
 events = EventLogger()
 
@@ -27,35 +28,33 @@ PAUSE_S_MAX: Final = 30.0
 STEADY_S: Final = 60.0
 STOP_S: Final = 5.0
 """A child that has not ended so long after the end of its pipe is killed."""
-BACKLOG: Final = 1024
 
 
-class HttpAddressError(OSError):
-    """The gateway cannot listen on the address of `http.host` and `http.port`."""
+class HttpAddressError(AddressError):
+    """The gateway cannot listen on an address of `http.hosts` and `http.port`."""
 
 
 class HttpGateway:
-    """The listening socket and the child that serves it."""
+    """The listening sockets and the child that serves them."""
 
-    def __init__(self, listening: socket.socket, settings: Settings) -> None:
-        self._socket = listening
+    def __init__(self, listening: list[socket.socket], settings: Settings) -> None:
+        self._sockets = listening
         self._settings = settings
 
     @classmethod
     def listen(cls, settings: Settings) -> Self:
-        """Bind the address. Raises `HttpAddressError`."""
+        """Bind the addresses. Raises `HttpAddressError`."""
         http = settings.http
-        family = socket.AF_INET6 if ":" in http.host else socket.AF_INET
         try:
-            listening = socket.create_server((http.host, http.port), family=family, backlog=BACKLOG)
-        except OSError as error:
-            raise HttpAddressError(error.errno, error.strerror) from error
-        return cls(listening, settings)
+            listening = listening_sockets(http.all_hosts, http.port)
+        except AddressError as error:
+            raise HttpAddressError(error, error.host) from error
+        return cls([each for sockets in listening for each in sockets], settings)
 
     @property
-    def host(self) -> str:
-        """The address that it listens on."""
-        return str(self._socket.getsockname()[0])
+    def hosts(self) -> list[str]:
+        """The addresses that it listens on."""
+        return [str(each.getsockname()[0]) for each in self._sockets]
 
     async def run(self, server: str, token: str) -> None:
         """Keep a child running until cancelled. ``server`` is the address of the server's own protocol. With ``token`` the
@@ -77,12 +76,12 @@ class HttpGateway:
 
     async def _run_child(self, server: str, token: str) -> int:
         """Run one child to its end, and return its exit code. When cancelled, end it."""
-        descriptor = self._socket.fileno()
+        descriptors = [each.fileno() for each in self._sockets]
         child = await trio.lowlevel.open_process(
-            [sys.executable, "-m", "delayserver.web.child", str(descriptor)],
+            [sys.executable, "-m", "delayserver.web.child", *map(str, descriptors)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            pass_fds=(descriptor,),
+            pass_fds=descriptors,
         )
         assert child.stdin is not None
         try:
@@ -110,4 +109,5 @@ class HttpGateway:
 
     def close(self) -> None:
         """Stop listening."""
-        self._socket.close()
+        for each in self._sockets:
+            each.close()

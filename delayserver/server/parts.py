@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from delayserver.broker.limits import BrokerLimits
@@ -499,11 +500,12 @@ class Parts:
             self._runtime,
         )
 
-    def operations(self, address: tuple[str, int]) -> Operations:
-        """All operations, for a front at this address."""
-        opened, (host, port) = self.opened, address
+    def operations(self, addresses: Iterable[tuple[str, int]]) -> Operations:
+        """All operations, for a front at these addresses."""
+        opened = self.opened
         names = opened.files.names
-        routing = Routing(self.routes, self.groups, f"{host}:{port}", self._clock)
+        own_addresses = frozenset(f"{host}:{port}" for host, port in addresses)
+        routing = Routing(self.routes, self.groups, own_addresses, self._clock)
         looking = QueuePositions(
             self.local_broker,
             self.redelivery,

@@ -113,13 +113,16 @@ async def serve(
 def _listen(settings: Settings, fs: FileSystem, http: bool) -> tuple[SocketListener, HttpGateway | None]:
     """Binds all addresses. Raises OSError, HttpAddressError, ConfigError."""
     with ExitStack() as opened:
-        listener = SocketListener(settings.listen.host, settings.listen.port)
+        listen = settings.listen
+        listener = SocketListener(listen.all_hosts, listen.port, listen.announced)
         opened.callback(listener.close)
-        require_authentication("listen.host", listener.address[0], settings, fs)
+        for host, _ in listener.addresses:
+            require_authentication("listen.host", host, settings, fs)
         gateway = HttpGateway.listen(settings) if http and settings.http.port else None
         if gateway is not None:
             opened.callback(gateway.close)
-            require_authentication("http.host", gateway.host, settings, fs)
+            for host in gateway.hosts:
+                require_authentication("http.host", host, settings, fs)
         opened.pop_all()
     return listener, gateway
 

@@ -1,6 +1,6 @@
-"""`python -m delayserver.web.child FD`: the gateway as a child of `delayserver serve`.
+"""`python -m delayserver.web.child FD…`: the gateway as a child of `delayserver serve`.
 
-It serves the listening socket that it inherits as a descriptor. The first line of its standard input is JSON: the address
+It serves the listening sockets that it inherits as descriptors. The first line of its standard input is JSON: the address
 of the server, and the settings. The end of that pipe means that the parent stops, or is gone.
 """
 
@@ -36,8 +36,9 @@ def main() -> None:
         return
     orders = json.loads(line)
     set_up(*orders["log"])
-    listening = socket.socket(fileno=int(sys.argv[1]))
-    listening.setblocking(False)
+    listening = [socket.socket(fileno=int(descriptor)) for descriptor in sys.argv[1:]]
+    for each in listening:
+        each.setblocking(False)
     settings = HttpSettings(**orders["http"])
     secured = Secured(TlsSettings(**orders["tls"]))
     upstream = Upstream(orders["server"], orders["token"], secured.to_server, pid=os.getppid())

@@ -7,7 +7,7 @@ import os
 import resource
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -75,22 +75,22 @@ class Upstream:
 
 async def serve_http(
     upstream: Upstream,
-    listening: socket.socket,
+    listening: Sequence[socket.socket],
     settings: HttpSettings,
     until: Callable[[], Awaitable[None]],
     secured: Secured,
 ) -> None:
-    """Serve HTTP on a listening socket as a client of ``upstream``, until ``until`` returns."""
+    """Serve HTTP on listening sockets as a client of ``upstream``, until ``until`` returns."""
     settings = within_descriptors(settings)
     os.nice(NICE)
     # The gateway has its own answers for bad requests. Without this a client could fill the log by sending them.
     silence("uvicorn")
-    host = str(listening.getsockname()[0]).partition("%")[0]
+    hosts = [str(each.getsockname()[0]).partition("%")[0] for each in listening]
     async with Clients(upstream.server, upstream.token, upstream.tls) as clients, anyio.create_task_group() as tasks:
         figures = HttpFigures(upstream.pid)
         sessions = Sessions(time.monotonic, system_chance().randbytes)
         gateway, connections = Gateway(clients, sessions, settings, figures), Connections(settings, secured.context)
-        door = Door(gateway, sessions, settings, loopback=ipaddress.ip_address(host).is_loopback)
+        door = Door(gateway, sessions, settings, loopback=all(ipaddress.ip_address(host).is_loopback for host in hosts))
         web = GatewayServer(
             uvicorn.Config(
                 measured(door, figures),
@@ -114,5 +114,5 @@ async def serve_http(
         tasks.start_soon(gateway.live.run)
         tasks.start_soon(connections.run)
         tasks.start_soon(stop)
-        await web.serve(sockets=[listening])
+        await web.serve(sockets=list(listening))
         tasks.cancel_scope.cancel()

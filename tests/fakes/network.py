@@ -118,6 +118,7 @@ class FakeTransport(SteppedReads):
     def __init__(self, incoming: _Pipe, outgoing: _Pipe, peer: str, window_bytes: int) -> None:
         super().__init__(incoming)
         self.peer = peer
+        self.here = ""
         self.window_bytes = window_bytes
         self.fail_sends = False
         self._incoming = incoming
@@ -201,6 +202,7 @@ class FakeListener(Steps):
 
     def __init__(self, network: FakeNetwork, address: tuple[str, int]) -> None:
         self.address = address
+        self.addresses: tuple[tuple[str, int], ...] = (address,)
         self.accepted: list[FakeTransport] = []
         self._network = network
         super().__init__()
@@ -212,6 +214,7 @@ class FakeListener(Steps):
     def arrive(self, transport: FakeTransport) -> None:
         """A connection for `accept`."""
         transport.listener = self
+        transport.here = f"{self.address[0]}:{self.address[1]}"
         self.accepted.append(transport)
         self._send.send_nowait(transport)
 

@@ -92,6 +92,7 @@ class SimulatedTransport(SteppedReads):
     ) -> None:
         super().__init__(incoming)
         self.peer = peer
+        self.here = ""
         self.host = ""
         self._dead = dead
         self._network = network
@@ -208,6 +209,7 @@ class SimulatedListener(Steps):
     def __init__(self, network: Network, host: str, port: int, dead: Callable[[], bool]) -> None:
         self.dead = dead
         self.address = (host, port)
+        self.addresses: tuple[tuple[str, int], ...] = (self.address,)
         self._network = network
         super().__init__()
         self._send, self._receive = trio.open_memory_channel[SimulatedTransport](4096)
@@ -220,6 +222,7 @@ class SimulatedListener(Steps):
         """A connection for `accept`."""
         self.accepted = [known for known in self.accepted if not known._closed]
         transport.listener = self
+        transport.here = f"{self.address[0]}:{self.address[1]}"
         self.accepted.append(transport)
         self._send.send_nowait(transport)
 

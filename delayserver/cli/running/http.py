@@ -6,7 +6,7 @@ import asyncio
 import ipaddress
 import signal
 import socket
-from contextlib import closing
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 @click.command
 @options.server
 @click.option("--insecure", is_flag=True, help="Listen beyond loopback for a server without tokens.")
-@click.option("--host", metavar="ADDRESS", help="Where to listen.  [default: 127.0.0.1]")
+@click.option(
+    "--host", "hosts", multiple=True, metavar="ADDRESS", help="Where to listen; may be repeated.  [default: 127.0.0.1]"
+)
 @click.option("--port", type=int, metavar="N", help="Where to listen; 0 takes a free port.  [default: 20880]")
 @click.option(
     "--config", type=click.Path(), metavar="FILE", help="A TOML file; its tables [http] and [log] count here."
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 def http(
     server: str,
     insecure: bool,
-    host: str | None,
+    hosts: tuple[str, ...],
     port: int | None,
     config: str | None,
     assignments: tuple[str, ...],
@@ -45,14 +47,17 @@ def http(
 
     `delayserver serve` runs one beside itself. This command is for more of them, or for another machine.
     """
-    named = () if host is None else (f"http.host={host}",)
-    everything = running.settings_from(None, None, None, port, config, (*assignments, *named), log_format, log_level)
+    named = running.hosts_flag("http", hosts)
+    everything = running.settings_from(None, (), None, port, config, assignments, log_format, log_level, more=named)
     running.begin_logs(everything)
     arguments = options.client_arguments()
-    with closing(running.listen_for_http(everything.http.host, everything.http.port)) as listening:
-        host = str(listening.getsockname()[0]).partition("%")[0]
-        if not insecure and not ipaddress.ip_address(host).is_loopback:
-            _require_tokens(server, host, arguments)
+    with ExitStack() as opened:
+        listening = running.listen_for_http(everything.http.all_hosts, everything.http.port)
+        for each in listening:
+            opened.callback(each.close)
+            host = str(each.getsockname()[0]).partition("%")[0]
+            if not insecure and not ipaddress.ip_address(host).is_loopback:
+                _require_tokens(server, host, arguments)
         asyncio.run(_serve(server, arguments, listening, everything, as_json))
 
 
@@ -70,7 +75,7 @@ def _require_tokens(server: str, host: str, arguments: dict[str, Any]) -> None:
 
 
 async def _serve(
-    server: str, arguments: dict[str, Any], listening: socket.socket, settings: Settings, as_json: bool
+    server: str, arguments: dict[str, Any], listening: list[socket.socket], settings: Settings, as_json: bool
 ) -> None:
     from delayserver.web.process import Upstream, serve_http
     from delayserver.web.secured import Secured
@@ -80,11 +85,12 @@ async def _serve(
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
 
     async def until_signal() -> None:
-        host, port = listening.getsockname()[:2]
+        host, port = listening[0].getsockname()[:2]
         if as_json:
             print_json({"ready": True, "host": host, "http_port": port, "server": server})
         else:
-            click.echo(f"delayserver http ready on http://{running.place_of(host, port)}/, for the server at {server}")
+            urls = [f"http://{running.place_of(*each.getsockname()[:2])}/" for each in listening]
+            click.echo(f"delayserver http ready on {' and '.join(urls)}, for the server at {server}")
         await stopping.wait()
 
     upstream = Upstream(server, arguments.get("token", ""), arguments.get("tls"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -55,7 +55,20 @@ def options(command: Command) -> Command:
                 metavar="DIR",
                 help="Where the data is kept.  [default: ./delayserver-data]",
             ),
-            click.option("--host", metavar="ADDRESS", help="Where to listen.  [default: 127.0.0.1]"),
+            click.option(
+                "--host",
+                "hosts",
+                multiple=True,
+                metavar="ADDRESS",
+                help="Where to listen; :: is all addresses of IPv4 and IPv6. May be repeated.  [default: 127.0.0.1]",
+            ),
+            click.option(
+                "--announce",
+                "announced",
+                multiple=True,
+                metavar="HOST:PORT",
+                help="Where clients reach the server, if its port is mapped: one for all hosts, or one for each.",
+            ),
             click.option(
                 "--port", type=int, metavar="N", help="Where to listen; 0 takes a free port.  [default: 20801]"
             ),
@@ -93,7 +106,7 @@ def options(command: Command) -> Command:
 
 def settings_from(
     data_dir: str | None,
-    host: str | None,
+    hosts: tuple[str, ...],
     port: int | None,
     http_port: int | None,
     config: str | None,
@@ -101,22 +114,35 @@ def settings_from(
     log_format: str | None,
     log_level: str | None,
     insecure: bool = False,
+    announced: tuple[str, ...] = (),
+    more: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """Settings from the file, then ``--set``, then the named flags. Raises `ConfigError`."""
+    """Settings from the file, then ``--set``, then the named flags, ``more`` among them. Raises `ConfigError`."""
     from delayserver.config.toml_file import load_settings, parse_assignment
 
     flags = dict(parse_assignment(text) for text in assignments)
     named = {
         "storage.data_dir": data_dir,
-        "listen.host": host,
+        **hosts_flag("listen", hosts),
+        "listen.announced": list(announced) or None,
         "listen.port": port,
         "http.port": http_port,
         "log.format": log_format,
         "log.level": log_level,
         "listen.insecure": insecure or None,
+        **(more or {}),
     }
     flags |= {key: value for key, value in named.items() if value is not None}
     return load_settings(config, flags)
+
+
+def hosts_flag(section: str, hosts: tuple[str, ...]) -> dict[str, Any]:
+    """The setting of ``--host``: given once or more often, or with several addresses and commas between."""
+    named = [host.strip() for text in hosts for host in text.split(",")]
+    if len(named) == 1:
+        # The one that is given replaces all that the file names.
+        return {f"{section}.hosts": named, f"{section}.host": named[0]}
+    return {f"{section}.hosts": named or None}
 
 
 def disk_for(settings: Settings, *, memory: bool) -> tuple[Settings, FileSystem]:
@@ -170,19 +196,21 @@ def naming_what_failed(settings: Settings) -> Iterator[None]:
             raise
         place = settings.http if for_http else settings.listen
         what = "listen for HTTP" if for_http else "listen"
-        raise click.ClickException(f"cannot {what} on {place_of(place.host, place.port)}: {advice}") from None
+        host = getattr(leaf(error), "host", place.host)
+        raise click.ClickException(f"cannot {what} on {place_of(host, place.port)}: {advice}") from None
 
 
-def listen_for_http(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises `click.ClickException` with advice."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+def listen_for_http(hosts: Sequence[str], port: int) -> list[socket.socket]:
+    """Listening sockets. Raises `click.ClickException` with advice."""
+    from delayserver.net.listening import AddressError, listening_sockets
+
     try:
-        return socket.create_server((host, port), family=family, backlog=1024)
-    except OSError as error:
+        return [each for sockets in listening_sockets(hosts, port) for each in sockets]
+    except AddressError as error:
         advice = _listen_advice(error, "listen")
         if advice is None:
             raise
-        raise click.ClickException(f"cannot listen on {place_of(host, port)}: {advice}") from None
+        raise click.ClickException(f"cannot listen on {place_of(error.host, port)}: {advice}") from None
 
 
 def _directory_is_gone(error: BaseException, data_dir: str) -> bool:
@@ -232,6 +260,7 @@ def announce(role: str, settings: Settings, as_json: bool, fs: FileSystem) -> Ca
                     "version": __version__,
                     "host": host,
                     "port": port,
+                    "hosts": settings.listen.all_hosts,
                     "data_dir": None if in_memory else data_dir,
                     "server_id": server_id,
                     "http_port": settings.http.port or None,
@@ -240,8 +269,11 @@ def announce(role: str, settings: Settings, as_json: bool, fs: FileSystem) -> Ca
         else:
             place = "memory" if in_memory else data_dir
             name = "delayserver" if role == "server" else "delayserver broker"
-            http = f", HTTP on http://{place_of(settings.http.host, settings.http.port)}/" if settings.http.port else ""
-            where = f"ready on {place_of(host, port)}, data in {place}, server id {server_id}"
+            urls = [f"http://{place_of(each, settings.http.port)}/" for each in settings.http.all_hosts]
+            http = f", HTTP on {' and '.join(urls)}" if settings.http.port else ""
+            hosts = settings.listen.hosts if len(settings.listen.hosts) > 1 else (host,)
+            listens = " and ".join(place_of(each, port) for each in hosts)
+            where = f"ready on {listens}, data in {place}, server id {server_id}"
             click.echo(f"{name} {__version__} {where}{http}")
 
     return ready

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from typing import Any
 
 from delayserver.front.connection import Connection
 from delayserver.front.handlers.status_map import status_map
 from delayserver.operations.figures.status import Status
-from delayserver.operations.nodes.routing import Routing
+from delayserver.operations.nodes.routing import Route, Routing
 from delayserver.protocol.arguments import invalid, one_form
 from delayserver.protocol.frames import Request, encode_reply
 
@@ -36,7 +36,19 @@ class LookingHandlers:
             if type(subject) is not str:
                 raise invalid("subject", "a text", subject)
             route = self._routing.of_subject(subject, order_key)
-        fields = asdict(route)
-        if order_key is None:
-            del fields["key_node"]
-        connection.reply(encode_reply(request.id, fields))
+        connection.reply(encode_reply(request.id, _route_fields(route, connection.transport.here)))
+
+
+def _route_fields(route: Route, own_address: str) -> dict[str, Any]:
+    """A route as a client of this connection reaches its nodes. Only the node of this server has the field `here`."""
+    nodes = [
+        {"address": own_address if node.here else node.address, "weight": node.weight, "state": node.state}
+        | {"since_ms": node.since_ms}
+        | ({"here": True} if node.here else {})
+        for node in route.nodes
+    ]
+    here = {node.address for node in route.nodes if node.here}
+    fields: dict[str, Any] = {"group": route.group, "nodes": nodes}
+    if route.key_node is not None:
+        fields["key_node"] = own_address if route.key_node in here else route.key_node
+    return fields

@@ -16,12 +16,14 @@ from delayserver.state.memory.routes import Routes
 @dataclass(frozen=True, slots=True)
 class RouteNode:
     """One node of a group: its address, its weight in the group's deliveries, and what this server knows of it, since when
-    (milliseconds since 1970)."""
+    (milliseconds since 1970). `here`: it is the embedded node of this process, and its address is `EMBEDDED`. Only the front
+    knows the address at which a client reaches it."""
 
     address: str
     weight: int
     state: str
     since_ms: int
+    here: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +39,11 @@ class Route:
 class Routing:
     """Finds the nodes of a group."""
 
-    def __init__(self, routes: Routes, groups: BrokerGroups, own_address: str, clock: Clock) -> None:
-        """`own_address`: the address at which clients reach this process and its embedded node."""
+    def __init__(self, routes: Routes, groups: BrokerGroups, own_addresses: frozenset[str], clock: Clock) -> None:
+        """`own_addresses`: those that this process listens on. A group may name one instead of the embedded node."""
         self._routes = routes
         self._groups = groups
-        self._own_address = own_address
+        self._own_addresses = own_addresses
         self._clock = clock
         self._all_here, self._version = False, -1
 
@@ -61,7 +63,7 @@ class Routing:
     def require_here(self, subject: str) -> None:
         """Raises PublishedElsewhere if the first group of the subject's route has no node in this process."""
         nodes = self.of_subject(subject).nodes
-        if all(node.address != self._own_address for node in nodes):
+        if all(not node.here and node.address not in self._own_addresses for node in nodes):
             there = ", ".join([node.address for node in nodes])
             raise PublishedElsewhere(f"messages of {shown(subject)} are stored by {there}; publish there, or send")
 
@@ -74,14 +76,10 @@ class Routing:
         now_ms, monotonic_us = self._clock.now_ms(), self._clock.monotonic_us()
         for node in group.nodes:
             address, health = node.broker.address, node.health
-            if address == EMBEDDED:  # it is this process, which answers
-                address, state = self._own_address, UP
-            else:
-                state = health.state
-            if not health.weight:
-                state = DRAINING
-            nodes.append(RouteNode(address, health.weight, state, now_ms - (monotonic_us - health.since_us) // 1000))
+            here = address == EMBEDDED  # it is this process, which answers
+            state = DRAINING if not health.weight else UP if here else health.state
+            since_ms = now_ms - (monotonic_us - health.since_us) // 1000
+            nodes.append(RouteNode(address, health.weight, state, since_ms, here))
         if order_key is None:
             return Route(group.name, nodes)
-        key_address = group.node_of_key(order_key.encode()).broker.address
-        return Route(group.name, nodes, self._own_address if key_address == EMBEDDED else key_address)
+        return Route(group.name, nodes, group.node_of_key(order_key.encode()).broker.address)

@@ -85,7 +85,7 @@ async def test_acks_that_find_no_room_do_not_hold_up_the_outcomes_of_deliveries(
 
 def test_the_kernel_watches_over_connections_whose_peer_may_be_gone_without_a_word() -> None:
     async def options() -> list[int]:
-        listener = SocketListener("127.0.0.1", 0)
+        listener = SocketListener(["127.0.0.1"], 0)
         ours = await connect_socket(f"127.0.0.1:{listener.address[1]}")
         theirs = await listener.accept()
         assert isinstance(ours, SocketTransport) and isinstance(theirs, SocketTransport)

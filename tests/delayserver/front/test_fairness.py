@@ -170,7 +170,7 @@ def test_a_client_does_not_wait_for_all_that_another_one_has_pipelined(tmp_path:
 
     async def main() -> None:
         server = DelayServer(Settings(storage=StorageSettings(data_dir=str(tmp_path / "data"))))
-        listener = SocketListener("127.0.0.1", 0)
+        listener = SocketListener(["127.0.0.1"], 0)
         ready = trio.Event()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(partial(server.run, listener, lambda _host, _port: ready.set()))

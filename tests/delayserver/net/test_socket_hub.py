@@ -25,7 +25,7 @@ async def listening(begin: Callable[[], None], end: Callable[[], object]) -> Asy
     def ended() -> bool:
         return end() is not False
 
-    listener = SocketListener("127.0.0.1", 0)
+    listener = SocketListener(["127.0.0.1"], 0)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(listener.run, began, ended)
         yield listener
@@ -318,7 +318,7 @@ def test_a_transport_knows_how_many_bytes_its_peer_has_not_received() -> None:
 
 def test_accepted_sockets_ask_after_a_silent_peer() -> None:
     async def check() -> None:
-        listener = SocketListener("127.0.0.1", 0)
+        listener = SocketListener(["127.0.0.1"], 0)
         near = socket.create_connection(listener.address)
         far = await listener.accept()
         assert isinstance(far, HubTransport)

@@ -267,7 +267,10 @@ async def test_route_names_the_nodes_with_their_weights(boot: Boot) -> None:
     client = await host.client()
     route = await client.request("route", {"subject": "any"})
     assert started_ms <= route["nodes"][0].pop("since_ms") <= host.now_ms
-    assert route == {"group": "default", "nodes": [{"address": "host:1", "weight": 1, "state": "up"}]}
+    assert route == {
+        "group": "default",
+        "nodes": [{"address": "host:1", "weight": 1, "state": "up", "here": True}],
+    }
 
 
 async def test_route_says_which_nodes_are_alive_and_since_when(boot: Boot) -> None:

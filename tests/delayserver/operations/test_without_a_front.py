@@ -25,7 +25,7 @@ Boot = Callable[..., Host]
 
 
 def delay_of(host: Host) -> DelayOperations:
-    delay = host.server.parts.operations(host.server.address).delay
+    delay = host.server.parts.operations([host.server.address]).delay
     assert delay is not None
     return delay
 
@@ -93,7 +93,7 @@ async def test_columns_go_in_and_come_out_as_arrays(boot: Boot) -> None:
 async def test_a_pull_hands_messages_to_its_caller_and_takes_lost_ones_back(boot: Boot) -> None:
     host = boot()
     await host.start()
-    consuming = host.server.parts.operations(host.server.address).consuming
+    consuming = host.server.parts.operations([host.server.address]).consuming
     pull = Pull("s", "g", max_messages=10, max_bytes=1 << 20, wait_ms=5_000, ack_timeout_ms=60_000)
     handed: list[Pulled] = []
 
@@ -122,7 +122,7 @@ async def test_a_caller_ends_its_wait_by_the_scope_that_it_gave(boot: Boot) -> N
     waiting, answered = trio.CancelScope(), []
 
     async def consume() -> None:
-        consuming = host.server.parts.operations(host.server.address).consuming
+        consuming = host.server.parts.operations([host.server.address]).consuming
         answered.append(await consuming.pull(pull, None, lambda _pulled, _lost: None, UNBOUNDED, waiting))
 
     async with trio.open_nursery() as nursery:

@@ -407,7 +407,7 @@ REPLIES: dict[str, tuple[Any, ...]] = {
         True,
         {
             "group": "default",
-            "nodes": [{"address": "127.0.0.1:20801", "weight": 1, "state": "up", "since_ms": DUE_MS}],
+            "nodes": [{"address": "127.0.0.1:20801", "weight": 1, "state": "up", "since_ms": DUE_MS, "here": True}],
         },
     ),
     "send rows reply": (

@@ -163,7 +163,7 @@ def test_each_server_of_the_compose_file_answers_its_health_check_and_prometheus
     (check,) = last_stage["HEALTHCHECK"]
     assert f":{PORTS[1]}/readyz" in check
     assert [(each.listen.port, each.http.port) for each in run] == [PORTS] * 3
-    assert {host for each in run for host in (each.listen.host, each.http.host)} == {"0.0.0.0"}
+    assert {host for each in run for host in (each.listen.host, each.http.host)} == {"*"}
 
 
 def test_the_compose_file_opens_ports_on_loopback_alone_and_takes_privileges(compose: dict[str, Any]) -> None:

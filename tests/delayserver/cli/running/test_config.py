@@ -34,7 +34,7 @@ def test_problems_are_lines_on_stderr_and_the_exit_code_is_1(tmp_path: Path) -> 
     assert (code, done.stdout) == (1, "")
     first, second = done.stderr.splitlines()
     assert first.startswith(f"{path}:2: listen.port: expected")
-    assert second.startswith(f"{path}:3: unknown key 'listen.hots', did you mean 'listen.host'?")
+    assert second.startswith(f"{path}:3: unknown key 'listen.hots', did you mean 'listen.hosts'?")
 
 
 def test_check_reports_problems_as_json(tmp_path: Path) -> None:
