@@ -35,7 +35,6 @@ store.logs: store store.disk store.indexes store.records
 store.tables: store store.disk store.logs store.records
 .logs:
 .protocol:
-.state.connections:
 .client.values: .protocol
 .metrics: .protocol
 .net: .protocol
@@ -52,6 +51,7 @@ store.tables: store store.disk store.logs store.records
 .broker.files: store store.disk store.logs store.records .broker .broker.queues
 .client.blocking: .client.asynchronous .client.calls .client.connections .client.tracing .client.values .protocol
 .client.consuming: .client.asynchronous .client.calls .client.values .logs .protocol
+.state.connections: .protocol .runtime
 .recover.reading: store store.disk store.logs store.records store.tables .protocol
 .state: store.logs store.tables
 .state.windows: wheel store store.logs store.records store.tables .runtime

@@ -28,14 +28,29 @@ class ListenSettings:
     connections_max: int = 4096
     """A connection takes about 20 KiB, and at most `memory_bytes_each` besides the common `memory_bytes_max`. Beyond
     the bound a new one is refused as `too_many_connections`."""
+    connections_of_client_max: int = 1024
+    """Connections of one token; without a token, of one address, or of a /64 of IPv6. So three more clients find a place
+    beside one that opens all it can. Addresses in `shared_networks` have no bound of their own."""
+    connections_new_max: int = 512
+    """Connections without a request so far, or without a token where the server asks for one. Beyond it the oldest one of
+    the client with most of them gives way to a new one. So connections that do nothing take few places."""
+    hello_timeout_ms: int = 10_000
+    """A connection without a whole request after this time is closed. The handshake of TLS is part of it."""
+    shared_networks: tuple[str, ...] = ("127.0.0.0/8", "::1/128")
+    """Networks in which an address stands for many clients: of proxies, tunnels and networks behind one address. A
+    connection from there counts as a client of its own. Loopback by default: programs of a machine are different clients."""
     frame_bytes_max: int = 16 * MIB
     """Each connection may hold one whole frame in memory."""
     frame_items_max: int = 262_144
     """Items of all arrays and maps of one request. A frame of empty maps takes a hundred times its bytes in memory, and
     is read in one step on the event loop."""
     memory_bytes_max: int = 128 * MIB
-    """Unfinished frames and unread replies of all connections together, beyond `memory_bytes_each`. Eight of the largest
-    frames may arrive at the same time. Further frames wait for room, and so do requests of clients that do not read."""
+    """Unfinished frames and unread replies of all connections together, beyond `memory_bytes_each`. Six of the largest
+    frames may arrive at the same time, and a quarter is for frames up to 1 MiB. Further frames wait for room, and so do
+    requests of clients that do not read."""
+    memory_bytes_of_client_max: int = 32 * MIB
+    """The same bytes of all connections of one client: of a token, or without one of an address, as for
+    `connections_of_client_max`. Two of the largest frames. So one client leaves room for others."""
     memory_bytes_each: int = 64 * 1024
     """The same bytes, reserved for each connection: requests of this size get through whatever other clients hold."""
     unsent_bytes_max: int = 1 * MIB

@@ -297,7 +297,7 @@ def _read_text(value: object, key: str) -> str:
             parse_delay_levels(value)
         except ValueError as error:
             raise ConfigError(f"{key}: {error}") from None
-    if key == "listen.server_networks":
+    if key in ("listen.server_networks", "listen.shared_networks"):
         try:
             ipaddress.ip_network(value)
         except ValueError as error:

@@ -106,6 +106,9 @@ class PipeTransport:
     def unacknowledged_bytes(self) -> int:
         return self._outgoing.unread_bytes
 
+    def limit(self, read_bytes: int) -> None:
+        """The other end is this program, which is known."""
+
     def pause(self) -> None:
         self._paused = True
 

@@ -1,5 +1,6 @@
 """One client connection: reads frames, calls the handlers, sends replies, and bounds memory and time.
 
+A client without rights, on a server that asks for tokens, sends small frames alone. All such clients share the time of one.
 A quick handler is called at once and replies now or later through `reply`. A slow handler is a task of the connection's
 nursery. A client that stops reading, sends half a frame or sends nonsense loses only its own connection.
 """
@@ -26,15 +27,19 @@ from delayserver.protocol.errors import (
     DeadlinePassed,
     DelayServerError,
     FrameTimeout,
+    FrameTooLarge,
     InternalError,
     ProtocolError,
     QueueFull,
     ShuttingDown,
     StorageFailed,
+    TooManyConnections,
+    Unauthenticated,
     UnknownOperation,
     kept,
 )
 from delayserver.protocol.frames import (
+    FirstFrames,
     FrameDecoder,
     OneWayRefused,
     Request,
@@ -46,9 +51,12 @@ from delayserver.protocol.frames import (
 )
 from delayserver.runtime.damage import DamageReport, as_disk_error, named
 from delayserver.runtime.fair_shares import Account, Ticket
-from delayserver.runtime.fair_turns import REQUEST_US, SLICE_ITEMS, TASK_US, FairTurns, Work
+from delayserver.runtime.fair_turns import REQUEST_US, SLICE_ITEMS, STEP_US_MAX, TASK_US, FairTurns, Work
 from delayserver.state.connections.broadcasts import Broadcasts
+from delayserver.state.connections.connection_memory import Turns
 from delayserver.state.connections.connections import Connections
+from delayserver.state.connections.newcomers import Newcomer
+from delayserver.state.connections.parties import Party
 from store.errors import StoreError
 
 Read = TypeVar("Read")
@@ -64,6 +72,10 @@ SLOW_REQUESTS_MAX = 1024
 UNTIL_TOLD_MAX = 64
 # The cost of beginning a request is measured from this frame size on. A smaller frame that comes alone is not measured.
 LARGE_FRAME_BYTES = 4096
+# A frame of a client without rights. A `hello` with a token has a few hundred bytes.
+FIRST_FRAME_BYTES_MAX = 4096
+# An unfinished frame is looked at so many times within `idle_frame_timeout_ms`.
+FRAME_LOOKS = 6
 # Operations that go through their items one by one. Their requests are large with more than LARGE_ITEMS items.
 ITEM_OPERATIONS = frozenset({names_of.CANCEL, names_of.LOOKUP, names_of.RESCHEDULE, names_of.REDISPATCH})
 LARGE_ITEMS = 64
@@ -83,6 +95,8 @@ class Handlers:
         # Requests so far that became tasks.
         self.slow_begun = 0
         self.closed = False
+        # Whether clients need a token.
+        self.guarded = False
 
     def began_slow(self) -> None:
         """Counts a request that became a task."""
@@ -91,6 +105,10 @@ class Handlers:
     def serve(self, quick: Mapping[str, QuickHandler], slow: Mapping[str, SlowHandler]) -> None:
         """Replaces all handlers by these."""
         self.quick, self.slow = dict(quick), dict(slow)
+
+    def guard(self) -> None:
+        """From now on clients need a token."""
+        self.guarded = True
 
     def close(self) -> None:
         """Refuses all new requests: the files are about to be closed, which a running handler may meet."""
@@ -109,6 +127,7 @@ class Connection:
         "_connections",
         "_decoder",
         "_fair",
+        "_first",
         "_frame_waits",
         "_handlers",
         "_large_runs",
@@ -116,8 +135,10 @@ class Connection:
         "_last_one_way",
         "_long",
         "_memory",
+        "_new",
         "_notices",
         "_nursery",
+        "_party",
         "_pauses",
         "_reading",
         "_ready",
@@ -148,15 +169,19 @@ class Connection:
         settings: ListenSettings,
         connections: Connections,
         fair: FairTurns,
+        party: Party,
     ) -> None:
+        """`party`: the client by its address."""
         self.transport = transport
         self._handlers = handlers
         self._settings = settings
         self._connections = connections
         self._memory = connections.memory
-        self._share = connections.memory.join()
+        self._share = connections.memory.join(party, Turns(self._frame_granted, self._frame_withdrawn))
         self._fair = fair
-        self._account = Account()
+        self._party = party
+        connections.parties.join(party)
+        self._account = Account(party.account)
         # Set while the next requests wait for a turn.
         self._ticket: Ticket | None = None
         # True if the last measured request took at least LONG_US.
@@ -197,6 +222,12 @@ class Connection:
         self.broadcasts = Broadcasts()
         # The rights of the client. `EVERYTHING` until it gives a token; a guarded front takes that for no rights.
         self.access: Access = EVERYTHING
+        # True until it is known that a client is behind the connection. `_first`: the bytes of a client without rights.
+        self._new = True
+        self._first: FirstFrames | None = None
+        connections.newcomers.add(self.peer.number, Newcomer(party, fair.now_us(), self.end))
+        if handlers.guarded:
+            self._expect_token()
 
     async def run(self) -> None:
         """Reads and answers until the peer closes, sends a fatal error, or the task is cancelled."""
@@ -212,8 +243,55 @@ class Connection:
             self._nursery = None
 
     def authorise(self, access: Access) -> None:
-        """The client has these rights from the next request on."""
+        """The client has these rights from the next request on. Raises TooManyConnections if it has as many connections as
+        a client may have."""
+        party = self._connections.parties.of_token(access.token_id)
+        if party is not self._party and party.connections >= self._settings.connections_of_client_max:
+            raise TooManyConnections(
+                f"the token {access.token_id} has {party.connections} connections already: share them, or raise "
+                "listen.connections_of_client_max",
+                retry_after_ms=1000,
+            )
         self.access = access
+        self._belong(party)
+
+    def believe(self) -> None:
+        """The peer has proven that it is a server."""
+        if self._first is not None:
+            self._belong(self._connections.parties.alone())
+
+    def _belong(self, party: Party) -> None:
+        """The connection is one of this client from now on."""
+        parties = self._connections.parties
+        parties.join(party)
+        parties.leave(self._party)
+        self._party = party
+        self._memory.move(self._share, party)
+        self._account.move(party.account)
+        if self._first is not None:
+            self.transport.limit(0)
+        self._known()
+
+    def _known(self) -> None:
+        """A client is behind the connection."""
+        self._new = False
+        self._connections.newcomers.remove(self.peer.number)
+
+    def expect_token(self) -> None:
+        """The server asks for tokens from now on. Ends the connection if it is in the middle of a request."""
+        if self._ready or self._decoder.buffered_bytes:
+            self.end(Unauthenticated("this server asks for a token from now on"))
+        elif self.open:
+            newcomer = Newcomer(self._party, self._fair.now_us(), self.end)
+            newcomer.speak()
+            self._connections.newcomers.add(self.peer.number, newcomer)
+            self._expect_token()
+
+    def _expect_token(self) -> None:
+        self._new = True
+        self._first = FirstFrames(FIRST_FRAME_BYTES_MAX)
+        self.transport.limit(FIRST_FRAME_BYTES_MAX)
+        self._account.move(self._connections.parties.strangers)
 
     def take_notices(self) -> None:
         """The client understands notices."""
@@ -233,6 +311,8 @@ class Connection:
         if not self.open:
             return
         self.open = False
+        self._connections.newcomers.remove(self.peer.number)
+        self._connections.parties.leave(self._party)
         self._leave_turn()
         self._decoder.drop()
         self._ready.clear()
@@ -248,6 +328,10 @@ class Connection:
     # -- requests
 
     def _received(self, data: bytes) -> None:
+        if self._new and self._first is not None:
+            self._first.feed(data)
+            self._begin_first()
+            return
         self._came_bytes += len(data)
         try:
             payloads = self._decoder.feed(data)
@@ -255,6 +339,8 @@ class Connection:
             self._refuse(error)
             return
         if payloads:
+            if self._new:
+                self._known()
             if self._share.frame_bytes:
                 self._memory.end_frame(self._share)
             if len(payloads) == 1 and len(payloads[0]) < LARGE_FRAME_BYTES and not self._ready and not self._long:
@@ -265,6 +351,36 @@ class Connection:
                 self._begin_ready()
         if self._decoder.buffered_bytes and self.open:
             self._await_rest_of_frame()
+
+    def _begin_first(self) -> None:
+        """Begins requests of a client without rights. All such clients together have the time that is left of a step, or
+        turns that one account pays for."""
+        first, fair = self._first, self._fair
+        assert first is not None
+        try:
+            while self._new and self._may_begin():
+                if fair.step_left_us <= 0:
+                    self._wait_for_turn()
+                    break
+                begun_us = fair.now_us()
+                payload = first.next()
+                if payload is None:
+                    break
+                self._connections.newcomers.spoke(self.peer.number)
+                self._handle(payload)
+                fair.spend(self._account, begun_us, REQUEST_US)
+        except FrameTooLarge as error:
+            self._refuse(Unauthenticated(f"{error.message}: say hello with a token first"))
+        except ProtocolError as error:
+            self._refuse(error)
+        if self._new:
+            self._read_or_pause()
+            return
+        self._first = None
+        self._read_or_pause()
+        rest = first.take()
+        if rest and self.open:
+            self._received(rest)
 
     def _begin_usual(self, payload: bytes | memoryview) -> None:
         """Begins a small request that came alone, without measuring it, or lets it wait."""
@@ -282,6 +398,9 @@ class Connection:
     def _begin_ready(self) -> None:
         """Begins the next requests in order, or waits for a turn. This, `_begin_usual` and `_take_turn` begin requests."""
         ready = self._ready
+        if self._first is not None:
+            self._begin_first()
+            return
         if self._long and ready and self.open:
             self._wait_for_turn()
         try:
@@ -296,7 +415,7 @@ class Connection:
         ready, fair, handlers = self._ready, self._fair, self._handlers
         begun = False
         while ready and self._may_begin():
-            if begun and fair.step_left_us <= 0:
+            if fair.step_left_us <= (0 if begun else -STEP_US_MAX):
                 self._wait_for_turn()
                 return
             if self._large_runs and self._is_large_unread(ready[0]):
@@ -326,6 +445,9 @@ class Connection:
 
     def _take_turn(self) -> None:
         self._ticket = None
+        if self._first is not None:
+            self._begin_first()
+            return
         try:
             self._begin_some()
         except ProtocolError as error:
@@ -352,7 +474,7 @@ class Connection:
 
     def _read_or_pause(self) -> None:
         """Stops or resumes reading. Unread bytes stay in the kernel, so TCP slows the client down."""
-        reading = not self._ready and not self._frame_waits
+        reading = not self._ready and not self._frame_waits and (self._first is None or self._may_begin())
         if reading == self._reading or not self.open:
             return
         self._reading = reading
@@ -364,7 +486,7 @@ class Connection:
 
     def _await_rest_of_frame(self) -> None:
         decoder = self._decoder
-        if not self._memory.begin_frame(self._share, decoder.wanted_bytes, decoder.buffered_bytes, self._frame_granted):
+        if not self._memory.begin_frame(self._share, decoder.wanted_bytes, decoder.buffered_bytes):
             self._frame_waits = True
             self._read_or_pause()
         if not self._watching_frame:
@@ -376,19 +498,26 @@ class Connection:
         self._frame_waits = False
         self._read_or_pause()
 
+    def _frame_withdrawn(self) -> None:
+        self._frame_waits = True
+        self._read_or_pause()
+
     async def _watch_frame(self) -> None:
-        """Refuses a peer that sends a part of a frame and then too little within `idle_frame_timeout_ms`. An interval
-        in which the server paused reading is not counted."""
-        timeout_ms = self._settings.idle_frame_timeout_ms
+        """Refuses a peer that sends a part of a frame and then nothing within `idle_frame_timeout_ms`, or too little in one
+        look while other frames wait for its room. A look in which the server paused reading is not counted."""
+        look_ms = self._settings.idle_frame_timeout_ms / FRAME_LOOKS
+        still = 0
         while self._decoder.buffered_bytes:
-            came, pauses = self._came_bytes, self._pauses
-            wanted = self._memory.progress_bytes(self._share, self._decoder.wanted_bytes - self._decoder.buffered_bytes)
-            await trio.sleep(timeout_ms / 1000)
+            came, pauses, wanted = self._came_bytes, self._pauses, self._memory.hurry_bytes(self._share)
+            await trio.sleep(look_ms / 1000)
             if not self._reading or pauses != self._pauses or not self._decoder.buffered_bytes:
+                still = 0
                 continue
             came = self._came_bytes - came
-            if came < wanted:
-                self._refuse(FrameTimeout(f"of the rest of a frame {came} bytes came within {timeout_ms} ms"))
+            still = 0 if came else still + 1
+            if came < wanted or still >= FRAME_LOOKS:
+                looks_ms = look_ms * max(still, 1)
+                self._refuse(FrameTimeout(f"of the rest of a frame {came} bytes came within {looks_ms:.0f} ms"))
         self._watching_frame = False
 
     def _refuse(self, error: DelayServerError) -> None:

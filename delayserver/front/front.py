@@ -13,7 +13,9 @@ from delayserver.front.audit import audited
 from delayserver.front.connection import Connection, Handlers, QuickHandler, SlowHandler
 from delayserver.front.guard import Guard
 from delayserver.logs.events import EventLogger
+from delayserver.net.socket_hub import READY_MAX
 from delayserver.net.transport import RECEIVE_BYTES, Listener, Transport
+from delayserver.operations.access.access import EVERYTHING
 from delayserver.operations.access.tokens import TokenBook
 from delayserver.operations.nodes.servers import Servers
 from delayserver.protocol import operations as names_of
@@ -24,6 +26,7 @@ from delayserver.runtime.marks import Bell
 from delayserver.runtime.runtime import Runtime
 from delayserver.runtime.steps import Step
 from delayserver.state.connections.connections import Connections
+from delayserver.state.connections.parties import Party
 from delayserver.state.positions.readiness import Readiness, Stage
 
 events = EventLogger()
@@ -117,6 +120,7 @@ class Front:
         self._service: Service | None = None
         self._guard = Guard(servers)
         self._guarded = False
+        self._came = Bell()
         self._stage = Stage.OPENING
         self._quick: dict[str, QuickHandler] = {names_of.PING: self._ping}
         self._slow: dict[str, SlowHandler] = {}
@@ -137,8 +141,17 @@ class Front:
         assert self._service is not None
         await self._service.tokens.enabled.wait()
         self._guarded = True
+        self._ask_for_tokens()
         if not self.handlers.closed:
             self.enter(self._stage)
+
+    def _ask_for_tokens(self) -> None:
+        """New connections are those of strangers from now on, and so are the others that have no rights."""
+        if not self.handlers.guarded:
+            self.handlers.guard()
+            for connection in list(self._serving):
+                if connection.access is EVERYTHING and not self._servers.is_proven(connection.peer):
+                    connection.expect_token()
 
     def _refuse(self, _connection: Connection, _request: Request) -> None:
         raise self._readiness.refusal()
@@ -156,6 +169,8 @@ class Front:
         """Adds the handlers, because the data directory is open; each one answers from the stage of its operation on."""
         self._service = service
         self._guarded = service.tokens.enabled.is_set() and not service.trusting
+        if self._guarded:
+            self._ask_for_tokens()
         self._quick |= service.table.quick
         self._slow |= service.table.slow
 
@@ -174,6 +189,7 @@ class Front:
         """Accepts and serves connections until the listener closes or the task is cancelled."""
         nursery.start_soon(listener.run, self._begin_step, self._end_step)
         nursery.start_soon(self._fair.run)
+        nursery.start_soon(self._watch_new)
         while True:
             try:
                 transport = await listener.accept()
@@ -184,14 +200,49 @@ class Front:
                 events.warning("accept_failed", "cannot accept a connection: {reason}", reason=str(error))
                 await self._clock.sleep_ms(100)
                 continue
-            if self._connections.open >= self._settings.connections_max:
-                self._connections.count_error(TooManyConnections.error)
+            party = self._connections.parties.of_address(transport.peer)
+            refused = self._refusal(party)
+            if refused is not None:
+                self._connections.count_error(refused.name)
                 with contextlib.suppress(OSError):  # the client has closed already
-                    transport.send_now(encode_error(0, TooManyConnections("try again later", retry_after_ms=1000)))
+                    transport.send_now(encode_error(0, refused))
                 transport.close()
                 continue
             self._connections.began()
-            nursery.start_soon(self._serve, transport)
+            self._came.ring()
+            nursery.start_soon(self._serve, transport, party)
+
+    def _refusal(self, party: Party) -> TooManyConnections | None:
+        """Why one more connection of this client is refused; None: there is a place for it, which a new connection may have
+        had to give up."""
+        settings, connections = self._settings, self._connections
+        if party.connections >= settings.connections_of_client_max:
+            return TooManyConnections(
+                f"this address has {party.connections} connections already: share them, or raise "
+                "listen.connections_of_client_max",
+                retry_after_ms=1000,
+            )
+        newcomers = connections.newcomers
+        full = connections.open >= settings.connections_max
+        if full and not len(newcomers):
+            return TooManyConnections("try again later", retry_after_ms=1000)
+        newcomers.make_room(min(settings.connections_new_max, len(newcomers) if full else settings.connections_max))
+        return None
+
+    async def _watch_new(self) -> None:
+        """Ends connections on which no request comes, until cancelled."""
+        timeout_us = self._settings.hello_timeout_ms * 1000
+        newcomers, clock = self._connections.newcomers, self._clock
+        while True:
+            oldest_us = newcomers.oldest_silent_us()
+            if oldest_us is None:
+                self._came.hush()
+                await self._came.rung()
+                continue
+            left_us = oldest_us + timeout_us - clock.monotonic_us()
+            if left_us > 0:
+                await clock.sleep_ms(left_us / 1000)
+            newcomers.end_silent(clock.monotonic_us() - timeout_us)
 
     def _begin_step(self) -> int:
         self._step_began_us = self._clock.monotonic_us()
@@ -199,8 +250,7 @@ class Front:
         self._fair.begin_step()
         if self._service is not None:
             self._service.steps.begin_step()
-        memory = self._connections.memory
-        return memory.allowance_bytes if memory.used_bytes and memory.short else RECEIVE_BYTES
+        return self._connections.memory.at_once_bytes(RECEIVE_BYTES, READY_MAX)
 
     def _end_step(self) -> bool:
         decoded_us = self._clock.monotonic_us()
@@ -208,8 +258,8 @@ class Front:
         self._decode.add(decoded_us - self._step_began_us)
         return done and self.handlers.slow_begun == self._slow_before
 
-    async def _serve(self, transport: Transport) -> None:
-        connection = Connection(transport, self.handlers, self._settings, self._connections, self._fair)
+    async def _serve(self, transport: Transport, party: Party) -> None:
+        connection = Connection(transport, self.handlers, self._settings, self._connections, self._fair, party)
         self._serving.add(connection)
         try:
             await connection.run()

@@ -113,6 +113,9 @@ class TlsTransport:
     def unacknowledged_bytes(self) -> int:
         return self._inner.unacknowledged_bytes() + len(self._unsent)
 
+    def limit(self, read_bytes: int) -> None:
+        self._inner.limit(read_bytes)
+
     def pause(self) -> None:
         self._inner.pause()
 

@@ -54,6 +54,9 @@ class Transport(Protocol):
     def unacknowledged_bytes(self) -> int:
         """Bytes that `send_now` took and the peer has not acknowledged. A peer that reads nothing never lowers them."""
 
+    def limit(self, read_bytes: int) -> None:
+        """Read about so many bytes at once, at most; 0: as many as usual. So an unknown peer takes little memory."""
+
     def pause(self) -> None:
         """Hand over no more bytes until `resume`. `feed` may return if the peer closes meanwhile."""
 
@@ -90,13 +93,14 @@ Connect = Callable[[str], Awaitable[Transport]]
 class SocketTransport:
     """A `Transport` on a connected TCP socket, read by the task that feeds."""
 
-    __slots__ = ("_reading", "_socket", "here", "peer")
+    __slots__ = ("_read_bytes_max", "_reading", "_socket", "here", "peer")
 
     def __init__(self, connected: socket.socket, peer: str, here: str = "") -> None:
         connected.setblocking(False)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         keep_alive(connected)
         self._socket = connected
+        self._read_bytes_max = RECEIVE_BYTES
         self._reading = trio.Event()
         self._reading.set()
         self.peer = peer
@@ -108,7 +112,7 @@ class SocketTransport:
                 await self._reading.wait()
             try:
                 await trio.lowlevel.wait_readable(self._socket)
-                data = self._socket.recv(RECEIVE_BYTES)
+                data = self._socket.recv(self._read_bytes_max)
             except BlockingIOError:
                 continue
             except (trio.ClosedResourceError, ValueError) as error:
@@ -134,6 +138,9 @@ class SocketTransport:
             return 0
         (count,) = struct.unpack("i", fcntl.ioctl(self._socket, termios.TIOCOUTQ, bytes(4)))
         return int(count)
+
+    def limit(self, read_bytes: int) -> None:
+        self._read_bytes_max = read_bytes or RECEIVE_BYTES
 
     def pause(self) -> None:
         self._reading = trio.Event()
@@ -179,7 +186,7 @@ class HubTransport(SocketTransport):
 
     def _read(self) -> None:
         try:
-            data = self._socket.recv(self._hub.read_bytes)
+            data = self._socket.recv(min(self._hub.read_bytes, self._read_bytes_max))
             if data:
                 self._received(data)
                 return

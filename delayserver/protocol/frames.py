@@ -200,6 +200,48 @@ class FrameDecoder:
         raise FrameTooLarge(self._broken)
 
 
+class FirstFrames:
+    """Cuts the bytes of a peer that has no rights yet into small frames, one at a time. The bytes behind a frame stay as
+    they are, so that a peer which has got rights by it may go on with a large one."""
+
+    __slots__ = ("_bytes", "_frame_bytes_max")
+
+    def __init__(self, frame_bytes_max: int) -> None:
+        self._frame_bytes_max = frame_bytes_max
+        self._bytes = bytearray()
+
+    @property
+    def buffered_bytes(self) -> int:
+        """The bytes held."""
+        return len(self._bytes)
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes."""
+        self._bytes += data
+
+    def next(self) -> bytes | None:
+        """The payload of the next frame; None if it is not whole. Raises `FrameTooLarge` for one above the bound."""
+        if len(self._bytes) < HEADER_BYTES:
+            return None
+        length = _read_header(self._bytes)[0]
+        if length > self._frame_bytes_max:
+            raise FrameTooLarge(
+                f"a frame of {length} bytes was announced, the bound is {self._frame_bytes_max} before a token"
+            )
+        end = HEADER_BYTES + length
+        if len(self._bytes) < end:
+            return None
+        payload = bytes(self._bytes[HEADER_BYTES:end])
+        del self._bytes[:end]
+        return payload
+
+    def take(self) -> bytes:
+        """All bytes that are left."""
+        rest = bytes(self._bytes)
+        self._bytes.clear()
+        return rest
+
+
 def encode_frame(value: object) -> bytes:
     """One frame with ``value`` as its payload. Raises msgpack's errors for a value that msgpack cannot carry: a bug of the
     caller.

@@ -3,6 +3,9 @@
 Synchronous; time is an argument. Each connection has an `Account`. The time that it used counts half after
 `HALF_LIFE_US`, so a connection that was busy an hour ago is equal to a new one. Among equals the earlier ticket goes
 first.
+
+An account may stand under another one, that of a client with many connections. The client that used the least goes first,
+then the connection of this client that used the least. So many connections get no more than one.
 """
 
 from __future__ import annotations
@@ -17,13 +20,24 @@ HALF_LIFE_US = 1_000_000
 
 
 class Account:
-    """The event-loop time that one connection used lately. Only `FairShares` changes it."""
+    """The event-loop time that one connection used lately. Only `FairShares` changes its level."""
 
-    __slots__ = ("level",)
+    __slots__ = ("level", "under")
 
-    def __init__(self) -> None:
+    def __init__(self, under: Account | None = None) -> None:
+        """`under`: the account of all connections of the client, which pays too."""
         # log2(used) + time / half-life. All accounts decay alike, so the order of two levels never depends on the time.
         self.level = -math.inf
+        self.under = under
+
+    @property
+    def order(self) -> tuple[float, float]:
+        """What decides who goes first: the level of the client, then that of the connection."""
+        return self.level if self.under is None else self.under.level, self.level
+
+    def move(self, under: Account) -> None:
+        """From now on this account pays too, and not the one before."""
+        self.under = under
 
     def rise(self, level: float) -> None:
         """The connection used some time."""
@@ -49,8 +63,8 @@ class FairShares:
     """The tickets of all connections, ordered by the event-loop time that their connections used."""
 
     def __init__(self) -> None:
-        # The level in an entry may be too low by now, because levels grow and never fall. `next` then corrects it.
-        self._heap: list[tuple[float, int, Ticket]] = []
+        # The levels in an entry may be others by now: levels grow, and an account may move. `next` then corrects them.
+        self._heap: list[tuple[tuple[float, float], int, Ticket]] = []
         self._numbers = itertools.count()
         self._waiting = 0
 
@@ -58,9 +72,11 @@ class FairShares:
         return self._waiting
 
     def charge(self, account: Account, cost_us: int, now_us: int) -> None:
-        """Add `cost_us` to the event-loop time that the connection used."""
+        """Add `cost_us` to the event-loop time that the connection used, and its client."""
         if cost_us > 0:
             account.rise(now_us / HALF_LIFE_US + math.log2(self.used_us(account, now_us) + cost_us))
+            if account.under is not None:
+                self.charge(account.under, cost_us, now_us)
 
     def used_us(self, account: Account, now_us: int) -> float:
         """The event-loop time in µs that the connection used, decayed."""
@@ -70,7 +86,7 @@ class FairShares:
     def join(self, account: Account, begin: Callable[[], None]) -> Ticket:
         """Put a ticket in line. The owner of the turns calls `begin` when it is its turn."""
         ticket = Ticket(account, begin)
-        heapq.heappush(self._heap, (account.level, next(self._numbers), ticket))
+        heapq.heappush(self._heap, (account.order, next(self._numbers), ticket))
         self._waiting += 1
         return ticket
 
@@ -87,11 +103,11 @@ class FairShares:
         """Take out and return the ticket whose turn it is; None if none waits."""
         heap = self._heap
         while heap:
-            level, number, ticket = heap[0]
+            order, number, ticket = heap[0]
             if not ticket.waiting:
                 heapq.heappop(heap)
-            elif level < ticket.account.level:
-                heapq.heapreplace(heap, (ticket.account.level, number, ticket))
+            elif order < ticket.account.order:
+                heapq.heapreplace(heap, (ticket.account.order, number, ticket))
             else:
                 heapq.heappop(heap)
                 ticket.end()
@@ -100,8 +116,9 @@ class FairShares:
         return None
 
     def check_invariants(self) -> None:
-        """Each waiting ticket has one entry, and no entry is above the level of its account. For tests."""
+        """Each waiting ticket has one entry, and no entry is above the levels of its account. For tests: of accounts that
+        do not move while they wait."""
         waiting = [entry[2] for entry in self._heap if entry[2].waiting]
         assert len(waiting) == len(set(map(id, waiting))) == self._waiting
-        assert all(level <= ticket.account.level for level, _, ticket in self._heap)
+        assert all(order <= ticket.account.order for order, _, ticket in self._heap)
         assert len(self._heap) <= 2 * self._waiting + 17

@@ -15,8 +15,10 @@ from delayserver.runtime.clock import Clock
 from delayserver.runtime.fair_shares import Account, FairShares, Ticket
 from delayserver.runtime.turns import Turns
 
-# The time for requests in one step, for all connections together. Each may begin its first request regardless.
+# The time for requests in one step, for all connections together. Each may begin its first request regardless, until the
+# step has taken STEP_US_MAX longer: a thousand connections with a dear request each must not be one step.
 STEP_US = 2_000
+STEP_US_MAX = 20_000
 # The time for requests that one connection begins in a turn.
 TURN_US = 1_000
 # The least cost of a request, and of a request that becomes a task of its own, whose work comes later.

@@ -36,6 +36,7 @@ from delayserver.startup.orphans import OrphanSearch, sequences_behind
 from delayserver.startup.replay_ahead import read_ahead
 from delayserver.state.connections.connection_memory import ConnectionMemory
 from delayserver.state.connections.connections import Connections
+from delayserver.state.connections.parties import Parties
 from delayserver.state.positions.readiness import Readiness, Stage
 from store.disk.filesystem import FileSystem, RealFileSystem
 from store.errors import DiskFullError, StoreError, UnreadableError
@@ -91,8 +92,13 @@ class DelayServer:
         self.fair_turns = FairTurns(self.turns, self.clock)
         self.watchdog = Watchdog(self.clock, self.settings.stall_log_ms)
         listen = self.settings.listen
-        memory = ConnectionMemory(listen.memory_bytes_max, listen.memory_bytes_each, listen.unsent_bytes_max)
-        self.connections = Connections(memory)
+        memory = ConnectionMemory(
+            listen.memory_bytes_max,
+            listen.memory_bytes_each,
+            listen.unsent_bytes_max,
+            listen.memory_bytes_of_client_max,
+        )
+        self.connections = Connections(memory, Parties(listen.shared_networks))
         self.front = Front(
             listen,
             role,

@@ -71,7 +71,8 @@ def small_settings(
         "clock_hold_ms": 1_000,
     }
     return Settings(
-        listen=ListenSettings(**(listen or {})),
+        # Clients of tests connect early, and some say nothing for long.
+        listen=ListenSettings(**({"hello_timeout_ms": 86_400_000} | (listen or {}))),
         message=MessageSettings(**(message or {})),
         storage=StorageSettings(**(small | (storage or {}))),
         wheel=WheelSettings(**(wheel or {})),

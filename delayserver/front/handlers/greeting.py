@@ -92,5 +92,6 @@ class GreetingHandlers:
             reply = {"challenge": self._servers.challenge(connection.peer)}
         else:
             self._servers.prove(connection.peer, proof)
+            connection.believe()
             reply = {}
         connection.reply(encode_reply(request.id, reply))

@@ -104,11 +104,15 @@ class Servers:
     def check_proven(self, peer: Peer) -> None:
         """Returns if a peer has proven that it knows the secret. A network is not enough on a server that asks its clients
         for tokens. Raises ServerNotProven."""
-        claim = self._claims.get(peer.number)
-        if claim is None or not claim.proven:
+        if not self.is_proven(peer):
             raise ServerNotProven(
                 "this server asks for tokens, so servers must prove themselves: set the same listen.server_secret on both"
             )
+
+    def is_proven(self, peer: Peer) -> bool:
+        """Whether a peer has proven that it is a server."""
+        claim = self._claims.get(peer.number)
+        return claim is not None and claim.proven
 
     def permit(self, peer: Peer) -> None:
         """Takes a peer for an operator, because its token says so."""

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from delayserver.state.connections.connection_memory import ConnectionMemory
+from delayserver.state.connections.newcomers import Newcomers
+from delayserver.state.connections.parties import Parties
 
 
 class Connections:
     """One for a server. The fronts write it, `status` reads it."""
 
-    __slots__ = ("errors", "memory", "one_way_refused", "open")
+    __slots__ = ("errors", "memory", "newcomers", "one_way_refused", "open", "parties")
 
-    def __init__(self, memory: ConnectionMemory) -> None:
+    def __init__(self, memory: ConnectionMemory, parties: Parties) -> None:
         self.memory = memory
+        self.parties = parties
+        self.newcomers = Newcomers()
         self.open = 0
         # Errors that went to clients, by name. The names come from a fixed set.
         self.errors: dict[str, int] = {}
@@ -36,5 +40,6 @@ class Connections:
 
     def check_invariants(self) -> None:
         """No connection ends twice, and the memory adds up. For tests."""
-        assert self.open >= 0
+        assert 0 <= len(self.newcomers) <= self.open
+        self.parties.check_invariants()
         self.memory.check_invariants()

@@ -1,0 +1,276 @@
+"""Clients that are not known, or greedy, take nothing from the others: places, memory, event-loop time. On real sockets."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trustme
+
+from delayserver.front.connection import FIRST_FRAME_BYTES_MAX
+from delayserver.protocol.frames import encode_request
+from tests.delayserver.front.real import HELLO, NORMAL, Door, OneContext, at_the_door
+from tests.fakes.host import Client, Host, small_settings
+
+Boot = Callable[..., Host]
+KIB = 1024
+NOT_SHARED: dict[str, Any] = {"shared_networks": ()}
+# A pool for some frames of 256 KiB.
+SMALL_POOL: dict[str, Any] = {
+    "frame_bytes_max": 256 * KIB,
+    "memory_bytes_max": 1024 * KIB,
+    "memory_bytes_each": 8 * KIB,
+    "memory_bytes_of_client_max": 512 * KIB,
+}
+
+
+def message(size: int) -> dict[str, Any]:
+    return {"messages": [{"subject": "s", "body": b"b" * size, "delay_ms": 3_600_000}]}
+
+
+def frame(size: int) -> bytes:
+    return encode_request(1, "send", message(size))
+
+
+# -- places
+
+
+def test_one_address_cannot_take_all_places(tmp_path: Path) -> None:
+    async def test(door: Door) -> None:
+        crowd = await door.crowd(60, encode_request(1, "ping", {}))
+        assert "server_us" in await (await door.connect(NORMAL)).request("ping")
+        assert await crowd[-1].ended() == "too_many_connections"
+        assert "server_us" in await crowd[0].reply()
+
+    at_the_door(tmp_path, test, connections_max=40, connections_of_client_max=20, **NOT_SHARED)
+
+
+def test_connections_without_a_request_give_way_to_new_ones(tmp_path: Path) -> None:
+    async def test(door: Door) -> None:
+        first = await door.connect()
+        await first.request("ping")
+        crowd = await door.crowd(100)
+        assert "server_us" in await (await door.connect()).request("ping")
+        assert "server_us" in await first.request("ping")
+        assert await crowd[0].ended() == "too_many_connections"
+        assert door.server.connections.open <= 15
+
+    at_the_door(tmp_path, test, connections_max=40, connections_new_max=10)
+
+
+def test_clients_with_a_token_have_places_beside_any_number_without(tmp_path: Path) -> None:
+    async def test(door: Door) -> None:
+        token = await door.token()
+        client = await door.connect()
+        await client.request("hello", HELLO | {"token": token})
+        crowd = await door.crowd(100, encode_request(1, "hello", HELLO))
+        fresh = await door.connect()
+        for each in (client, fresh):
+            assert (await each.request("hello", HELLO | {"token": token}))["roles"] == ["admin"]
+        assert door.server.connections.open <= 15
+        for each in crowd:
+            await each.stream.aclose()
+
+    at_the_door(tmp_path, test, connections_max=40, connections_new_max=10)
+
+
+def test_one_token_cannot_take_all_places(tmp_path: Path) -> None:
+    async def test(door: Door) -> None:
+        token = await door.token()
+        admin = await door.connect()
+        await admin.request("hello", HELLO | {"token": token})
+        other = (await admin.request("token", {"action": "create", "roles": ["send"]}))["token"]
+        greedy = [await door.connect() for _ in range(9)]
+        for each in greedy:
+            await each.request("hello", HELLO | {"token": token})
+        late = await door.connect()
+        assert await late.refused("hello", HELLO | {"token": token}) == "too_many_connections"
+        assert (await late.request("hello", HELLO | {"token": other}))["roles"] == ["send"]
+        await greedy[0].stream.aclose()
+        await door.until(lambda: door.server.connections.open == 10)
+        again = await door.connect()
+        assert (await again.request("hello", HELLO | {"token": token}))["roles"] == ["admin"]
+
+    at_the_door(tmp_path, test, connections_of_client_max=10)
+
+
+@pytest.mark.parametrize("secured", [False, True])
+def test_a_connection_without_a_request_ends(tmp_path: Path, secured: bool) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    trustme.CA().issue_cert("127.0.0.1").configure_cert(context)
+
+    async def test(door: Door) -> None:
+        crowd = [await door.connect() for _ in range(3)]
+        await crowd[0].stream.send_all(encode_request(1, "ping", {})[:-1])
+        if secured:
+            await crowd[1].stream.send_all(bytes.fromhex("1603010200010001"))  # the begin of a handshake
+        else:
+            speaks = await door.connect()
+            await speaks.request("ping")
+        assert await crowd[2].ended() == ("" if secured else "frame_timeout")
+        if not secured:
+            assert await crowd[0].ended() == await crowd[1].ended() == "frame_timeout"
+            assert "server_us" in await speaks.request("ping")
+        await door.until(lambda: door.server.connections.open == (0 if secured else 1))
+
+    at_the_door(tmp_path, test, OneContext(context) if secured else None, hello_timeout_ms=200)
+
+
+# -- memory
+
+
+@pytest.mark.parametrize("short_by", [216, 256 * KIB - 20])
+def test_frames_that_one_client_does_not_finish_leave_room_to_others(tmp_path: Path, short_by: int) -> None:
+    async def test(door: Door) -> None:
+        data = frame(255 * KIB)
+        crowd = await door.crowd(20, data[: len(data) - short_by])
+        await door.until(lambda: door.server.connections.memory.frames_waiting >= 10)
+        client = await door.connect()
+        for _ in range(3):
+            assert "results" in await client.request("send", message(70 * KIB))
+        assert door.server.connections.memory.frames_waiting >= 10, "the others are still there"
+        for each in crowd:
+            await each.stream.aclose()
+
+    at_the_door(tmp_path, test, **SMALL_POOL, **NOT_SHARED)
+
+
+def test_frames_that_come_slowly_give_way_where_an_address_has_many_clients(tmp_path: Path) -> None:
+    async def test(door: Door) -> None:
+        crowd = await door.crowd(9, frame(255 * KIB)[:9_000])
+        memory = door.server.connections.memory
+
+        async def drip() -> None:
+            while True:
+                await trio.sleep(0.01)
+                for each in crowd:
+                    await each.stream.send_all(b"b")
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(drip)
+            await door.until(lambda: memory.used_bytes > 700 * KIB)
+            client = await door.connect()
+            for _ in range(3):
+                assert "results" in await client.request("send", message(100 * KIB))
+            assert door.server.connections.open >= 10, "the others are still there"
+            nursery.cancel_scope.cancel()
+
+    at_the_door(tmp_path, test, **SMALL_POOL)
+
+
+def test_whole_frames_but_for_some_bytes_are_ended_when_others_wait(tmp_path: Path) -> None:
+    async def test(door: Door) -> None:
+        data = frame(255 * KIB)
+        await door.crowd(20, data[:-216])
+        await door.until(lambda: door.server.connections.memory.frames_waiting > 0)
+        client = await door.connect()
+        assert "results" in await client.request("send", message(250 * KIB))
+
+    at_the_door(tmp_path, test, **SMALL_POOL, idle_frame_timeout_ms=3_000)
+
+
+def test_without_a_token_a_frame_has_no_part_of_the_pool(tmp_path: Path) -> None:
+    async def test(door: Door) -> None:
+        token = await door.token()
+        client = await door.connect()
+        await client.request("hello", HELLO | {"token": token})
+        data = frame(255 * KIB)
+        crowd = await door.crowd(20, data[:-216])
+        for each in crowd:
+            assert await each.ended() in ("unauthenticated", "")
+        assert door.server.connections.memory.used_bytes == 0
+        assert "results" in await client.request("send", message(70 * KIB))
+
+    at_the_door(tmp_path, test, **SMALL_POOL)
+
+
+# -- what is read before a token
+
+
+def test_before_a_token_a_large_frame_is_refused_at_its_first_bytes(tmp_path: Path) -> None:
+    async def test(door: Door) -> None:
+        await door.token()
+        stranger = await door.connect()
+        await stranger.request("hello", HELLO)
+        await stranger.stream.send_all(frame(FIRST_FRAME_BYTES_MAX)[:8])
+        assert await stranger.ended() == "unauthenticated"
+
+    at_the_door(tmp_path, test)
+
+
+def test_a_large_request_may_follow_hello_at_once(tmp_path: Path) -> None:
+    async def test(door: Door) -> None:
+        token = await door.token()
+        client = await door.connect()
+        hello = encode_request(1, "hello", HELLO | {"token": token})
+        await client.stream.send_all(hello + frame(300 * KIB) + encode_request(2, "ping", {}))
+        assert (await client.reply())["roles"] == ["admin"]
+        assert {"results", "server_us"} == {*(await client.reply()), *(await client.reply())} & {"results", "server_us"}
+
+    at_the_door(tmp_path, test)
+
+
+def test_a_client_of_a_server_that_gets_its_first_token_needs_one(tmp_path: Path) -> None:
+    async def test(door: Door) -> None:
+        before, half = await door.connect(), await door.connect()
+        await before.request("send", message(70 * KIB))
+        await half.stream.send_all(frame(70 * KIB)[:5_000])
+        await door.until(lambda: door.server.connections.memory.used_bytes > 0)
+        token = await door.token()
+        assert await half.ended() == "unauthenticated"
+        assert await before.refused("send", message(1)) == "unauthenticated"
+        await before.request("hello", HELLO | {"token": token})
+        assert "results" in await before.request("send", message(70 * KIB))
+
+    at_the_door(tmp_path, test)
+
+
+# -- event-loop time
+
+
+def test_requests_without_a_token_share_the_time_of_one_client(tmp_path: Path) -> None:
+    async def test(door: Door) -> None:
+        token = await door.token()
+        client = await door.connect()
+        await client.request("hello", HELLO | {"token": token})
+        noise = encode_request(1, "send", {"messages": [{}] * 1_000}) * 300
+        crowd = await door.crowd(20, noise)
+        await door.until(lambda: len(door.server.fair_turns.shares) >= 10)
+        for _ in range(20):
+            before = door.server.fair_turns.taken
+            await client.request("ping")
+            assert door.server.fair_turns.taken - before <= 200
+        for each in crowd:
+            await each.stream.aclose()
+
+    at_the_door(tmp_path, test)
+
+
+async def test_a_token_with_many_connections_gets_the_turns_of_one_client(boot: Boot) -> None:
+    host = boot(small_settings())
+    server = await host.start()
+    receipts = {"receipts": ["r"] * 2_000}
+    operator = await host.client()
+    admin = (await operator.request("token", {"action": "create", "roles": ["admin"]}))["token"]
+
+    async def connected(token: str) -> Client:
+        client = await host.client()
+        await client.request("hello", HELLO | {"token": token})
+        return client
+
+    normal = await connected(admin)
+    look = (await normal.request("token", {"action": "create", "roles": ["look"]}))["token"]
+    greedy = [await connected(look) for _ in range(30)]
+    asked = [await client.ask("lookup", receipts) for client in greedy]
+    while server.fair_turns.taken < 10:
+        await trio.lowlevel.checkpoint()
+    before = server.fair_turns.taken
+    await normal.request("lookup", receipts)
+    assert server.fair_turns.taken - before < 300, "at most 125 slices of its own, and as many of the other client"
+    for client, number in zip(greedy, asked, strict=True):
+        await client.reply(number)
+    server.fair_turns.shares.check_invariants()
