@@ -129,7 +129,7 @@ class Intake:
 
         def row(message: object) -> Row:
             if type(message) is dict:
-                if not _TIMES.isdisjoint(message):
+                if not _TIMES.isdisjoint(message) and any(message.get(name) is not None for name in _TIMES):
                     raise InvalidArgument(NO_TIMES)
                 subject = message.get("subject")
                 if require_here is not None and type(subject) is str:

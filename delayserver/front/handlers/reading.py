@@ -114,6 +114,8 @@ def read_tags(arguments: Mapping[str, Any], count: int) -> tuple[list[Any], NDAr
     """The tags, and the index of each message's tag, u32[n], that counts from 1 (0: none). Without an index all messages
     have the first tag, if there is one. Raises InvalidArgument."""
     tag, tags = arguments.get("tag"), arguments.get("tags")
+    if tag is not None and tags is not None:
+        raise InvalidArgument("tag and tags are both given; give one of them")
     if tag is not None:
         return [tag], None
     if tags is None:

@@ -159,6 +159,8 @@ def _read_subjects(arguments: dict[str, Any], count: int) -> tuple[list[Any], ND
     """The subjects, and the index of each message's subject, u32[n]; None if all messages have one subject. Raises
     InvalidArgument."""
     subject, subjects = arguments.get("subject"), arguments.get("subjects")
+    if subject is not None and subjects is not None:
+        raise InvalidArgument("subject and subjects are both given; give one of them")
     if subject is not None:
         return [subject], None
     if type(subjects) is not list or not subjects:

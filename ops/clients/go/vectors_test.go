@@ -233,7 +233,7 @@ func TestRequestsAreThoseOfTheVectors(t *testing.T) {
 	subjectsWire["delay_ms"] = 1000
 	send := (&Message{Subject: "orders", Body: []byte{0, 255}, Due: due, Properties: map[string]string{"trace": "7"}, Expires: move}).wire()
 	delete(send, "message_id")
-	delivery := []int64{844424930131968}
+	delivery := []int64{11258999068426240}
 	pull := Pull{Subject: "orders", Group: "billing", Max: 1000, Wait: time.Second, Ack: []int64{delivery[0], delivery[0] + 1}}
 	nack := settle("orders", "billing", delivery)
 	nack["delay_ms"] = ceilMs(5 * time.Second)

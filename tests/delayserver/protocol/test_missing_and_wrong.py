@@ -145,3 +145,29 @@ async def test_every_other_argument_follows_the_one_rule(boot: Any) -> None:
         await check(host, case, "invalid_argument", "invalid_argument")
     for case in OPTIONAL:
         await check(host, case, "", "invalid_argument")
+
+
+@pytest.mark.parametrize("name", ["due_ms", "delay_ms", "delay_level"])
+async def test_a_nil_time_of_a_published_row_counts_as_missing(boot: Any, name: str) -> None:
+    host: Host = boot(small_settings())
+    await host.start()
+    row = {"subject": "orders", "body": "x"}
+    assert await error_of(host, "publish row", row, name, None) == ""
+    assert await error_of(host, "publish row", row, name, 1) == "invalid_argument"
+
+
+@pytest.mark.parametrize(
+    "both",
+    [
+        {"subject": "a", "subjects": ["a"], "subject_index": bytes(4)},
+        {"subject": "a", "tag": "t", "tags": ["t"], "tag_index": bytes(4)},
+    ],
+)
+@pytest.mark.parametrize("operation", ["send", "publish"])
+async def test_one_name_for_all_and_names_for_each_are_refused_together(
+    boot: Any, operation: str, both: Arguments
+) -> None:
+    host: Host = boot(small_settings())
+    await host.start()
+    columns = {"count": 1, "bodies": b"x", "body_length": [1]} | ({"delay_ms": [5]} if operation == "send" else {})
+    assert await error_of(host, operation, columns | both, "count", 1) == "invalid_argument"

@@ -12,7 +12,7 @@ import pytest
 from delayserver.broker.limits import BrokerLimits
 from delayserver.client.values.timing import ServerClock
 from delayserver.protocol.columns import I64, U8, U32, unpack_column, unpack_ragged
-from delayserver.protocol.errors import DelayServerError, InvalidArgument, error_to_map
+from delayserver.protocol.errors import ERRORS, DelayServerError, InvalidArgument, error_to_map
 from delayserver.protocol.frames import FrameDecoder, decode_reply, decode_request, encode_frame
 from delayserver.protocol.limits import DEFAULT_LIMITS
 from delayserver.protocol.operations import OPERATIONS
@@ -49,6 +49,15 @@ def test_every_operation_has_a_request_and_a_reply() -> None:
     assert set(asked.values()) == OPERATIONS
     answered = {value_of(name)[0] for name in REPLIES}
     assert {asked[request_id] for request_id in asked if request_id in answered} == OPERATIONS
+
+
+def test_every_error_of_a_server_has_a_reply() -> None:
+    errors = {value_of(name)[2]["error"] for name in REPLIES if not value_of(name)[1]}
+    assert errors >= ERRORS.keys() - vectors.MADE_BY_CLIENTS
+
+
+def test_the_delivery_ids_do_not_fit_into_doubles() -> None:
+    assert int(float(vectors.DELIVERY + 1)) != vectors.DELIVERY + 1
 
 
 @pytest.mark.parametrize("name", FRAMES)

@@ -17,6 +17,7 @@ import numpy as np
 
 from delayserver.client.values.timing import ServerClock
 from delayserver.protocol.columns import I64, U8, U32, pack_column
+from delayserver.protocol.errors import ERRORS, Unavailable
 from delayserver.protocol.frames import encode_frame
 from delayserver.protocol.limits import DEFAULT_LIMITS
 from delayserver.protocol.proof import make_proof
@@ -31,6 +32,10 @@ VALUE_WIDTH = 110
 # JSON numbers are doubles in many languages.
 EXACT_INT_MAX = 2**53 - 1
 
+MADE_BY_CLIENTS = {"connection_lost", "timed_out", "unknown_error"}
+# Errors of a connection, which the server then closes. `unauthenticated` also answers a request, with its id.
+OF_THE_CONNECTION = {"malformed_frame", "frame_too_large", "frame_timeout", "too_many_connections"}
+
 SERVER_ID = "5f3a9c0d2b71"
 OTHER_ID = "0123456789ab"
 DUE_MS = 1_800_000_000_000
@@ -38,9 +43,10 @@ ACCEPTED_US = 1_799_999_940_000_000
 DISPATCHED_US = 1_800_000_000_000_900
 RECEIPT = format_receipt(SERVER_ID, DUE_MS, 42)
 NEW_RECEIPT = format_receipt(SERVER_ID, DUE_MS + 60_000, 48)
-# The first position of the main queue and of the retry queue, each in the third start of a broker.
-DELIVERY = 3 << 48
-DELIVERY_AGAIN = 1 << 62 | 3 << 48
+# The first position of the main queue and of the retry queue, each in the fortieth start of a broker. Such numbers are
+# beyond 2^53: a client that keeps them in doubles fails at its first ack, and not after months.
+DELIVERY = 40 << 48
+DELIVERY_AGAIN = 1 << 62 | 40 << 48
 SECRET = "correct horse battery staple"
 CHALLENGE = bytes(range(32))
 DUE_COLUMN = np.array([DUE_MS, DUE_MS + 5, DUE_MS + 1], np.int64)
@@ -856,6 +862,20 @@ def from_json(value: Any) -> Any:
     if value.keys() == {"$int"}:
         return int(value["$int"])
     return {key: from_json(item) for key, item in value.items()}
+
+
+def _each_error() -> dict[str, tuple[Any, ...]]:
+    """A reply for each error that a server sends. Those about the connection have id 0."""
+    replies: dict[str, tuple[Any, ...]] = {}
+    for name in sorted(ERRORS.keys() - MADE_BY_CLIENTS):
+        error: dict[str, Any] = {"error": name, "message": f"an example of {name}"}
+        if issubclass(ERRORS[name], Unavailable):
+            error["retry_after_ms"] = 1000
+        replies[f"error {name} reply"] = (0 if name in OF_THE_CONNECTION else 90, False, error)
+    return replies
+
+
+REPLIES |= _each_error()
 
 
 def make() -> dict[str, Any]:
