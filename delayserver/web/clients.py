@@ -21,6 +21,7 @@ from delayserver.protocol.errors import Forbidden, QueueFull, Unauthenticated
 from delayserver.protocol.tokens import ADMIN, LOOK
 from delayserver.web.bodies import TOKEN
 from delayserver.web.idempotency import FirstTries
+from delayserver.web.routes import Routes
 from delayserver.web.singles import Singles
 
 STRANGE_HOST: Final = "delayserver.strange_host"
@@ -40,7 +41,8 @@ RETRIES: Final = 2
 
 class TokenClient:
     """The connections of one token. ``calls`` is for short requests and ``pulls`` for those that wait. ``sends`` folds
-    single sends of concurrent requests into few requests of the server's protocol. ``first_tries`` remembers keys.
+    single sends of concurrent requests into few requests of the server's protocol. ``first_tries`` remembers keys, and
+    ``routes`` where subjects are consumed.
     """
 
     def __init__(self, server: str, token: str, tls: TLS) -> None:
@@ -48,6 +50,7 @@ class TokenClient:
         self.pulls = AsyncClient(server, retries=0, token=token or None, tls=tls)
         self.sends = Singles(self.calls)
         self.first_tries = FirstTries()
+        self.routes = Routes(self.calls, server)
         self.requests = 0
         """How many requests use it now."""
         self._scope = anyio.CancelScope()

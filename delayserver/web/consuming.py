@@ -21,8 +21,9 @@ from delayserver.web.clients import Clients, TokenClient
 from delayserver.web.cloud_events import to_structured
 from delayserver.web.idempotency import idempotency_key, message_id_of
 from delayserver.web.origins import require_deliberate
-from delayserver.web.problems import invalid, problem_of
+from delayserver.web.problems import Problem, invalid, problem_of
 from delayserver.web.queries import GroupsQuery
+from delayserver.web.routes import pull_there
 from delayserver.web.schemas import (
     AckReply,
     AckRequest,
@@ -80,7 +81,12 @@ class Consuming:
         """Messages that are due. The pull ends early if its client goes away."""
         client = await self._clients.of_request(request.scope)
         asked = read_json(await self._read(request) or b"{}", _pull_decoder)
-        deliveries = await unless_gone(request, lambda: _pull(client, names, asked, asked.wait_ms))
+        elsewhere = await client.routes.elsewhere(names["subject"])
+        wait_ms = 0 if elsewhere else asked.wait_ms
+        deliveries = await unless_gone(request, lambda: _pull(client, names, asked, wait_ms))
+        # The server may have messages from before its routes changed.
+        if elsewhere and not deliveries:
+            raise pull_there(elsewhere)
         if asked.ack and deliveries:
             numbers = [delivery.delivery for delivery in deliveries]
             await client.calls.ack(names["subject"], names["group"], numbers)
@@ -91,6 +97,8 @@ class Consuming:
         client = await self._clients.of_request(request.scope)
         asked = read_json(await self._read(request), _ack_decoder)
         result = await client.calls.ack(names["subject"], names["group"], numbers_of(asked.deliveries))
+        if result.unknown and not result.acked:
+            raise _none_in_flight(acked=0, unknown=result.unknown)
         return json_answer(AckReply(result.acked, result.unknown))
 
     async def nack(self, request: Request, names: Mapping[str, str]) -> Response:
@@ -99,6 +107,8 @@ class Consuming:
         asked = read_json(await self._read(request), _nack_decoder)
         delay = None if asked.delay_ms is None else _duration(asked.delay_ms)
         result = await client.calls.nack(names["subject"], names["group"], numbers_of(asked.deliveries), delay)
+        if result.unknown and not result.nacked:
+            raise _none_in_flight(nacked=0, unknown=result.unknown)
         return json_answer(NackReply(result.nacked, result.unknown, result.expired, result.dead_lettered))
 
     async def extend(self, request: Request, names: Mapping[str, str]) -> Response:
@@ -109,6 +119,8 @@ class Consuming:
         result = await client.calls.extend(
             names["subject"], names["group"], numbers_of(asked.deliveries), ack_timeout_s=timeout_s
         )
+        if result.unknown and not result.extended:
+            raise _none_in_flight(extended=0, unknown=result.unknown)
         return json_answer(ExtendReply(result.extended, result.unknown))
 
     async def publish(self, request: Request, names: Mapping[str, str]) -> Response:
@@ -154,7 +166,9 @@ class Consuming:
         )
         stream = _Stream(self._streams.begin(request.scope), client, names, asked, request.scope.get(LASTS))
         # The first pull comes before the answer, so that its errors are a problem document.
-        await stream.pull()
+        elsewhere = await client.routes.elsewhere(names["subject"])
+        if not await stream.pull() and elsewhere:
+            raise pull_there(elsewhere)
         return event_stream(stream.events())
 
     async def groups(self, request: Request, names: Mapping[str, str]) -> Response:
@@ -170,6 +184,13 @@ class Consuming:
 
     async def _read(self, request: Request) -> bytes:
         return await self._bodies.read(request.scope, request.receive, REQUEST_BYTES_MAX)
+
+
+def _none_in_flight(**counts: int) -> Problem:
+    detail = (
+        "none of these deliveries is in flight: they ended before, or are of another group; messages may come again"
+    )
+    return Problem(409, "deliveries_unknown", detail, fields=counts)
 
 
 async def _pull(
@@ -211,10 +232,11 @@ class _Stream:
         self._wait_ms = 0
         self._deliveries: list[Delivery] = []
 
-    async def pull(self) -> None:
-        """Pull the next messages. The first pull does not wait for any."""
+    async def pull(self) -> bool:
+        """Pull the next messages: whether there are any. The first pull does not wait for them."""
         self._deliveries = await _pull(self._client, self._names, self._asked, self._wait_ms, PULL_BYTES)
         self._wait_ms = SESSION_WAIT_MS if self._lasts else STREAM_WAIT_MS
+        return bool(self._deliveries)
 
     async def events(self) -> AsyncIterator[bytes]:
         """Until the client goes away, the session ends, or with an event `problem` at the end."""

@@ -17,7 +17,7 @@ from delayserver.protocol.outcomes import Outcome
 from delayserver.web.answers import json_answer, problem_answer, read_json, read_query
 from delayserver.web.bodies import BodyForm, BodyReader, message_body, message_bytes_max, shown_body
 from delayserver.web.clients import Clients
-from delayserver.web.problems import Problem
+from delayserver.web.problems import Problem, ended_before
 from delayserver.web.queries import KeyQuery, LookupQuery
 from delayserver.web.schemas import Ended, Fate, Moved, MoveRequest
 from delayserver.web.timing import due_ms_of
@@ -118,6 +118,8 @@ def _fate(found: LookupResult, form: BodyForm) -> Response:
 def _ended(cancelled: CancelResult) -> Response:
     if cancelled.outcome is Outcome.UNKNOWN:
         return _unknown()
+    if cancelled.outcome not in (Outcome.CANCELLED, Outcome.ALREADY_CANCELLED):
+        raise ended_before("it was not cancelled", cancelled.outcome, cancelled.receipt)
     return json_answer(Ended(cancelled.outcome.label, cancelled.receipt))
 
 
@@ -125,8 +127,11 @@ def _moved(moved: RescheduleResult) -> Response:
     if moved.outcome is Outcome.UNKNOWN:
         return _unknown()
     # The server says of a message that was moved that it was cancelled, in favour of the new one.
-    outcome = "rescheduled" if moved.outcome is Outcome.CANCELLED else moved.outcome.label
-    return json_answer(Moved(outcome, moved.receipt, moved.new_receipt, moved.message_id, moved.due_ms, moved.sequence))
+    if moved.outcome is not Outcome.CANCELLED:
+        raise ended_before("nothing was changed", moved.outcome, moved.receipt)
+    return json_answer(
+        Moved("rescheduled", moved.receipt, moved.new_receipt, moved.message_id, moved.due_ms, moved.sequence)
+    )
 
 
 def _unknown() -> Response:

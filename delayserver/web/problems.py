@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from delayserver.protocol.errors import DelayServerError, ProtocolError, Refused, Unauthenticated, Unavailable
+from delayserver.protocol.outcomes import Outcome
 
 PROBLEM_JSON: Final = "application/problem+json"
 
@@ -131,6 +132,17 @@ def problem_of(error: DelayServerError) -> Problem:
         error = error.__cause__
     return Problem(
         status_of(error), error.name, error.message, retry_after_ms=error.retry_after_ms, fields=dict(error.details)
+    )
+
+
+def ended_before(what: str, outcome: Outcome, receipt: str | None, **fields: Any) -> Problem:
+    """The problem of a request about a message that has gone too far. `what`: what that means for the request."""
+    known = {name: value for name, value in ({"receipt": receipt} | fields).items() if value is not None}
+    return Problem(
+        409,
+        "message_ended",
+        f"{what}: the message is {outcome.label.replace('_', ' ')}",
+        fields={"outcome": outcome.label, **known},
     )
 
 

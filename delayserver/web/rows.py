@@ -15,7 +15,7 @@ from delayserver.protocol.errors import BatchTooLarge, DelayServerError, Refused
 from delayserver.web.answers import NO_JSON, no_json, read_json
 from delayserver.web.bodies import message_body
 from delayserver.web.clients import TokenClient
-from delayserver.web.problems import Problem, invalid, problem_of
+from delayserver.web.problems import Problem, ended_before, invalid, problem_of
 from delayserver.web.schemas import RowProblem, SendRequest, Sent
 from delayserver.web.timing import due_ms_of
 from delayserver.web.trace_context import with_trace
@@ -223,10 +223,12 @@ async def _send_columns(client: TokenClient, messages: Sequence[Message]) -> lis
     return _results(messages, ids, sent)
 
 
-def sent_document(sent: SendResult) -> Sent:
-    """The document of an accepted message."""
-    outcome = None if sent.outcome is None else sent.outcome.label
-    return Sent(*sent[:7], outcome)
+def sent_document(sent: SendResult) -> Sent | Problem:
+    """The document of an accepted message; a problem for a copy of one that has ended, which nobody will get."""
+    if sent.outcome is not None and sent.never_comes:
+        fields = {"duplicate": True, "original_receipt": sent.original_receipt, "message_id": sent.message_id}
+        return ended_before("a copy of it is not delivered", sent.outcome, sent.receipt, **fields)
+    return Sent(*sent[:7], None if sent.outcome is None else sent.outcome.label)
 
 
 def _results(messages: Sequence[Message], ids: Sequence[str], sent: ColumnsSent) -> list[Sent | Problem]:

@@ -41,7 +41,7 @@ class SendRequest(Due, kw_only=True, forbid_unknown_fields=True):
 class Sent(Struct, omit_defaults=True):
     """An accepted message. It is on the server's disk. `duplicate` is there if the request gave an id: whether the server
     had a message with this id, subject and due time before. It delivers that one, whose receipt is `original_receipt`.
-    `outcome` is what became of that one. If it is `cancelled`, for example, the message is not delivered.
+    `outcome` is what became of that one.
     """
 
     receipt: str
@@ -80,7 +80,7 @@ class Fate(Struct, omit_defaults=True):
 
 
 class Ended(Struct, omit_defaults=True):
-    """The answer of a cancel: `cancelled`, or why it was not."""
+    """The answer of a cancel: `cancelled`, or `already_cancelled`."""
 
     outcome: str
     receipt: str | None = None
@@ -96,7 +96,7 @@ class MoveRequest(Due, kw_only=True, forbid_unknown_fields=True):
 
 
 class Moved(Struct, omit_defaults=True):
-    """`outcome` is `rescheduled`, and the message has the new receipt; or it says why nothing was changed."""
+    """A message that was moved: `outcome` is `rescheduled`, and it has the new receipt."""
 
     outcome: str
     receipt: str | None = None
@@ -268,6 +268,11 @@ class RowProblem(Struct, omit_defaults=True):
     error: str
     row: int
     retry_after_ms: int | None = None
+    outcome: str | None = None
+    receipt: str | None = None
+    duplicate: bool | None = None
+    original_receipt: str | None = None
+    message_id: str | None = None
 
 
 class RowsDone(Struct):
@@ -287,6 +292,15 @@ class ProblemDocument(Struct, omit_defaults=True):
     error: str
     retry_after_ms: int | None = None
     outcome: str | None = None
+    receipt: str | None = None
+    duplicate: bool | None = None
+    original_receipt: str | None = None
+    message_id: str | None = None
+    acked: int | None = None
+    nacked: int | None = None
+    extended: int | None = None
+    unknown: int | None = None
+    nodes: list[str] | None = None
 
 
 class Bucket(Struct):

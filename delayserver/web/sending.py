@@ -26,7 +26,7 @@ from delayserver.web.clients import Clients, TokenClient
 from delayserver.web.cloud_events import STRUCTURED, from_binary, from_structured, is_binary
 from delayserver.web.idempotency import idempotency_key, message_id_of, refuse_key
 from delayserver.web.lines import LineAnswer, LineReader
-from delayserver.web.problems import invalid
+from delayserver.web.problems import Problem, invalid
 from delayserver.web.queries import SendQuery
 from delayserver.web.rows import Rows, read_list, sent_document
 from delayserver.web.schemas import SendRequest, Sent
@@ -109,7 +109,10 @@ class Sending:
             tag=request.tag,
             order_key=request.order_key,
         )
-        return sent_document(await client.sends.send(message))
+        sent = sent_document(await client.sends.send(message))
+        if isinstance(sent, Problem):
+            raise sent
+        return sent
 
 
 def is_event(scope: Scope) -> bool:

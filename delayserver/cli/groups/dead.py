@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
 
 from delayserver.cli.terminal import options
+from delayserver.cli.terminal.failures import FAILED
 from delayserver.cli.terminal.output import body_fields, print_json, visible
 from delayserver.config.units import format_instant
 
@@ -65,7 +67,9 @@ def _line(letter: DeadLetter) -> str:
 @options.yes
 @options.server
 @options.as_json
+@click.pass_context
 def resend(
+    context: click.Context,
     subject: str,
     group: str,
     maximum: int | None,
@@ -77,18 +81,20 @@ def resend(
 ) -> None:
     """Send dead letters to their consumer group again, oldest first. Their attempts begin anew.
 
-    Can be called again after an interruption: what was sent is no dead letter any more.
+    Can be called again after an interruption: what was sent is no dead letter any more. The exit code is 1 if a --position
+    has no dead letter, or if one cannot be read.
     """
     with options.connect(server) as client:
         options.confirm(f"Send dead letters of {visible(group)} in {visible(subject)} again?", yes)
         done = client.resend_dead_letters(subject, group, maximum, positions=positions or None, rate=rate)
     if as_json:
         print_json(asdict(done))
-        return
+        context.exit(_code(done.resent, positions, done.unreadable))
     click.echo(f"resent  {done.resent:,}")
     click.echo(f"left    {done.left:,}")
     if done.unreadable:
         click.echo(f"{done.unreadable:,} cannot be read; `delayserver recover check` names the file", err=True)
+    context.exit(_code(done.resent, positions, done.unreadable))
 
 
 @dead.command
@@ -99,7 +105,9 @@ def resend(
 @options.yes
 @options.server
 @options.as_json
+@click.pass_context
 def drop(
+    context: click.Context,
     subject: str,
     group: str,
     maximum: int | None,
@@ -108,12 +116,20 @@ def drop(
     server: str,
     as_json: bool,
 ) -> None:
-    """Remove dead letters of a consumer group for good, oldest first."""
+    """Remove dead letters of a consumer group for good, oldest first.
+
+    The exit code is 1 if a --position has no dead letter.
+    """
     with options.connect(server) as client:
         options.confirm(f"Drop dead letters of {visible(group)} in {visible(subject)} for good?", yes)
         done = client.drop_dead_letters(subject, group, maximum, positions=positions or None)
     if as_json:
         print_json(asdict(done))
-        return
+        context.exit(_code(done.dropped, positions))
     click.echo(f"dropped  {done.dropped:,}")
     click.echo(f"left     {done.left:,}")
+    context.exit(_code(done.dropped, positions))
+
+
+def _code(done: int, positions: Sequence[int], unreadable: int = 0) -> int:
+    return FAILED if unreadable or done < len(set(positions)) else 0

@@ -8,6 +8,7 @@ from datetime import timedelta
 import click
 
 from delayserver.cli.terminal import options
+from delayserver.cli.terminal.failures import FAILED
 from delayserver.cli.terminal.output import print_json
 
 
@@ -22,7 +23,9 @@ from delayserver.cli.terminal.output import print_json
 @click.option("--reason", default="", metavar="TEXT", help="Kept with a message that becomes a dead letter.")
 @options.server
 @options.as_json
+@click.pass_context
 def nack(
+    context: click.Context,
     subject: str,
     deliveries: tuple[int, ...],
     group: str,
@@ -34,7 +37,8 @@ def nack(
 ) -> None:
     """Give deliveries of SUBJECT back. DELIVERY is the number that `pull --json` prints as `delivery`.
 
-    They come again for the group. One that had its last attempt by the group's policy becomes a dead letter instead.
+    They come again for the group. One that had its last attempt by the group's policy becomes a dead letter instead. The
+    exit code is 1 if one was not in flight.
     """
     delay = None if delay_ms is None else timedelta(milliseconds=delay_ms)
     with options.connect(server) as client:
@@ -42,8 +46,9 @@ def nack(
         done = client.nack(subject, group, deliveries, delay, level=level, reason=reason)
     if as_json:
         print_json(asdict(done))
-        return
+        context.exit(FAILED if done.unknown else 0)
     click.echo(f"nacked         {done.nacked}")
     for name, count in (("unknown", done.unknown), ("expired", done.expired), ("dead_lettered", done.dead_lettered)):
         if count:
             click.echo(f"{name:<13}  {count}")
+    context.exit(FAILED if done.unknown else 0)

@@ -83,27 +83,28 @@ def pull(
             received += len(deliveries)
             if received >= maximum or (time.monotonic() >= deadline_s and not deliveries):
                 break
-        elsewhere = [] if received or as_json else _nodes_elsewhere(client, subject)
+        elsewhere = [] if received else _nodes_elsewhere(client, subject, server)
+    if elsewhere:
+        raise click.ClickException(
+            f"nothing here: this subject goes to {', '.join(elsewhere)}; pull there, with --server"
+        )
     if not as_json:
-        _print_hint(received, wait_ms, ack, elsewhere)
+        _print_hint(received, wait_ms, ack)
     if unknown:
         raise click.ClickException(
             f"{unknown} of {received} were not in flight any more and may come again; use a longer --ack-timeout"
         )
 
 
-def _nodes_elsewhere(client: Client, subject: str) -> list[str]:
-    """The broker nodes to which the server delivers this subject; empty if it uses its embedded broker."""
-    groups = client.status().get("groups") or {}
-    name = client.route(subject=subject).group
-    addresses = [node["address"] for node in groups.get(name, {}).get("nodes", [])]
-    return [] if "embedded" in addresses else addresses
+def _nodes_elsewhere(client: Client, subject: str, server: str) -> list[str]:
+    """The broker nodes to which the server delivers this subject; empty if it is one of them."""
+    nodes = client.route(subject=subject).nodes
+    # An older server does not mark its own node.
+    return [] if any(node.here or node.address == server for node in nodes) else [node.address for node in nodes]
 
 
-def _print_hint(received: int, wait_ms: int, ack: bool, elsewhere: list[str]) -> None:
-    if elsewhere:
-        click.echo(f"nothing here: this subject goes to {', '.join(elsewhere)}; pull there, with --server", err=True)
-    elif not received:
+def _print_hint(received: int, wait_ms: int, ack: bool) -> None:
+    if not received:
         click.echo(f"nothing was due within {format_duration(wait_ms)}" if wait_ms else "nothing is due", err=True)
     elif not ack:
         click.echo("not acknowledged, so this comes again after the ack timeout; --ack settles it", err=True)

@@ -6,6 +6,7 @@ import click
 
 from delayserver.cli.terminal import options
 from delayserver.cli.terminal import receipts as by_receipt
+from delayserver.protocol.outcomes import Outcome
 
 
 @click.command
@@ -18,7 +19,7 @@ def cancel(context: click.Context, receipts: tuple[str, ...], server: str, as_js
 
     The outcome is one of cancelled, already_cancelled, delivered, expired, dead_lettered, retired (its window is past
     retention), too_late (an attempt is running, or its result is unknown after a crash) and unknown. What is answered
-    `cancelled` is never delivered. The exit code is 0 when every receipt got such an answer.
+    `cancelled` is never delivered. The exit code is 0 if every message is cancelled, now or before, and 1 otherwise.
     """
     with options.connect(server) as client:
         code = by_receipt.answer_each(
@@ -28,5 +29,6 @@ def cancel(context: click.Context, receipts: tuple[str, ...], server: str, as_js
             lambda receipt, result: {"receipt": result.receipt or receipt, "outcome": result.outcome.label},
             lambda record: f"{record['receipt']}  {record['outcome']}",
             as_json,
+            lambda result: result.outcome in (Outcome.CANCELLED, Outcome.ALREADY_CANCELLED),
         )
     context.exit(code)

@@ -11,6 +11,7 @@ from delayserver.cli.terminal import options
 from delayserver.cli.terminal import receipts as by_receipt
 from delayserver.cli.terminal.output import body_fields, visible, visible_block, without_none
 from delayserver.config.units import format_instant
+from delayserver.protocol.outcomes import Outcome
 
 if TYPE_CHECKING:
     from delayserver.client.values.messages import LookupResult
@@ -29,12 +30,17 @@ def lookup(
     """Say what became of the messages with these receipts; `-` reads receipts from stdin, one a line.
 
     The outcome is one of pending, in_flight, retrying, delivered, cancelled, expired, deduplicated, dead_lettered,
-    retired (by retention) and unknown; of a transaction prepared, committed or rolled_back.
+    retired (by retention) and unknown; of a transaction prepared, committed or rolled_back. The exit code is 1 if one
+    is unknown.
     """
     with options.connect(server) as client:
         ask = partial(client.lookup_many, body=body, times=times)
-        code = by_receipt.answer_each(client, receipts, ask, _record, _line, as_json)
+        code = by_receipt.answer_each(client, receipts, ask, _record, _line, as_json, _is_known)
     context.exit(code)
+
+
+def _is_known(result: LookupResult) -> bool:
+    return result.outcome is not Outcome.UNKNOWN
 
 
 def _record(receipt: str, result: LookupResult) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from delayserver.cli.terminal import options
+from delayserver.cli.terminal.failures import FAILED
 from delayserver.cli.terminal.output import print_json, without_none
 from delayserver.config.units import format_instant
 
@@ -14,11 +15,14 @@ from delayserver.config.units import format_instant
 @options.due_options
 @options.server
 @options.as_json
-def reschedule(receipt: str, delay_ms: int | None, at_ms: int | None, server: str, as_json: bool) -> None:
+@click.pass_context
+def reschedule(
+    context: click.Context, receipt: str, delay_ms: int | None, at_ms: int | None, server: str, as_json: bool
+) -> None:
     """Move the message with this receipt to another due time; --delay 0s delivers it now.
 
     The old message is cancelled and a new one with the same content is sent in one step. Any outcome but `cancelled`
-    means that nothing was changed; the exit code is 0 then too, so look at `outcome` of --json.
+    means that nothing was changed, and then the exit code is 1.
     """
     options.check_due(delay_ms, at_ms, required=True)
     with options.connect(server) as client:
@@ -40,3 +44,4 @@ def reschedule(receipt: str, delay_ms: int | None, at_ms: int | None, server: st
     else:
         click.echo(f"due      {format_instant(result.due_ms)}")
         click.echo(f"receipt  {result.new_receipt}")
+    context.exit(FAILED if result.new_receipt is None else 0)

@@ -32,8 +32,10 @@ def answer_each(
     record_of: Callable[[str, Result], dict[str, Any]],
     line_of: Callable[[dict[str, Any]], str],
     as_json: bool,
+    is_done: Callable[[Result], bool] = lambda _: True,
 ) -> int:
-    """Asks about all receipts (`-`: those on stdin) and prints each answer. Returns exit code 1 if one was refused."""
+    """Asks about all receipts (`-`: those on stdin) and prints each answer. Returns exit code 1 if one was refused, or is
+    not done by `is_done`."""
     code = 0
     remaining = _expand(receipts)
     batch_max = min(BATCH_MAX, client.hello().limits.batch_messages_max)
@@ -44,6 +46,7 @@ def answer_each(
                 record = error_record(receipt, answer)
                 line = f"{receipt}  {answer}"
             else:
+                code = code if is_done(answer) else FAILED
                 record = record_of(receipt, answer)
                 line = line_of(record)
             if as_json:

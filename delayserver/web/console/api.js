@@ -8,6 +8,7 @@ export class Problem extends Error {
     super(document.detail ?? document.title ?? `the server answered ${status}`);
     this.status = status;
     this.error = document.error ?? "unknown_error";
+    this.outcome = document.outcome ?? null;
     this.retryAfterMs = document.retry_after_ms ?? null;
   }
 }
@@ -17,6 +18,12 @@ let askForToken = async () => false;
 /** Who asks for a token: an async function, true once there is one. Its argument: whether a person acts, or the page by itself. */
 export function onUnauthenticated(ask) {
   askForToken = ask;
+}
+
+/** The answer in a problem that says what became of a message, for those who show it. Raises other problems again. */
+export function outcomeOf(problem) {
+  if (problem.status !== 409 || !problem.outcome) throw problem;
+  return { outcome: problem.outcome };
 }
 
 /** Who the server takes this browser for: `{needs_token, token_id, roles, subjects}`. Asks for a token if one is needed. */

@@ -57,6 +57,7 @@ function render() {
   if (hours) coming.hours(hours, view.nowMs);
   delivery.update(metrics, history, view);
   consumers.update(metrics, view);
+  showPulls(metrics.groups);
   message.tick();
   show(byId("welcome"), metrics.accepted === 0 && !(metrics.broker?.published > 0));
   say(byId("about"), `delayserver ${metrics.version} · server ${metrics.server_id} · up ${duration(metrics.uptime_s * 1000)}`);
@@ -235,15 +236,28 @@ const watcher = new IntersectionObserver((entries) => {
 for (const way of ways) watcher.observe(byId(way.hash.slice(1)));
 
 const origin = location.origin;
-const commands = {
-  "welcome-send": `curl ${origin}/v1/messages -d '{"subject": "orders", "body": "hello", "delay": "10s"}'`,
-  "welcome-pull": `curl ${origin}/v1/subjects/orders/groups/me/pull -d '{"max_messages": 10, "wait_ms": 20000, "ack": true}'`,
-};
-commands["consumers-pull"] = commands["welcome-pull"];
-for (const [id, command] of Object.entries(commands)) {
+
+/** Shows a command with a button that copies it. */
+function showCommand(id, command) {
+  const shell = byId(id).closest(".shell");
+  if (byId(id).textContent === command) return;
   say(byId(id), command);
-  byId(id).closest(".shell").append(copyButton(command));
+  shell.querySelector("button")?.remove();
+  shell.append(copyButton(command));
 }
+
+/** Shows commands that receive messages: from this server, or from the node that has them. */
+function showPulls(groups) {
+  const nodes = Object.values(groups ?? {}).flatMap((group) => group.nodes);
+  const away = nodes.length && !nodes.some((node) => node.address === "embedded");
+  const command = away
+    ? `delayserver pull orders --group me --max 10 --wait 20s --ack --server ${nodes[0].address}`
+    : `curl ${origin}/v1/subjects/orders/groups/me/pull -d '{"max_messages": 10, "wait_ms": 20000, "ack": true}'`;
+  for (const id of ["welcome-pull", "consumers-pull"]) showCommand(id, command);
+}
+
+showCommand("welcome-send", `curl ${origin}/v1/messages -d '{"subject": "orders", "body": "hello", "delay": "10s"}'`);
+showPulls({});
 
 greet();
 live.start();

@@ -1,6 +1,6 @@
 // Finding a message, showing its life, and acting on it.
 
-import { call } from "./api.js";
+import { call, outcomeOf } from "./api.js";
 import { nowMs } from "./clock.js";
 import { FieldError, ask, isAsking } from "./dialogs.js";
 import { announce, byId, copyButton, h, keyed, say, set, show } from "./dom.js";
@@ -59,7 +59,7 @@ export class MessagePanel {
     const fate = this.#shown?.fate;
     if (!fate?.receipt || isFinal(fate.outcome) || isAsking()) return;
     say(byId("cancel-text"), `The message on ${fate.subject ?? "its subject"}${fate.due_ms ? `, due ${time(fate.due_ms)},` : ""} will never be delivered. This cannot be undone.`);
-    const answer = await ask("cancel", () => call("DELETE", pathOf(fate.receipt)));
+    const answer = await ask("cancel", () => call("DELETE", pathOf(fate.receipt)).catch(outcomeOf));
     if (answer === null) return;
     announce(answer.outcome === "cancelled" ? "Cancelled." : `Not cancelled: ${answer.outcome.replaceAll("_", " ")}.`);
     await this.#open(fate.receipt, answer.outcome === "cancelled" ? "" : refusals[answer.outcome] ?? `It was not cancelled: ${answer.outcome}.`);
@@ -70,7 +70,7 @@ export class MessagePanel {
     const fate = this.#shown?.fate;
     if (!fate?.receipt || isFinal(fate.outcome) || isAsking()) return;
     say(byId("move-text"), `It is due ${time(fate.due_ms)}. The message keeps its content and gets a new receipt.`);
-    const answer = await ask("move", (form) => call("PATCH", pathOf(fate.receipt), { delay_ms: delayOf(form) }));
+    const answer = await ask("move", (form) => call("PATCH", pathOf(fate.receipt), { delay_ms: delayOf(form) }).catch(outcomeOf));
     if (answer === null) return;
     if (answer.outcome && answer.outcome !== "rescheduled") {
       await this.#open(fate.receipt, refusals[answer.outcome] ?? `It was not rescheduled: ${answer.outcome}.`);

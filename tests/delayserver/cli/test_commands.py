@@ -141,7 +141,8 @@ def test_a_cancelled_message_is_not_delivered(server: Any) -> None:
             break
         assert len(pull(server, "cancelled", "--ack")) == 1
     assert row == {"receipt": receipt, "outcome": "cancelled"}
-    assert server.run("cancel", receipt, "--json").row == {"receipt": receipt, "outcome": "already_cancelled"}
+    again = server.run("cancel", receipt, "--json")
+    assert (again.code, again.row) == (0, {"receipt": receipt, "outcome": "already_cancelled"})
     assert server.run("lookup", receipt, "--json").row["outcome"] == "cancelled"
     assert pull(server, "cancelled", "--wait", "8s" if delay == "6s" else "42s") == []
 
@@ -179,7 +180,9 @@ def test_lookup_follows_a_message(server: Any) -> None:
 def test_a_receipt_that_was_never_given_is_unknown(server: Any) -> None:
     receipt = send(server, "unknown", "x", "--delay", "1h")["receipt"]
     never = receipt[:-12] + f"{int(receipt[-12:], 16) + 10**6:012x}"
-    assert server.run("lookup", never, "--json").row["outcome"] == "unknown"
+    done = server.run("lookup", never, "--json")
+    assert (done.code, done.row["outcome"]) == (1, "unknown")
+    assert (cancelled := server.run("cancel", never, "--json")).code == 1 and cancelled.row["outcome"] == "unknown"
 
 
 def test_rescheduled_to_now_a_message_is_delivered_now_and_once(server: Any) -> None:
@@ -190,7 +193,9 @@ def test_rescheduled_to_now_a_message_is_delivered_now_and_once(server: Any) -> 
     assert (pulled["body"], pulled["message_id"], pulled["sequence"]) == ("content", "mine", row["sequence"])
     assert server.run("lookup", row["new_receipt"], "--json").row["outcome"] == "delivered"
     again = server.run("reschedule", sent["receipt"], "--delay", "0s")
-    assert "nothing was changed" in again.out
+    assert again.code == 1 and "nothing was changed" in again.out
+    late = server.run("cancel", row["new_receipt"], "--json")
+    assert (late.code, late.row["outcome"]) == (1, "delivered")
 
 
 def test_a_message_that_is_late_beyond_use_expires(server: Any) -> None:
@@ -277,7 +282,7 @@ def test_dead_letters_are_listed_sent_again_and_dropped(server: Any) -> None:
     deliveries = [str(pull(server, "dying")[0]["delivery"]) for _ in range(3)]
     assert "no dead letters" in server.run("dead", "list", *named).out
     done = server.run("nack", *named, *deliveries, "7", "--reason", "no\x1bcolour", "--json")
-    assert done.row == {"nacked": 3, "unknown": 1, "expired": 0, "dead_lettered": 3}
+    assert done.code == 1 and done.row == {"nacked": 3, "unknown": 1, "expired": 0, "dead_lettered": 3}
     rows = server.run("dead", "list", *named, "--json").rows
     assert [(row["body"], row["reason"], row["text"], row["attempts"]) for row in rows] == [
         (body, "nacked", "no\x1bcolour", 1) for body in ("one", "two", "three")
@@ -293,6 +298,8 @@ def test_dead_letters_are_listed_sent_again_and_dropped(server: Any) -> None:
     assert (row["body"], row["attempt"]) == ("one", 1)
     again = server.run("dead", "resend", *named, "--position", str(rows[2]["position"]), "--yes").out.split()
     assert again == ["resent", "1", "left", "1"]
+    for command in ("resend", "drop"):
+        assert server.run("dead", command, *named, "--position", "7777", "--yes").code == 1
     assert server.run("dead", "drop", *named, "--yes", "--json").row == {"dropped": 1, "left": 0}
     assert "no dead letters" in server.run("dead", "list", *named).out
     unknown = server.run("dead", "list", "dying", "--group", "nobody")
@@ -337,4 +344,5 @@ def test_a_nacked_delivery_comes_again(server: Any) -> None:
     (row,) = pull(server, "nacked")
     shown = server.run("nack", "nacked", str(row["delivery"]), "--group", "g", "--delay", "0s").out
     assert shown.split() == ["nacked", "1"]
+    assert server.run("nack", "nacked", str(row["delivery"]), "--group", "g").code == 1
     assert pull(server, "nacked", "--ack")[0]["attempt"] == 2

@@ -62,8 +62,10 @@ def test_over_http_a_copy_says_so(web: Web) -> None:
     first = web.post("/v1/messages", document).json
     assert first["duplicate"] is False
     assert web.ask("DELETE", f"/v1/messages/{first['receipt']}").status == 200
+    single = web.post("/v1/messages", document)
+    assert (single.status, single.json["error"]) == (409, "message_ended")
     for again in (
-        web.post("/v1/messages", document).json,
+        single.json,
         web.post("/v1/messages", [document]).json[0],
         json.loads(web.post("/v1/messages", json.dumps(document).encode(), content_type="application/x-ndjson").body),
     ):

@@ -67,7 +67,12 @@ def test_a_nacked_message_comes_again(web: Web) -> None:
     (again,) = web.post(f"{path}/pull", {"wait_ms": 30_000, "ack": True}).json["messages"]
     assert (again["message_id"], again["attempt"]) == (first["message_id"], 2)
     # The pull has acked it.
-    assert web.post(f"{path}/ack", {"deliveries": [int(again["delivery"])]}).json == {"acked": 0, "unknown": 1}
+    for settle, count in (("ack", "acked"), ("nack", "nacked")):
+        reply = web.post(f"{path}/{settle}", {"deliveries": [int(again["delivery"])]})
+        assert (reply.status, reply.json["error"], reply.json[count], reply.json["unknown"]) == (
+            409, "deliveries_unknown", 0, 1,
+        )  # fmt: skip
+        assert web.post(f"{path}/{settle}", {"deliveries": []}).status == 200
 
 
 def test_a_lease_is_extended_until_it_has_ended(web: Web) -> None:
@@ -80,7 +85,8 @@ def test_a_lease_is_extended_until_it_has_ended(web: Web) -> None:
     assert web.post(f"{path}/extend", asked | {"ack_timeout_ms": 1}).json == {"extended": 1, "unknown": 0}
     (again,) = web.post(f"{path}/pull", {"wait_ms": 30_000, "ack": True}).json["messages"]
     assert again["attempt"] == 2
-    assert web.post(f"{path}/extend", asked).json == {"extended": 0, "unknown": 1}
+    ended = web.post(f"{path}/extend", asked)
+    assert (ended.status, ended.json["error"], ended.json["extended"]) == (409, "deliveries_unknown", 0)
     assert web.post(f"{path}/extend", asked | {"ack_timeout_ms": 86_400_001}).status == 400
 
 
@@ -88,15 +94,32 @@ def test_a_cancelled_message_says_so(web: Web) -> None:
     receipt = web.post("/v1/messages", {"subject": "s", "body": "x", "delay": "1h"}).json["receipt"]
     assert web.ask("GET", f"/v1/messages/{receipt}").json["outcome"] == "pending"
     assert web.ask("DELETE", f"/v1/messages/{receipt}").json == {"outcome": "cancelled", "receipt": receipt}
-    assert web.ask("DELETE", f"/v1/messages/{receipt}").json["outcome"] == "already_cancelled"
+    again = web.ask("DELETE", f"/v1/messages/{receipt}")
+    assert (again.status, again.json["outcome"]) == (200, "already_cancelled")
+    moved = web.ask("PATCH", f"/v1/messages/{receipt}", {"delay": "2h"})
+    assert (moved.status, moved.json["error"]) == (409, "message_ended")
+    assert (moved.json["outcome"], moved.json["receipt"]) == ("already_cancelled", receipt)
     assert web.ask("GET", f"/v1/messages/{receipt}").json["outcome"] == "cancelled"
+
+
+def test_a_message_that_was_delivered_is_neither_cancelled_nor_moved(web: Web) -> None:
+    sent = {"subject": "gone", "body": "x", "delay_ms": 0, "message_id": "m"}
+    receipt = web.post("/v1/messages", sent).json["receipt"]
+    assert web.post("/v1/subjects/gone/groups/g/pull", {"wait_ms": 30_000, "ack": True}).json["messages"]
+    found = web.ask("GET", f"/v1/messages/{receipt}").json
+    key = f"/v1/messages?subject=gone&message_id=m&due_ms={found['due_ms']}"
+    for path in (f"/v1/messages/{receipt}", key):
+        for method, document in (("DELETE", None), ("PATCH", {"delay": "2h"})):
+            reply = web.ask(method, path, document)
+            assert (reply.status, reply.json["error"]) == (409, "message_ended")
+            assert reply.json["outcome"] == "delivered"
 
 
 def test_a_message_that_was_never_sent_is_unknown(web: Web) -> None:
     receipt = web.post("/v1/messages", {"subject": "s", "body": "x", "delay": "1h"}).json["receipt"]
     other = receipt[:-6] + "ffffff"
-    for method in ("GET", "DELETE"):
-        reply = web.ask(method, f"/v1/messages/{other}")
+    for method in ("GET", "DELETE", "PATCH"):
+        reply = web.ask(method, f"/v1/messages/{other}", {"delay": "2h"} if method == "PATCH" else None)
         assert (reply.status, reply.json["outcome"], reply.json["error"]) == (404, "unknown", "message_unknown")
 
 

@@ -160,7 +160,7 @@ def test_a_server_routes_messages_to_a_broker_node(
     assert done.row["body"] == "hello"
     # The server itself holds none of it, and says where to ask.
     here = server.run("pull", "routed", "--group", "g")
-    assert (here.code, here.out) == (0, "")
+    assert (here.code, here.out) == (1, "")
     assert f"goes to {address}; pull there" in here.err
 
 
