@@ -83,7 +83,7 @@ delayserver: .client
 .cli: delayserver .cli.terminal .runtime
 .cli.demo: .cli.terminal .client .runtime
 .cli.groups: .cli.terminal .client .client.calls .client.listening .client.values .config .runtime
-.cli.messages: .cli.terminal .client .client.calls .client.values .config
+.cli.messages: .cli.terminal .client .client.calls .client.values .config .protocol
 .cli.recover: store store.disk store.records store.tables .cli.terminal .client .client.calls .config .protocol
     .recover.checking .recover.mending .recover.reading .recover.telling .runtime
 .cli.tokens: store.disk store.tables .cli.terminal .client.calls .config .protocol .runtime .tokens
