@@ -286,6 +286,8 @@ class ProgressBatch(ColumnBatch):
     `stop` bytes of disk in the time that began at `start` (milliseconds since 1970). `change` 5: the group goes on at
     `stop`, and earlier rows of it and this queue are void; `times` counts such moves. `change` 6: the group was
     removed, and its earlier rows are void, as are the messages below `stop` in its retry queue; `times` counts moves.
+    `change` 7: handed out for the `times`th time, and leased. `change` 8: handed out `times` times, and not leased.
+    Programs before these two wrote `change` 1.
     `anew` is 1 on rows of change 5 and 6.
     """
 

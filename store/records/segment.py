@@ -31,6 +31,7 @@ from store.records.file_header import (
     is_unfinished,
 )
 from store.records.message_rows import MessageRows, encode_rows
+from store.records.progress_row import SingleProgressRow
 from store.records.record import HEADER_BYTES, BadRecordError, RecordHeader, decode_body, decode_header, encode_record
 from store.records.scan import SCAN_BYTES, Damage, Scan, ScanReport
 from store.records.stored_rows import StoredRows
@@ -58,7 +59,7 @@ __all__ = [
 ]
 
 
-Appendable: TypeAlias = ColumnBatch | MessageRows | StoredRows
+Appendable: TypeAlias = ColumnBatch | MessageRows | StoredRows | SingleProgressRow
 """The parts of a record that is appended."""
 
 
@@ -247,7 +248,7 @@ class Segment:
         for batch in batches:
             if type(batch) is MessageRows:
                 record = encode_rows(batch, self.synced, position)
-            elif type(batch) is StoredRows:
+            elif type(batch) is StoredRows or type(batch) is SingleProgressRow:
                 record = batch.encode(self.synced, position)
             else:
                 record = encode_record(batch, self.synced, position)  # type: ignore[arg-type]

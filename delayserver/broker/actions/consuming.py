@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from delayserver.broker.actions.earlier_leases import EarlierLeases
 from delayserver.broker.actions.retention import cut_removed
 from delayserver.broker.actions.selecting import Selecting, Selection
 from delayserver.broker.actions.state import BrokerState
@@ -21,9 +22,8 @@ from delayserver.broker.queues.deliveries import (
     with_leases,
 )
 from delayserver.broker.queues.groups import ConsumerGroup, Cursor, GroupKey
-from delayserver.broker.queues.places import LEASED, Place
 from delayserver.broker.queues.queue import ConsumeQueue, Run
-from delayserver.broker.queues.ranges import Range, gaps, ranges_of
+from delayserver.broker.queues.ranges import Range, gaps, ranges_alike, ranges_of
 from delayserver.broker.reads import ReadNeeded, ReadPlan
 from store.errors import StoreError
 from store.records.batches import I64, U64, StoredBatch
@@ -64,6 +64,7 @@ class Consuming:
     def __init__(self, state: BrokerState) -> None:
         self._state = state
         self._selecting = Selecting(state)
+        self.earlier = EarlierLeases(state)
         self.pulled = 0
         self.acked = 0
         self._unfinished: set[GroupKey] = set()
@@ -251,14 +252,37 @@ class Consuming:
             budget.pass_over(count, 0)
             return start + count, start + count
         row = run.row_start + start - run.position
+        record = (batch, row, count)
+        return self._take_record(key, retry, cursor, budget, wanted, record, start, room, now_us, deadline_us)
+
+    def _take_record(
+        self,
+        key: GroupKey,
+        retry: bool,
+        cursor: Cursor,
+        budget: PullBudget,
+        wanted: Filter | None,
+        record: tuple[StoredBatch, int, int],
+        start: int,
+        room: int,
+        now_us: int,
+        deadline_us: int,
+    ) -> Range | None:
+        """`_take` of rows of a record, whose first one has the position `start`. `record`: it, its first row, how many."""
+        batch, row, count = record
+        again = start < cursor.next
+        before = cursor.attempts_before(start, count)
+        if cursor.seen:
+            ended, count = self._end_earlier(key, retry, cursor, batch.slice(row, row + count), start, before)
+            if ended:
+                budget.pass_over(count, 0)
+                return start + count, start + count
         rows, count, size = _fitting(budget, wanted, batch, (row, count), room)
         if count == 0:
             return None
-        before = cursor.attempts_before(start, count)
-        again = start < cursor.next
+        before = before[:count]
         if again:
-            times = cursor.hand_out_again(start, start + count, deadline_us)
-            self._state.notes.in_place(key, retry, Place(start, start + count, times, LEASED))
+            cursor.hand_out_again(start, start + count, deadline_us)
         else:
             cursor.hand_out(start, start + count)
         if rows is not None and len(rows) < count:
@@ -286,9 +310,27 @@ class Consuming:
         delivery = delivery_ids(start, count, self._state.files.epoch, cursor.moves, retry)
         if rows is None or len(rows) == count:
             budget.take(batch.slice(row, row + count), delivery, before, size)
+            self._handed(key, retry, range(start, start + count), before)
         else:
             budget.take(batch.pick(row + rows), delivery[rows], before[rows], size)
+            self._handed(key, retry, start + rows, before[rows])
         return held
+
+    def _end_earlier(
+        self, key: GroupKey, retry: bool, cursor: Cursor, batch: StoredBatch, start: int, before: I64
+    ) -> tuple[bool, int]:
+        """End the leases of the first messages of a batch, whose first position is `start`, if they had their last attempt
+        with an earlier process. Returns whether they had, and of how many of the first messages this is true."""
+        positions = np.arange(start, start + len(batch))
+        last = self.earlier.last_attempts(key, retry, cursor, batch, positions, before)
+        if last is None or not last[0]:
+            count = len(batch) if last is None else int(np.argmax(last))
+            return False, cursor.alike(start, start + count) - start
+        count = int(np.argmin(last)) or len(last)
+        if start >= cursor.next:
+            cursor.hand_out(start, start + count)
+        self.earlier.end(key, cursor, batch.slice(0, count), positions[:count], before[:count])
+        return True, count
 
     def _take_selected(
         self,
@@ -315,12 +357,24 @@ class Consuming:
             return None
         budget.look(selection.work_ns(len(positions)))
         before = cursor.attempts_before(start, stop - start)[positions - start]
+        last = None
+        if batch is not None and cursor.seen:
+            rows = batch.slice(first, first + len(positions))
+            last = self.earlier.last_attempts(key, False, cursor, rows, positions, before)
+        if last is not None:  # these alone, or those before them
+            count = (int(np.argmin(last)) or len(last)) if last[0] else int(np.argmax(last))
+            stop = int(positions[count - 1]) + 1
+            positions, before = positions[:count], before[:count]
         cursor.hand_out(start, stop)
         if len(positions) < stop - start:
             self._state.pass_over(key, gaps(start, positions - start, stop - start))
         if batch is None or not len(positions):
             return (start if budget.parts else stop), stop
         batch = batch.slice(first, first + len(positions))
+        if last is not None and last[0]:
+            self.earlier.end(key, cursor, batch, positions, before)
+            budget.pass_over(len(positions), 0)
+            return stop, stop
         return self._take_rows(
             key, cursor, budget, (start, stop), positions, (batch, size), before, now_us, deadline_us
         )
@@ -364,6 +418,7 @@ class Consuming:
             budget.take(batch, delivery, before, size)
         else:
             budget.take(batch.pick(rows), delivery, before[rows], size)
+        self._handed(key, False, positions[rows], before[rows])
         return held
 
     def _add_keys(
@@ -388,10 +443,7 @@ class Consuming:
         added = np.flatnonzero(goes)
         if len(added):
             out = goes[added] == 1
-            logged = cursor.add_keys(positions[added], slots[added], before[added], out, deadline_us)
-            if logged and len(waiting):  # the log has them as handed out from their place
-                for place in cursor.logged_places(positions[waiting]):
-                    self._state.notes.in_place(key, retry, place)
+            cursor.add_keys(positions[added], slots[added], before[added], out, deadline_us)
             if len(keyed):
                 self._leased(key, deadline_us)
         return (start if len(keyed) < len(taken) else stop), stop
@@ -420,9 +472,17 @@ class Consuming:
             cursor.ack(low, high, high)
             self._state.expired(key, retry, low, high)
 
+    def _handed(self, key: GroupKey, retry: bool, positions: I64 | range, before: I64) -> None:
+        """Note for the progress log that messages are handed out; `before`: how often each was before."""
+        first = int(before[0])
+        if isinstance(positions, range) and (len(before) == 1 or bool((before == first).all())):
+            self._state.notes.handed(key, retry, positions.start, positions.stop, first + 1)
+            return
+        for start, stop, times in ranges_alike(np.asarray(positions), before + 1):
+            self._state.notes.handed(key, retry, start, stop, times)
+
     def _leased(self, key: GroupKey, deadline_us: int) -> None:
         self._state.deadlines.note(key, deadline_us)
-        self._state.seen_changed.add(key)
 
     def _take_free(
         self,
@@ -459,17 +519,17 @@ class Consuming:
             return None
         positions, rows = positions[:fit], rows[:fit]
         before = cursor.attempts_of(positions)
-        leases, logged = cursor.take_free(positions, deadline_us)
+        leases = cursor.take_free(positions, deadline_us)
         delivery = with_leases(scattered_ids(positions, self._state.files.epoch, cursor.moves, retry), leases)
-        for place in logged:
-            self._state.notes.in_place(key, retry, place)
         expired = expired_rows(batch.expires_ms[rows], now_us)
         if expired is not None:
             self._expire(key, retry, cursor, positions[expired])
             budget.pass_over(int(np.count_nonzero(expired)), size if expired.all() else 0)
             rows, delivery, before = rows[~expired], delivery[~expired], before[~expired]
+            positions = positions[~expired]
         if len(rows):
             budget.take(batch.pick(rows), delivery, before, size)
+            self._handed(key, retry, positions, before)
             self._leased(key, deadline_us)
         return cursor.next, cursor.next
 

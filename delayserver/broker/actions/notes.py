@@ -1,9 +1,11 @@
-"""What progress.log must learn with the next sync."""
+"""What progress.log must learn: acks with the next sync, and hand-outs at once."""
 
 from __future__ import annotations
 
 from delayserver.broker.files.progress import (
     ACKED,
+    COUNTED,
+    HANDED,
     IN_PLACE,
     KEPT,
     MOVED,
@@ -15,25 +17,74 @@ from delayserver.broker.files.progress import (
 from delayserver.broker.queues.groups import Cursor, GroupKey
 from delayserver.broker.queues.places import Place
 from delayserver.broker.queues.ranges import Range
+from delayserver.broker.queues.seen import Count
 
 # From so many ranges on, they become rows in one step.
 _MANY = 16
 
 
 class ProgressNotes:
-    """The rows that are not in the progress log yet. `pending` has them in order.
+    """The rows that are not in the progress log yet. `pending` has those that the next sync writes, in order. `counts` has
+    those about hand-outs, which are written at once.
 
+    `awaited`: the answer of a nack waits for a sync, even if all of its rows are written.
     `ahead`: the log has acks of positions that the store lost. It must be replaced before new messages get these
     positions."""
 
     def __init__(self) -> None:
         self.pending = ProgressRows()
+        self.counts = ProgressRows()
+        self.awaited = False
         self.ahead = False
+        # Groups with a row in `pending`, or in the sync under way, that makes their earlier rows void. Rows of `counts`
+        # that overtake it are written behind it once more. None: so are those of all groups.
+        self._void: set[GroupKey | None] = set()
+        self._void_syncing: set[GroupKey | None] = set()
 
     def take(self) -> ProgressRows:
-        """Take the rows, to be written."""
+        """Take the rows of the next sync, to be written."""
         rows, self.pending = self.pending, ProgressRows()
+        self._void_syncing, self._void = self._void, set()
+        self.awaited = False
         return rows
+
+    def finished(self, *, written: bool) -> None:
+        """The sync that took the rows has ended. If they were not written, they wait for another one."""
+        if not written:
+            self._void |= self._void_syncing
+            self.awaited = True
+        self._void_syncing = set()
+
+    def take_counts(self) -> ProgressRows:
+        """Take the rows about hand-outs, to be written at once."""
+        rows, self.counts = self.counts, ProgressRows()
+        return rows
+
+    def delay_counts(self, rows: ProgressRows) -> None:
+        """These rows about hand-outs could not be written. The next sync writes them, and those that follow meanwhile."""
+        self.pending.extend(rows)
+        self._void.add(None)
+
+    def _counts_of(self, key: GroupKey) -> list[ProgressRows]:
+        """Where a row about a hand-out of a group goes."""
+        void = self._void | self._void_syncing
+        return [self.counts, self.pending] if void and (key in void or None in void) else [self.counts]
+
+    def handed(self, key: GroupKey, retry: bool, start: int, stop: int, times: int) -> None:
+        """Note that messages are handed out, for the `times`th time."""
+        for rows in self._counts_of(key):
+            rows.add_next(HANDED, *key, retry, start, stop, min(times, TIMES_MAX))
+
+    def made(self, key: GroupKey) -> None:
+        """Note that there is a group."""
+        for rows in self._counts_of(key):
+            rows.add(COUNTED, *key, False, 0, 0)
+
+    def counted(self, key: GroupKey, retry: bool, start: int, stop: int, times: int) -> None:
+        """Note how often messages without a lease were handed out."""
+        self.awaited = True
+        for rows in self._counts_of(key):
+            rows.add(COUNTED, *key, retry, start, stop, min(times, TIMES_MAX))
 
     def found_ahead(self) -> None:
         """The log speaks of positions that the store does not have."""
@@ -57,7 +108,9 @@ class ProgressNotes:
 
     def moved(self, key: GroupKey, retry: bool, cursor: Cursor, rows: ProgressRows | None = None) -> None:
         """Note where a group goes on, for the log (or a snapshot of it)."""
-        rows = self.pending if rows is None else rows
+        if rows is None:
+            rows = self.pending
+            self._void.add(key)
         rows.add(MOVED, *key, retry, 0, cursor.acked_to_log()[0][1], cursor.moves & TIMES_MAX)
 
     def moved_up(self, key: GroupKey, retry: bool, cursor: Cursor) -> None:
@@ -66,14 +119,23 @@ class ProgressNotes:
 
     def removed(self, key: GroupKey, retry_end: int, moves: int, rows: ProgressRows | None = None) -> None:
         """Note that a group is gone, with what its retry queue had below its end, for the log (or a snapshot of it)."""
-        (self.pending if rows is None else rows).add(REMOVED, *key, False, 0, retry_end, moves & TIMES_MAX)
+        if rows is None:
+            rows = self.pending
+            self._void.add(key)
+        rows.add(REMOVED, *key, False, 0, retry_end, moves & TIMES_MAX)
 
     def in_place(self, key: GroupKey, retry: bool, place: Place, rows: ProgressRows | None = None) -> None:
         """Note a range that is redelivered in its place, for the log (or a snapshot of it)."""
-        rows = self.pending if rows is None else rows
-        if place.until_ms:
-            rows.add(UNTIL, *key, retry, 0, place.until_ms)
-        rows.add(IN_PLACE, *key, retry, place.start, place.stop, place.times)
+        self.awaited |= rows is None
+        for to in self._counts_of(key) if rows is None else [rows]:
+            if place.until_ms:
+                to.add(UNTIL, *key, retry, 0, place.until_ms)
+            to.add(IN_PLACE, *key, retry, place.start, place.stop, place.times)
+
+    def count(self, key: GroupKey, retry: bool, count: Count, rows: ProgressRows) -> None:
+        """Note how often messages were handed out, for a snapshot of the log."""
+        start, stop, times, leased = count
+        rows.add(HANDED if leased else COUNTED, *key, retry, start, stop, min(times, TIMES_MAX))
 
     def wrote_redeliveries(self, key: GroupKey, start_ms: int, count: int, rows: ProgressRows | None = None) -> None:
         """Note bytes of durable redeliveries, for the log (or a snapshot of it)."""

@@ -242,7 +242,7 @@ class Retries:
         an attempt. Returns the ranges that fail."""
         for retry, ranges in ((False, found[0]), (True, found[1])):
             for place in group.cursor(retry).recall(ranges):
-                self._state.notes.in_place(key, retry, place)
+                self._state.notes.counted(key, retry, *place[:3])
         main, of_retry = [
             [part for span in ranges for part in group.cursor(retry).retrying.common(*span)]
             for retry, ranges in ((False, found[0]), (True, found[1]))
@@ -473,7 +473,7 @@ class Retries:
             return
         until_us = moment.lease_us + np.maximum(due_ms * 1000 - moment.now_us, 0)
         for place in cursor.pause(positions, until_us, alone=moment.failure is not None):
-            self._state.notes.in_place(key, retry, place)
+            self._state.notes.counted(key, retry, *place[:3])
         self._state.deadlines.note(key, int(until_us.min()))
 
     def _wait_in_place(

@@ -51,7 +51,6 @@ class BrokerState:
         self.groups = SortedDict()
         self.recovered_ends = RecoveredEnds()
         self.capturing = False
-        self.seen_changed: set[GroupKey] = set()
         self.deadlines = Deadlines()
         self.expired_messages = 0
         self.moves = 0
@@ -75,12 +74,12 @@ class BrokerState:
             main, _ = self.queues.bounds((key[0], 0)) or (0, 0)
             group = ConsumerGroup(Cursor(main, self.moves), Cursor(self.retry_first(key), self.moves))
             self.groups[key] = group
-            self.seen_changed.add(key)
             for cursor, of_retries in ((group.main, False), (group.retry, True)):
                 if self.moves:  # a start must know which acks are of a group that was here before
                     self.notes.moved(key, of_retries, cursor)
                 elif cursor.committed:  # and that the group never had what was before it
                     self.notes.moved_up(key, of_retries, cursor)
+            self.notes.made(key)
         return group
 
     def move(self, key: GroupKey, main: int, retry: int) -> None:
@@ -91,7 +90,6 @@ class BrokerState:
             cursor.move_to(position, self.moves)
             self.notes.moved(key, of_retries, cursor)
         self.deadlines.forget(key)
-        self.seen_changed.add(key)
 
     def recovered_moves(self, moves: int) -> None:
         """The progress log or the checkpoint knows this count of moves."""
@@ -102,7 +100,6 @@ class BrokerState:
         self.moves += 1
         del self.groups[key]
         self.deadlines.forget(key)
-        self.seen_changed.discard(key)
         self.passed_over.discard(key)
         end = self.queues.end(key)
         self.removed[key] = self.undropped[key] = end

@@ -1,22 +1,27 @@
-"""The progress log: the acks of consumer groups, durable before the client gets its answer.
+"""The progress log: the acks of consumer groups, durable before the client gets its answer; and how often each message was
+handed out.
 
-One file of `ProgressBatch` records. A row never reaches the disk before its messages are durable: rows wait in memory
-until the sync that covers them has synced the store. A snapshot replaces the file when it is long.
+One file of `ProgressBatch` records. An ack never reaches the disk before its messages are durable: its row waits in memory
+until the sync that covers it has synced the store. A row of a hand-out is written at once, without a sync, so that a kill
+of the process does not lose it. A snapshot replaces the file when it is long.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from threading import Lock
 
 import numpy as np
 
 from store.disk.filesystem import FileSystem
 from store.records.batches import ProgressBatch
+from store.records.progress_row import SingleProgressRow
 from store.records.segment import (
     FILE_HEADER_BYTES,
     FILE_PROGRESS,
+    Appendable,
     Damage,
     FileHeader,
     ScanReport,
@@ -24,11 +29,13 @@ from store.records.segment import (
     is_unfinished,
 )
 
-ACKED, SEEN, UNTIL, IN_PLACE, KEPT, MOVED, REMOVED = 0, 1, 2, 3, 4, 5, 6
+ACKED, SEEN, UNTIL, IN_PLACE, KEPT, MOVED, REMOVED, HANDED, COUNTED = 0, 1, 2, 3, 4, 5, 6, 7, 8
 # A row in memory.
 PROGRESS_ROW_BYTES = 56
 # The largest `times` of a row.
 TIMES_MAX = (1 << 32) - 1
+# So many rows are written faster one by one than as columns.
+_SINGLE_MAX = 3
 # Rows of one record of a snapshot, to bound its memory.
 _SNAPSHOT_ROWS = 65_536
 
@@ -61,6 +68,14 @@ class ProgressRows:
         """Add a row at the end."""
         self._values.extend((start, stop, subject, group, times, retry, change))
 
+    def add_next(self, change: int, subject: int, group: int, retry: bool, start: int, stop: int, times: int) -> None:
+        """Add a row at the end; one that goes on where the last one ends, and says the same, becomes one with it."""
+        values = self._values
+        if values and values[-6] == start and tuple(values[-5:]) == (subject, group, times, retry, change):
+            values[-6] = stop
+        else:
+            self.add(change, subject, group, retry, start, stop, times)
+
     def add_all(self, change: int, subject: int, group: int, retry: bool, ranges: list[tuple[int, int]]) -> None:
         """Add a row for each range [start, stop)."""
         rows = np.zeros((len(ranges), 7), np.int64)
@@ -71,6 +86,16 @@ class ProgressRows:
     def put_before(self, rows: ProgressRows) -> None:
         """Put back, in front, rows that could not be written."""
         self._values = rows._values + self._values
+
+    def extend(self, rows: ProgressRows) -> None:
+        """Add rows at the end."""
+        self._values.extend(rows._values)
+
+    def records(self) -> Sequence[Appendable]:
+        """The rows as parts of records: a few of them, as a pull makes them, without columns."""
+        if len(self._values) > 7 * _SINGLE_MAX:
+            return self.batches()
+        return [SingleProgressRow(self._values[at : at + 7]) for at in range(0, len(self._values), 7)]
 
     def batches(self) -> list[ProgressBatch]:
         """The rows as batches of bounded length."""
@@ -98,12 +123,13 @@ class ProgressSync:
         """Write and sync the rows. Raises DiskFullError (the rows may be put back), SyncFailedError (final)."""
         if self.snapshot:
             self.log.replace(self.rows)
-        elif len(self.rows):
+        else:
             self.log.append(self.rows)
 
 
 class ProgressLog:
-    """Append rows durably, replace the file, read all rows. One call at a time."""
+    """Append rows durably, replace the file, read all rows. One call at a time; only `write` may run beside another one, in
+    the thread that captures the snapshots."""
 
     def __init__(self, fs: FileSystem, path: str, server_id: int, segment: Segment) -> None:
         self._fs = fs
@@ -112,6 +138,10 @@ class ProgressLog:
         self._segment = segment
         self.snapshot_bytes = segment.end
         self.damages: list[Damage] = []
+        # Held while rows are written, not while they are synced.
+        self._writing = Lock()
+        # Rows that were written since the last snapshot was captured, while it is not in place.
+        self._since: ProgressRows | None = None
 
     @classmethod
     def open(cls, fs: FileSystem, path: str, server_id: int) -> ProgressLog:
@@ -137,13 +167,34 @@ class ProgressLog:
             if isinstance(batch, ProgressBatch):
                 yield from _rows(batch)
 
+    @property
+    def is_synced(self) -> bool:
+        """Whether all rows of the file are durable."""
+        return self._segment.synced == self._segment.end
+
+    def write(self, rows: ProgressRows) -> None:
+        """Write rows that a kill of this process must not lose, without a sync. Raises DiskFullError (nothing written),
+        StoreError."""
+        with self._writing:
+            self._segment.append_all(rows.records())
+            if self._since is not None:
+                self._since.extend(rows)
+
     def append(self, rows: ProgressRows) -> None:
-        """Write and sync. Raises DiskFullError (nothing written), SyncFailedError (final)."""
-        self._segment.append_all(rows.batches())
+        """Write and sync, also what `write` has written. Raises DiskFullError (nothing written), SyncFailedError (final)."""
+        if len(rows):
+            with self._writing:
+                self._segment.append_all(rows.batches())
         self._segment.sync()
 
+    def begin_snapshot(self) -> ProgressRows:
+        """A snapshot is captured now. Returns the rows that were written since the one before, if that is not in place."""
+        before, self._since = self._since or ProgressRows(), ProgressRows()
+        return before
+
     def replace(self, rows: ProgressRows) -> None:
-        """Replace the file by a snapshot. A crash leaves the old file or the new one, whole."""
+        """Replace the file by a snapshot, and what was written since it was captured. A crash leaves the old file or the new
+        one, whole."""
         temporary = self._path + ".tmp"
         self._fs.remove(temporary)  # an earlier attempt may have left it in a crash
         segment = Segment.create(self._fs, temporary, self._header)
@@ -151,15 +202,18 @@ class ProgressLog:
             if len(rows):
                 segment.append_all(rows.batches())
                 segment.sync()
-            self._fs.replace(temporary, self._path)
-            self._fs.sync_directory(self._path.rsplit("/", 1)[0])
+            with self._writing:
+                if self._since is not None and len(self._since):
+                    segment.append_all(self._since.batches())
+                self._fs.replace(temporary, self._path)
+                segment.path = self._path
+                before, self._segment, self._since = self._segment, segment, None
         except BaseException:
             segment.close()
             raise
-        self._segment.close()
-        segment.path = self._path
-        self._segment = segment
+        before.close()
         self.snapshot_bytes = segment.end
+        self._fs.sync_directory(self._path.rsplit("/", 1)[0])
 
     def close(self) -> None:
         """Close the file."""

@@ -18,7 +18,7 @@ from delayserver.broker.queues.key_order import KeyOrder
 from delayserver.broker.queues.order_keys import OrderKeys
 from delayserver.broker.queues.places import LEASED, READY, WAITING, Place, Places
 from delayserver.broker.queues.ranges import Range, RangeSet, ranges_of, without
-from delayserver.broker.queues.seen import Seen
+from delayserver.broker.queues.seen import Count, Seen
 from delayserver.broker.redelivery import KeptBytes
 from store.records.batches import I64, U64
 
@@ -43,6 +43,7 @@ class Cursor:
     """
 
     __slots__ = (
+        "_claimed",
         "_keys",
         "_leases",
         "_order",
@@ -81,6 +82,8 @@ class Cursor:
         # Positions in their place that the filter has not let through as far as is known: a claim went ahead of it, or the
         # progress log does not say that they were handed out.
         self._unasked: RangeSet | None = None
+        # Claimed positions, with the counts that they had.
+        self._claimed: Places | None = None
         self._prune_at = _PRUNE_MIN
         self._settled = 0
 
@@ -146,6 +149,12 @@ class Cursor:
             stop = min(stop, edge)
         return start, stop
 
+    def alike(self, start: int, stop: int) -> int:
+        """Up to where positions from `start` on can be handed out in one go."""
+        if start >= self.next or self._places is None:
+            return stop
+        return self._places.parts(start, stop)[0].stop
+
     def must_ask(self, position: int) -> bool:
         """Whether the filter has not let a position through, as far as is known: it was never handed out, a claim went
         ahead of the filter, or the progress log does not say whether it was handed out or passed over."""
@@ -167,6 +176,8 @@ class Cursor:
         """Mark [start, stop) as handed out. It is the range that `available` returned, or its beginning."""
         assert self.next <= start < stop
         self.next = stop
+        if self.seen:
+            self.seen.end_leases(start, stop)
 
     def hand_out_again(self, start: int, stop: int, deadline_us: int) -> int:
         """Lease [start, stop) again, a range of `available_again` or a part; returns how often it was handed out."""
@@ -175,6 +186,8 @@ class Cursor:
         self.places.put(Place(start, stop, place.times + 1, LEASED, deadline_us))
         if self._unasked is not None:
             self._unasked.remove(start, stop)
+        if self.seen:
+            self.seen.end_leases(start, stop)
         return place.times + 1
 
     def wait_in_place(self, place: Place) -> None:
@@ -209,18 +222,18 @@ class Cursor:
         assert self._order is not None
         return self._order.admits(slots)
 
-    def add_keys(self, positions: I64, slots: I64, before: I64, out: NDArray[np.bool_], deadline_us: int) -> bool:
+    def add_keys(self, positions: I64, slots: I64, before: I64, out: NDArray[np.bool_], deadline_us: int) -> None:
         """Messages i64[n] with order keys (by their slots) are handed out. Some (`out`) are leased, the others wait.
 
-        `before`: how often each was handed out before. Returns whether the progress log has rows for them."""
+        `before`: how often each was handed out before."""
         assert self._order is not None
-        logged = self._leave_places(positions)
-        self._order.add(positions, slots, before, out, deadline_us, logged=logged)
-        return logged
+        self._leave_places(positions)
+        self._order.add(positions, slots, before, out, deadline_us)
 
-    def logged_places(self, positions: I64) -> list[Place]:
-        """The places of those of these messages with an order key for which the progress log has a row."""
-        return [] if self._order is None else self._order.logged_places(positions)
+    def holds_keys(self, slots: I64) -> NDArray[np.bool_]:
+        """Of which of these order keys, by their slots, an unfinished message was looked at, bool[n]."""
+        assert self._order is not None
+        return self._order.holds(slots)
 
     def attempts_of(self, positions: I64) -> I64:
         """How often messages with an order key, which are not leased, were handed out, i64[n]."""
@@ -231,13 +244,12 @@ class Cursor:
         """Whether messages are done that were not when the pull began. Their keys may be free now."""
         return self._order is not None and self._order.settle()
 
-    def _leave_places(self, positions: I64) -> bool:
-        """Positions have their own state from now on. Whether they had places."""
+    def _leave_places(self, positions: I64) -> None:
+        """Positions have their own state from now on."""
         if self._places is None or int(positions[0]) >= self._places.stop:
-            return False
+            return
         for start, stop in ranges_of(positions):
             self._places.remove(start, stop)
-        return True
 
     def blocked(self) -> int:
         """How many messages wait for their order key."""
@@ -247,16 +259,10 @@ class Cursor:
         """The positions of the first `count_max` blocked messages whose order key is free, ascending."""
         return _NO_POSITIONS if self._order is None else self._order.candidates(count_max)
 
-    def take_free(self, positions: I64, deadline_us: int) -> tuple[I64, list[Place]]:
-        """The first `free_positions` are leased. Returns the number of each one's lease, i64[n], and the places of those for
-        which the progress log has a row."""
+    def take_free(self, positions: I64, deadline_us: int) -> I64:
+        """The first `free_positions` are leased. Returns the number of each one's lease, i64[n]."""
         assert self._order is not None
-        leases = self._order.take_blocked(positions, deadline_us)
-        return leases, self.logged_places(positions)
-
-    def logged_keys(self) -> list[Place]:
-        """The places of messages with an order key for which the progress log has a row."""
-        return [] if self._order is None else self._order.all_logged_places()
+        return self._order.take_blocked(positions, deadline_us)
 
     def recall(self, failed: list[Range]) -> list[Place]:
         """Take back later messages of the order keys of failed ones. Only the first failed message of each key fails. The
@@ -268,7 +274,7 @@ class Cursor:
             return []
         for start, stop in ranges_of(back):
             self.retrying.remove(start, stop)
-        return self._order.logged_places(back)
+        return self._order.places_of(back)
 
     def pause(self, positions: I64, until_us: I64, *, alone: bool) -> list[Place]:
         """Failed messages with an order key wait in their place until these times, i64[n]. Returns their places.
@@ -498,7 +504,8 @@ class Cursor:
         follows. Returns the ranges with the count of their hand-overs. Positions that are passed over stay ready."""
         if start > self.next:
             for low, high in self.acked.missing(self.next, start):
-                self.places.put(Place(low, high, 0, READY))
+                for first, behind, times in self.seen.parts(low, high):
+                    self.places.put(Place(first, behind, times, READY))
                 self._ask_later(low, high)
         parts = [] if self._places is None else self._places.parts(start, min(stop, self.next))
         if self._order is not None:  # a claim ends the wait for the key; a message that is given back begins it again
@@ -506,18 +513,23 @@ class Cursor:
             self._order.finish_all([(place.start, place.stop) for place in keyed])
             parts += keyed
         if stop > self.next:
-            parts.append(Place(max(start, self.next), stop, 0, READY))
-            self._ask_later(max(start, self.next), stop)
+            fresh = (max(start, self.next), stop)
+            parts += [Place(first, behind, times, READY) for first, behind, times in self.seen.parts(*fresh)]
+            self._ask_later(*fresh)
             self.next = stop
         for place in parts:
             if self._places is not None:
                 self._places.remove(place.start, place.stop)
             self.retrying.add(place.start, place.stop)
+            self._claimed = Places() if self._claimed is None else self._claimed
+            self._claimed.put(place._replace(state=READY, until_us=0, until_ms=0))
         return parts
 
     def give_back(self, parts: list[Place]) -> None:
         """End a claim: the positions are ready to be handed out. A group that a seek moved stays there."""
         for place in parts:
+            if self._claimed is not None:
+                self._claimed.remove(place.start, place.stop)
             for low, high in self.retrying.common(place.start, place.stop):
                 self.retrying.remove(low, high)
                 self.places.put(Place(low, high, place.times, READY))
@@ -527,6 +539,8 @@ class Cursor:
         Positions that are not in `retrying` any more are left alone: a seek came between."""
         settled = self.retrying.common(start, stop)
         self.retrying.remove(start, stop)
+        if self._claimed is not None:
+            self._claimed.remove(start, stop)
         for low, high in settled:
             self._acked(low, high)
         return settled
@@ -563,6 +577,16 @@ class Cursor:
         """A consumer of the group has got the error: messages were removed before they were acked."""
         self.passed = None
 
+    def end_earlier(self, start: int, stop: int) -> None:
+        """The leases of positions ended with an earlier process: count them as leased, with an end that has passed. They are
+        in their place, or were just handed out."""
+        for low, high, times in self.seen.parts(start, stop):
+            self.seen.set(low, high, times - 1, leased=False)
+        if self._places is not None:
+            for place in self._places.parts(start, stop):
+                self._places.put(place._replace(state=LEASED, until_us=0))
+        self.hold(start, stop, 0)
+
     def move_to(self, position: int, moves: int) -> None:
         """Go on at `position`, as if everything before it was acked and nothing from it on was ever handed out."""
         self.committed = self.next = self.logged = position
@@ -574,7 +598,7 @@ class Cursor:
         self._leases = []
         if self._order is not None:
             self._order.clear()
-        self._places = self._unasked = self._order = None
+        self._places = self._claimed = self._unasked = self._order = None
         self._prune_at = _PRUNE_MIN
 
     def next_deadline_us(self) -> int | None:
@@ -641,16 +665,46 @@ class Cursor:
 
     def restore(self, place: Place) -> None:
         """Restore positions that waited in their place or were leased there, from a row of the progress log."""
+        self.seen.set(place.start, place.stop, place.times, leased=False)
         for start, stop in self.acked.missing(max(place.start, self.committed), place.stop):
             self.places.put(place._replace(start=start, stop=stop))
+
+    def restore_count(self, start: int, stop: int, times: int, *, leased: bool) -> None:
+        """Restore how often positions were handed out, and whether a consumer had them then."""
+        self.seen.forget_below(self.committed)
+        if stop > self.committed:
+            self.seen.set(max(start, self.committed), stop, times, leased=leased)
+        if self._places is not None:
+            for place in self._places.parts(start, stop):
+                self._places.put(Place(place.start, place.stop, times, READY))
 
     def restart(self, end: int) -> None:
         """To be called after the progress log was read. Leased positions are deliverable again, as one more attempt."""
         assert self.next == self.committed, "a cursor that handed out before its restart"
         self.logged = self.committed
-        self.seen.restart(self.committed, end)
+        if self.seen:
+            self.seen.restart(self.acked.missing(self.committed, max(self.committed, min(end, self.seen.stop))))
         if self._places is not None:
             self._restart_places(self._places, end)
+
+    def counts(self) -> list[Count]:
+        """How often positions that are not acked were handed out, without those that never were; and whether they are
+        leased. For a snapshot of the progress log. A failure that is not durable yet counts as a lease."""
+        found = [] if self._order is None else self._order.counts()
+        keyed = _NO_POSITIONS if self._order is None else self._order.within(self.committed, self.next)
+        for place in self._claimed or ():
+            found += [(place.start, place.stop, place.times, False)] if place.times else []
+        for place in self._places or ():  # the log has rows of their own for those without a lease
+            found += [(place.start, place.stop, place.times, True)] if place.state == LEASED else []
+        for gap in self.acked.missing(self.committed, self.next):
+            parts = without([gap], keyed[slice(*np.searchsorted(keyed, gap))])
+            for others in (self._claimed, self._places):
+                parts = parts if others is None else [part for span in parts for part in others.missing(*span)]
+            for span in parts:
+                found += [(start, stop, times + 1, True) for start, stop, times in self.seen.parts(*span)]
+        if self.seen.stop > self.next:
+            found += self.seen.counts(self.next, self.seen.stop)
+        return found
 
     def _restart_places(self, places: Places, end: int) -> None:
         """Positions that are not acked, up to the last place, were handed out too: make them ready in their place."""

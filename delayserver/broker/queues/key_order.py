@@ -23,6 +23,7 @@ from delayserver.broker.queues.deliveries import LEASES
 from delayserver.broker.queues.order_keys import OrderKeys
 from delayserver.broker.queues.places import READY, Place
 from delayserver.broker.queues.ranges import Range, ranges_of
+from delayserver.broker.queues.seen import Count
 from store.records.batches import I64, U64
 
 Mask = NDArray[np.bool_]
@@ -41,8 +42,7 @@ class Columns(NamedTuple):
     """The columns of the table, one value a row.
 
     `times`: how often the message was handed out, a present lease included. `until_us`: when its lease or its pause ends.
-    `lease`: the number of its last lease. `alone`: it has failed, so no later one of its key goes out with it. `logged`: the
-    progress log has a row for it.
+    `lease`: the number of its last lease. `alone`: it has failed, so no later one of its key goes out with it.
     """
 
     position: I64
@@ -52,7 +52,6 @@ class Columns(NamedTuple):
     until_us: I64
     lease: I64
     alone: Mask
-    logged: Mask
 
     @classmethod
     def empty(cls, count: int) -> Columns:
@@ -66,7 +65,6 @@ class Columns(NamedTuple):
             times,
             until_us,
             lease,
-            np.zeros(count, bool),
             np.zeros(count, bool),
         )
 
@@ -126,9 +124,15 @@ class KeyOrder:
         those without a key may."""
         return self._keys.are_free(slots)
 
-    def add(self, positions: I64, slots: I64, before: I64, out: Mask, until_us: int, *, logged: bool) -> None:
+    def holds(self, slots: I64) -> Mask:
+        """Of which of these keys a message is unfinished, bool[n]."""
+        self.settle()
+        held: Mask = np.isin(slots, self._columns.slot[: self._count][self._columns.state[: self._count] != DONE])
+        return held
+
+    def add(self, positions: I64, slots: I64, before: I64, out: Mask, until_us: int) -> None:
         """Messages that are not in the table go out, where `out` says so, or wait for their keys. Positions ascend. `before`
-        i64[n]: how often they were handed out. `logged`: the progress log has rows for them."""
+        i64[n]: how often they were handed out."""
         self._keys.enter(slots)
         self._keys.note(slots[out])
         count, added = self._count, len(positions)
@@ -143,7 +147,6 @@ class KeyOrder:
         columns.times[new], columns.until_us[new] = before + out, until_us
         columns.lease[new] = 0
         columns.alone[new] = False
-        columns.logged[new] = logged
         self._count += added
         self._live += added
         self.blocked += added - int(np.count_nonzero(out))
@@ -257,20 +260,21 @@ class KeyOrder:
         self._keys.note(slots)
         return leases
 
-    def logged_places(self, positions: I64) -> list[Place]:
-        """The places of those of these messages for which the progress log has a row."""
-        rows = self._find(positions)
-        return self._places(rows[self._columns.logged[rows]])
-
     def times_of(self, positions: I64) -> I64:
         """How often unfinished messages were handed out, i64[n]."""
         return self._columns.times[self._find(positions)]
 
-    def all_logged_places(self) -> list[Place]:
-        """`logged_places` of all messages."""
+    def counts(self) -> list[Count]:
+        """How often messages were handed out, without those that never were. A failed message whose failure is not
+        durable counts as leased."""
         self.settle()
         columns = self._columns
-        return self._places(np.flatnonzero(columns.logged[: self._count] & (columns.state[: self._count] != DONE)))
+        found: list[Count] = []
+        state, times = columns.state[: self._count], columns.times[: self._count]
+        for leased, mask in ((True, (state == LEASED) | (state == RETRYING)), (False, (state != DONE) & (times > 0))):
+            rows = np.flatnonzero(mask if leased else mask & (state != LEASED) & (state != RETRYING))
+            found += [(place.start, place.stop, place.times, leased) for place in self._places(rows)]
+        return found
 
     def _places(self, rows: Rows) -> list[Place]:
         positions, times = self._columns.position[rows], self._columns.times[rows]
@@ -454,11 +458,15 @@ class KeyOrder:
         back = np.flatnonzero(later & (state == LEASED))
         back = np.union1d(back, rows[later[rows]])
         columns.times[back] -= 1
-        columns.state[back], columns.logged[back] = BLOCKED, True
+        columns.state[back] = BLOCKED
         self.blocked += len(back)
         self._keys.release(columns.slot[back])
         self._candidates = None
         return columns.position[back]
+
+    def places_of(self, positions: I64) -> list[Place]:
+        """The places of those of these messages that are unfinished."""
+        return self._places(self._find(positions))
 
     def pause(self, positions: I64, until_us: I64, *, alone: bool) -> list[Place]:
         """Failed messages wait in their place until these times, i64[n]. Returns their places.
@@ -468,7 +476,7 @@ class KeyOrder:
         columns = self._columns
         assert len(rows) == len(positions) and bool((columns.state[rows] == RETRYING).all()), "not failed"
         columns.state[rows], columns.until_us[rows] = WAITING, until_us
-        columns.alone[rows], columns.logged[rows] = alone, True
+        columns.alone[rows] = alone
         self._waiting += len(rows)
         self._let_go(rows[~self._are_first(rows)])
         return self._places(rows)

@@ -174,6 +174,13 @@ def ranges_of(positions: I64) -> list[Range]:
     return list(zip(starts.tolist(), stops.tolist(), strict=True))
 
 
+def ranges_alike(positions: I64, values: I64) -> list[tuple[int, int, int]]:
+    """The ranges of neighbours among ascending positions, i64[n], that have the same value, i64[n]: (start, stop, value)."""
+    ends = np.append(np.flatnonzero((np.diff(positions) != 1) | (np.diff(values) != 0)), len(positions) - 1)
+    firsts = np.append(0, ends[:-1] + 1)
+    return list(zip(positions[firsts].tolist(), (positions[ends] + 1).tolist(), values[firsts].tolist(), strict=True))
+
+
 def without(ranges: list[Range], positions: I64) -> list[Range]:
     """Ranges that ascend, without these positions, i64[n], which they hold."""
     if not len(positions):

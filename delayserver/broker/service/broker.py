@@ -39,6 +39,7 @@ from delayserver.broker.redelivery import RedeliveryPolicy
 from delayserver.broker.room import ALL_ROOM, Room
 from delayserver.broker.service.durability import BrokerSync, CheckpointCapture, CheckpointWrite, Durability
 from delayserver.broker.service.recovery import recover_broker
+from delayserver.runtime.marks import Bell
 from store.disk.filesystem import FileSystem
 from store.errors import DiskFullError, StoreError
 from store.logs.message_log import MessageLog
@@ -59,6 +60,8 @@ class Broker:
         self._dead_queue = DeadQueue(state, self._dead_letters)
         self._durability = Durability(state)
         self._indexes = Indexes(state)
+        # Hand-outs wait for a sync, which may come later. Leases have ended, because their process did.
+        self.counted, self.ended = Bell(), Bell()
 
     @classmethod
     def open(
@@ -174,7 +177,13 @@ class Broker:
         A message that has expired at `now_us` is not handed out. It is done for the group and counted as expired.
         So is one that the group's filter does not want, which is counted as filtered.
         Raises ReadNeeded if the next message is not in memory, StoreError if the disk could not read it."""
-        return self._consuming.pull((subject, group), max_messages, max_bytes, now_us, lease_us, ack_timeout_ms)
+        try:
+            return self._consuming.pull((subject, group), max_messages, max_bytes, now_us, lease_us, ack_timeout_ms)
+        finally:
+            if self._durability.write_counts():  # before a consumer has them: it may take this process down
+                self.counted.ring()
+            if self._consuming.earlier.take_ended():
+                self.ended.ring()
 
     def filter_text(self, subject: int, group: int) -> FilterText:
         """The filter of a group's policy."""
@@ -373,6 +382,11 @@ class Broker:
     def synced_offset(self) -> int:
         """Store offset below which every delivery is durable."""
         return self._state.files.store.synced
+
+    @property
+    def counts_synced(self) -> bool:
+        """Whether a loss of power forgets no hand-out."""
+        return self._durability.counts_synced
 
     @property
     def syncing(self) -> bool:

@@ -18,6 +18,9 @@ from store.errors import DiskFullError, SyncFailedError
 
 # Retention removes whole segments. A segment takes seconds to fill at least, so a look every few seconds is enough.
 UPKEEP_MS = 5_000
+# A hand-out is in the page cache at once. A loss of power forgets those of the last so many milliseconds, and of the sync
+# after them.
+COUNTS_MS = 100
 
 Stored = Callable[[Exception | None], None]
 
@@ -37,6 +40,7 @@ class BrokerCommit:
         self._sync_lock = trio.Lock()
         self._upkeep_lock = trio.Lock()
         self._grown = Bell()
+        self._closing = False
         self._maker = SegmentMaker(broker.room, runtime)
         # Whether the event loop may wait for a small sync of the store itself.
         self.pace = DiskPace()
@@ -108,6 +112,15 @@ class BrokerCommit:
             except DiskFullError:
                 continue
 
+    async def run_counts(self) -> None:
+        """Sync what was handed out, if no other sync does so in time."""
+        while True:
+            await self._broker.counted.rung()
+            self._broker.counted.hush()
+            await self._clock.sleep_ms(COUNTS_MS)
+            if not self._closing and not self._broker.counts_synced:
+                self.soon()
+
     async def run_ahead(self) -> None:
         """Make the next segments of the store and the index before an append needs them."""
         while True:
@@ -140,6 +153,7 @@ class BrokerCommit:
 
     async def close(self) -> None:
         """Close the broker's files cleanly. Waits for a running sync and checkpoint, and lets no other one begin."""
+        self._closing = True
         await self._sync_lock.acquire()
         await self._upkeep_lock.acquire()
         for log in self._broker.logs:

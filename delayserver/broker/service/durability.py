@@ -13,11 +13,13 @@ from typing import Self
 
 from delayserver.broker.actions.state import BrokerState
 from delayserver.broker.files.checkpoint import BrokerCheckpoint, encode_checkpoint
-from delayserver.broker.files.progress import ACKED, PROGRESS_ROW_BYTES, SEEN, TIMES_MAX, ProgressRows, ProgressSync
+from delayserver.broker.files.progress import ACKED, PROGRESS_ROW_BYTES, TIMES_MAX, ProgressRows, ProgressSync
 from delayserver.broker.files.store import StoreSync
 from delayserver.broker.queues.groups import GroupKey
+from delayserver.broker.queues.places import LEASED
 from delayserver.broker.queues.queue_table import CapturedQueues, QueueCapture
 from store.disk.filesystem import FileSystem, keep_room, write_atomically
+from store.errors import StoreError
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +126,26 @@ class Durability:
     def needs_sync(self) -> bool:
         """Whether a delivery or an ack waits for a sync."""
         state = self._state
-        return state.files.store.end > state.files.store.synced or len(state.notes.pending) > 0 or self._compact
+        waits = len(state.notes.pending) > 0 or state.notes.awaited or self._compact
+        return waits or state.files.store.end > state.files.store.synced
+
+    @property
+    def counts_synced(self) -> bool:
+        """Whether a loss of power forgets no hand-out."""
+        return not len(self._state.notes.counts) and self._state.files.progress.is_synced
+
+    def write_counts(self) -> bool:
+        """Write the rows about hand-outs, without a sync. Where the disk refuses them, they wait for the next one. False
+        if there were none."""
+        notes = self._state.notes
+        if not len(notes.counts):
+            return False
+        rows = notes.take_counts()
+        try:
+            self._state.files.progress.write(rows)
+        except StoreError:
+            notes.delay_counts(rows)
+        return True
 
     def sync_plan(self) -> BrokerSync:
         """Capture a sync, one at a time. The progress rows are a snapshot if the log is long or must be replaced."""
@@ -133,6 +154,7 @@ class Durability:
         state = self._state
         bound = max(state.limits.progress_bytes_max, 2 * state.files.progress.snapshot_bytes)
         snapshot = self._compact or state.files.progress.length_bytes > bound
+        self.write_counts()
         rows = self._rows(snapshot=snapshot)
         state.notes.take()
         self._letters_syncing = state.letters.take_behind()
@@ -142,13 +164,15 @@ class Durability:
     def _rows(self, *, snapshot: bool) -> ProgressRows:
         """The rows of a sync. A snapshot that found no room counts on, with the rows since then, until they are many."""
         rows, unwritten, self._unwritten = self._state.notes.pending, self._unwritten, None
-        if snapshot and unwritten is not None and len(unwritten) + len(rows) <= self._unwritten_max:
+        if snapshot:
+            since = self._state.files.progress.begin_snapshot()
+            if unwritten is None or len(unwritten) + len(since) + len(rows) > self._unwritten_max:
+                made = self._snapshot()
+                self._unwritten_max = 2 * len(made) + self._rows_max
+                return made
+            rows.put_before(since)
             rows.put_before(unwritten)
-        elif snapshot:
-            made = self._snapshot()
-            self._unwritten_max = 2 * len(made) + self._rows_max
-            return made
-        self._add_seen(rows)
+        self._add_passed(rows)
         return rows
 
     @property
@@ -160,6 +184,7 @@ class Durability:
         self.syncing = False
         self._letters_syncing = None
         self._compact = False
+        self._state.notes.finished(written=True)
         self._state.removals_durable(self._removing)
 
     def abort_sync(self, plan: BrokerSync) -> None:
@@ -167,6 +192,7 @@ class Durability:
         self.syncing = False
         self._state.letters.ack_is_behind(self._letters_syncing)
         self._letters_syncing = None
+        self._state.notes.finished(written=False)
         if plan.progress.snapshot:
             self._compact = True  # the snapshot replaced the pending rows, so the next plan must have one too
             self._unwritten = plan.progress.rows
@@ -175,15 +201,8 @@ class Durability:
         else:
             self._state.notes.pending.put_before(plan.progress.rows)
 
-    def _add_seen(self, rows: ProgressRows) -> None:
-        """Add how far each group was handed out, so that attempts count on after a crash, and how far its filter passed
-        over messages. It never causes a sync."""
-        for key in self._state.seen_changed:
-            group = self._state.groups[key]
-            for retry, cursor in ((False, group.main), (True, group.retry)):
-                for start, stop, times in cursor.seen.to_log(cursor.committed, cursor.next):
-                    rows.add(SEEN, *key, retry, start, stop, times)
-        self._state.seen_changed.clear()
+    def _add_passed(self, rows: ProgressRows) -> None:
+        """Add how far the filters of groups passed over messages. It never causes a sync."""
         for key in self._state.passed_over:
             span = self._state.groups[key].main.passed_to_log()
             if span is not None:
@@ -204,15 +223,17 @@ class Durability:
                     rows.add(ACKED, *key, retry, *below)
                 for start, stop in ranges:
                     rows.add(ACKED, *key, retry, start, stop)
-                for place in (*(cursor.places if cursor.place_ranges else ()), *cursor.logged_keys()):
-                    self._state.notes.in_place(key, retry, place, rows)
+                for place in cursor.places if cursor.place_ranges else ():
+                    if place.state != LEASED:
+                        self._state.notes.in_place(key, retry, place, rows)
+                for count in cursor.counts():
+                    self._state.notes.count(key, retry, count, rows)
             if group.redelivery_bytes:
                 for start_ms, count in self._state.kept(key).steps():
                     self._state.notes.wrote_redeliveries(key, start_ms, count, rows)
             for first in range(0, group.expired, TIMES_MAX):
                 rows.add(ACKED, *key, False, 0, 0, min(group.expired - first, TIMES_MAX))
-        self._state.seen_changed.update(self._state.groups)
-        self._add_seen(rows)  # behind the rows of moves, which reset it
+        self._add_passed(rows)
         return rows
 
     def checkpoint_due(self) -> bool:

@@ -45,6 +45,7 @@ class LocalBroker:
             nursery.start_soon(self.commit.run)
             nursery.start_soon(self.commit.run_upkeep)
             nursery.start_soon(self.commit.run_ahead)
+            nursery.start_soon(self.commit.run_counts)
             nursery.start_soon(self.pulls.run)
             nursery.start_soon(self.finding.run)
 

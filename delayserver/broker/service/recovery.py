@@ -17,6 +17,8 @@ from delayserver.broker.files.checkpoint import BrokerCheckpoint, decode_checkpo
 from delayserver.broker.files.policies import read_policies
 from delayserver.broker.files.progress import (
     ACKED,
+    COUNTED,
+    HANDED,
     IN_PLACE,
     KEPT,
     MOVED,
@@ -206,7 +208,9 @@ def _read_progress(
             # After a wall clock was set back, no message waits for longer than a nack can ask for.
             rest_us = min(until_ms * 1000 - now_us, NACK_DELAY_MS_MAX * 1000)
             waits = (WAITING, lease_us + rest_us, until_ms) if rest_us > 0 else (READY, 0, 0)
-            _group(state, row).cursor(row.retry).restore(Place(row.start, row.stop, row.times, *waits))
+            group = _group(state, row)
+            stop = _stored_stop(state, row)
+            group.cursor(row.retry).restore(Place(row.start, stop, row.times, *waits))
             until_ms = 0
         elif row.change == REMOVED:
             _remove(state, row)
@@ -247,7 +251,9 @@ def _apply(state: BrokerState, row: ProgressRow, lost: dict[QueueKey, int]) -> N
     group = _group(state, row)
     cursor = group.cursor(row.retry)
     if row.change == SEEN:
-        cursor.seen.restore(row.start, row.stop, row.times)
+        cursor.seen.restore_step(row.start, row.stop, row.times)
+    elif row.change in (HANDED, COUNTED):
+        cursor.restore_count(row.start, _stored_stop(state, row), row.times, leased=row.change == HANDED)
     elif row.change == KEPT:
         state.kept((row.subject, row.group)).add(row.start, row.stop)
     if row.change not in (ACKED, MOVED):
@@ -262,6 +268,16 @@ def _apply(state: BrokerState, row: ProgressRow, lost: dict[QueueKey, int]) -> N
     else:
         group.count_expired(row.times)
         cursor.ack(row.start, row.stop, end)
+
+
+def _stored_stop(state: BrokerState, row: ProgressRow) -> int:
+    """Where the stored positions of a row about hand-outs end. A loss of power may have taken messages that it names, since
+    it does not wait for the store's sync. Then the log is replaced before other messages get their positions."""
+    bounds = state.queues.bounds((row.subject, row.group if row.retry else 0))
+    end = 0 if bounds is None else bounds[1]
+    if row.stop > end:
+        state.notes.found_ahead()
+    return min(row.stop, end)
 
 
 def _remove(state: BrokerState, row: ProgressRow) -> None:

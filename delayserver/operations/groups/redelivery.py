@@ -93,10 +93,18 @@ class Redelivery:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._end_leases)
             nursery.start_soon(self._take_back)
+            nursery.start_soon(self._hear_of_earlier)
 
     def leased(self) -> None:
         """Recomputes the next end of a lease, because new leases have begun."""
         self._leases.set()
+
+    async def _hear_of_earlier(self) -> None:
+        """Leases that ended with an earlier process are found by pulls."""
+        while True:
+            await self._broker.core.ended.rung()
+            self._broker.core.ended.hush()
+            self._leases.set()
 
     def not_received(self, subject: int, group: int, deliveries: I64) -> None:
         """Redelivers the deliveries of a reply that was not sent completely, so no client has read it."""

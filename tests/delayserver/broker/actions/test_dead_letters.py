@@ -58,6 +58,13 @@ def bury(broker: DirectBroker, batch: RetryBatch, first_sequence: int = SEQUENCE
     broker.check_invariants()
 
 
+def end_earlier(broker: DirectBroker) -> None:
+    """Bury the messages that had their last attempt when the process before ended. Pulls have found them."""
+    for batch in broker.expired_leases(NOW_US, NOW_US, 100):
+        if batch.given_up is not None:
+            bury(broker, batch, SEQUENCE + 100)
+
+
 def letters(broker: DirectBroker) -> list[int]:
     """The sequences of the messages that are dead letters."""
     found: list[int] = broker.read_dead(LETTERS, -1, 100, 1 << 20).batch.origin_sequence.tolist()
@@ -137,7 +144,11 @@ def test_after_a_crash_letters_ack_nothing_of_a_group_that_was_moved_or_removed_
     disk.crash(Random(1))
     broker = open_broker(disk)
     assert broker.positions.has_group((SUBJECT, GROUP)) == (how != "removal")
-    assert drain(broker) == [1, 2, 3] and letters(broker) == [1, 2]
+    # Where a consumer of the new group had the first one, the crash ended its last attempt.
+    failed = 1 if how == "made anew" else 0
+    assert drain(broker) == [1, 2, 3][failed:] and letters(broker) == [1, 2]
+    end_earlier(broker)
+    assert letters(broker) == [1, 2, 1][: 2 + failed]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -155,7 +166,9 @@ def test_after_any_crash_a_message_is_a_letter_or_comes_again(seed: int) -> None
             broker.sync()
     disk.crash(random)
     broker = open_broker(disk)
-    assert sorted([*letters(broker), *drain(broker)]) == list(range(1, 9))
+    drained = drain(broker)
+    end_earlier(broker)
+    assert sorted([*letters(broker), *drained]) == list(range(1, 9))
 
 
 def test_a_full_disk_at_the_last_attempt_leaves_the_message_and_keeps_its_reason() -> None:

@@ -31,7 +31,7 @@ def add(order: KeyOrder, positions: list[int], keys: list[int], until_us: int = 
     """Look at messages as a pull does. The positions that go out."""
     slots = order.slots_of(hashes_of(*keys))
     out = order.admits(slots)
-    order.add(numbers(*positions), slots, np.zeros(len(keys), np.int64), out, until_us, logged=False)
+    order.add(numbers(*positions), slots, np.zeros(len(keys), np.int64), out, until_us)
     return [position for position, goes in zip(positions, out.tolist(), strict=True) if goes]
 
 
