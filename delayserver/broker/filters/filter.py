@@ -37,6 +37,11 @@ class FilterText:
     def __bool__(self) -> bool:
         return self.tags is not None or self.where is not None
 
+    @property
+    def characters(self) -> int:
+        """The length of both."""
+        return len(self.tags or "") + len(self.where or "")
+
 
 @dataclass(frozen=True, slots=True)
 class ParsedFilter:

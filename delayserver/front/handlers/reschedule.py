@@ -55,7 +55,7 @@ class RescheduleHandlers:
 
     def _row(self, done: Rescheduled, place: int) -> dict[str, Any]:
         moves, moved = done.moves, done.moved
-        sequence, old_due_ms = int(moves.sequence[place]), int(moves.due_ms[place])
+        sequence, old_due_ms = done.closed.get(place, int(moves.sequence[place])), int(moves.due_ms[place])
         row: dict[str, Any] = {
             "receipt": format_receipt(self._server_id, old_due_ms, sequence),
             "outcome": OUTCOME_LABELS[int(moved.outcome[place])],

@@ -28,6 +28,10 @@ async def reply_results(
             results.add(error_to_map(named.errors[place]))
         else:
             given = named.receipts
-            receipt = given[place] if given is not None else format_receipt(server_id, due_ms, sequence)
+            receipt = (
+                given[place]
+                if given is not None
+                else format_receipt(server_id, due_ms, named.closed.get(place, sequence))
+            )
             results.add({"receipt": receipt} | fields[place])
     connection.when_room(lambda: connection.reply(results.frame()))

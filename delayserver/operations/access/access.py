@@ -16,7 +16,8 @@ ADMIN: Final = "admin"
 
 SUBJECTS_KNOWN_MAX: Final = 4096
 """Subjects whose permission a token remembers. With more of them it forgets all, and compares each again once."""
-
+SUBJECT_BYTES_MAX: Final = 255
+"""The protocol's bound. A longer text names no subject, and is neither compared nor kept. So a token keeps 4 MiB at most."""
 
 PENDING_AGAIN_MS: Final = 1_000
 """When waiting messages leave is not known. A second later some may have left."""
@@ -46,6 +47,8 @@ class Access:
         """Whether this subject is open to it."""
         if self.everything:
             return True
+        if len(subject) > SUBJECT_BYTES_MAX:
+            return False
         known = self._known.get(subject)
         if known is None:
             if len(self._known) >= SUBJECTS_KNOWN_MAX:

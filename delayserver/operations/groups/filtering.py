@@ -16,6 +16,8 @@ from store.tables.names import TAG
 
 # Compiled filters that stay for the next pull of any group. One takes at most about 50 kB, usually 1 kB.
 _COMPILED_MAX: Final = 1024
+# The texts of all of them. Each has a bound of 20,000 characters, and any client may send a thousand of these.
+CHARACTERS_MAX: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,7 @@ class FilterCompiler:
         self._intake = intake
         self._workers = runtime.workers
         self._compiled: OrderedDict[FilterText, Compiled] = OrderedDict()
+        self.characters = 0
 
     async def compile(self, text: FilterText) -> Compiled:
         """The compiled filter. A new tag gets its code now.
@@ -51,10 +54,13 @@ class FilterCompiler:
         return found
 
     def _remember(self, text: FilterText, compiled: Compiled) -> None:
+        if text not in self._compiled:
+            self.characters += text.characters
         self._compiled[text] = compiled
         self._compiled.move_to_end(text)
-        while len(self._compiled) > _COMPILED_MAX:
-            self._compiled.popitem(last=False)
+        while len(self._compiled) > _COMPILED_MAX or self.characters > CHARACTERS_MAX:
+            oldest, _ = self._compiled.popitem(last=False)
+            self.characters -= oldest.characters
 
     async def _compile(self, text: FilterText) -> Compiled:
         try:
@@ -68,3 +74,7 @@ class FilterCompiler:
         if not codes and parsed.where is None:
             return EVERYTHING
         return Compiled(parsed.text, Filter(codes, parsed.where))
+
+    def check_invariants(self) -> None:
+        """The sum of characters is that of the texts. For tests."""
+        assert self.characters == sum([text.characters for text in self._compiled])

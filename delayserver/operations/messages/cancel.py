@@ -30,10 +30,8 @@ class Cancel:
         self._cancellation = cancellation
 
     async def by_number(self, sequence: I64, due_ms: I64, access: Access = EVERYTHING) -> U8:
-        """Cancels messages by sequence and due time, i64[n] each: outcome codes u8[n]. Raises Forbidden, before anything is
-        done, and errors of the commit."""
-        await self._naming.require(sequence, due_ms, access)
-        return await self._cancellation.cancel(sequence, due_ms)
+        """Cancels messages by sequence and due time, i64[n] each: outcome codes u8[n]. Raises errors of the commit."""
+        return await self._cancellation.cancel(await self._naming.opened(sequence, due_ms, access), due_ms)
 
     async def by_name(self, given: Given, work: Work, access: Access = EVERYTHING) -> Cancelled:
         """Cancels messages by name. If a reschedule gives the name to another message meanwhile, cancels that one.

@@ -66,8 +66,8 @@ class Lookup:
         ]
 
     async def by_number(self, sequence: I64, due_ms: I64, work: Work, access: Access = EVERYTHING) -> list[Found]:
-        """The states of messages by sequence and due time, i64[n] each. Raises Forbidden."""
-        await self._naming.require(sequence, due_ms, access)
+        """The states of messages by sequence and due time, i64[n] each."""
+        sequence = await self._naming.opened(sequence, due_ms, access)
         found = await self._states.find(sequence, due_ms, work)
         return await self._states.with_rows(found, due_ms.tolist(), work)
 

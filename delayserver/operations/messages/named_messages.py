@@ -68,13 +68,15 @@ Given = GivenReceipts | GivenItems
 @dataclass(frozen=True, slots=True)
 class NamedMessages:
     """The n items of a request: `sequence` i64[n] and `due_ms` i64[n] of their messages, 0 for an unknown message. By
-    place: the `errors` of items that name nothing, and the `names` of items with an id of the client."""
+    place: the `errors` of items that name nothing, and the `names` of items with an id of the client. `closed` are the
+    sequences of messages that are unknown to this client because their subject is closed to it."""
 
     receipts: list[str] | None
     sequence: I64
     due_ms: I64
     errors: dict[int, DelayServerError]
     names: dict[int, MessageName]
+    closed: dict[int, int] = field(default_factory=dict)
 
 
 class Naming:
@@ -87,32 +89,35 @@ class Naming:
         self._subjects = subjects
 
     async def find(self, given: Given, work: Work, access: Access = EVERYTHING) -> NamedMessages:
-        """Finds the messages that the client names. One whose subject is closed to it is an error of its place."""
-        named = await self._find(given, work)
+        """Finds the messages that the client names. A name with a closed subject is refused. A receipt of a message whose
+        subject is closed is unknown: another answer to a guess would tell that there is such a message."""
+        named = await self._find(given, work, access)
         if not access.everything:
-            for place, subject in (await self._closed(named.sequence, named.due_ms, access)).items():
+            for place in (await self._closed(named.sequence, named.due_ms, access)).tolist():
+                named.closed[place] = int(named.sequence[place])
                 named.sequence[place] = 0
                 named.names.pop(place, None)
-                named.errors.setdefault(place, access.refusal(subject))
         return named
 
-    async def require(self, sequence: I64, due_ms: I64, access: Access) -> None:
-        """Raises Forbidden if one of the messages, i64[n] each, has a subject that is closed to the client."""
-        if not access.everything:
-            for subject in (await self._closed(sequence, due_ms, access)).values():
-                raise access.refusal(subject)
+    async def opened(self, sequence: I64, due_ms: I64, access: Access) -> I64:
+        """The sequences of messages, i64[n] each, with 0 for those whose subject is closed to the client."""
+        if access.everything:
+            return sequence
+        closed = await self._closed(sequence, due_ms, access)
+        if not len(closed):
+            return sequence
+        sequence = sequence.copy()
+        sequence[closed] = 0
+        return sequence
 
-    async def _closed(self, sequence: I64, due_ms: I64, access: Access) -> dict[int, str]:
-        """The subjects that are closed to the client, by the places of their messages."""
+    async def _closed(self, sequence: I64, due_ms: I64, access: Access) -> Places:
+        """The places of messages whose subject is closed to the client."""
         located = await self._cancellation.locate(sequence, due_ms)
         codes, index = np.unique(located.subject, return_inverse=True)
-        subjects = {code: self._subjects.name(code) for code in codes.tolist() if code}
-        closed = {code: subject for code, subject in subjects.items() if not access.may(subject)}
-        if not closed:
-            return {}
-        return {place: closed[code] for place, code in enumerate(codes[index].tolist()) if code in closed}
+        closed = np.array([bool(code) and not access.may(self._subjects.name(code)) for code in codes.tolist()], bool)
+        return np.flatnonzero(closed[index])
 
-    async def _find(self, given: Given, work: Work) -> NamedMessages:
+    async def _find(self, given: Given, work: Work, access: Access) -> NamedMessages:
         if isinstance(given, GivenReceipts):
             return await self._of_receipts(given.receipts, work)
         count = given.count
@@ -123,7 +128,7 @@ class Naming:
             named.sequence[places], named.due_ms[places] = found.sequence, found.due_ms
             named.errors.update({int(places[place]): error for place, error in found.errors.items()})
         if given.names:
-            await self._put_names(named, given.names, work)
+            await self._put_names(named, given.names, work, access)
         return named
 
     async def replaced(self, named: NamedMessages, places: Places) -> Places:
@@ -161,12 +166,14 @@ class Naming:
                 await work.items(SLICE_ITEMS)
         return named
 
-    async def _put_names(self, named: NamedMessages, names: dict[int, GivenName], work: Work) -> None:
-        """Finds the messages of some places by their names."""
+    async def _put_names(self, named: NamedMessages, names: dict[int, GivenName], work: Work, access: Access) -> None:
+        """Finds the messages of some places by their names. A closed subject is refused before anything is looked for."""
         derived: dict[int, int] = {}
         for place, given in names.items():
             await work.items()
             try:
+                if type(given.subject) is str:
+                    access.require(given.subject)
                 name = self._name(given)
             except DelayServerError as error:
                 named.errors[place] = kept(error)

@@ -39,11 +39,13 @@ class GivenMoves:
 
 @dataclass(frozen=True, slots=True)
 class Rescheduled:
-    """n moves: `moves` are the messages and new times, `moved` the results, `errors` the refused items by place."""
+    """n moves: `moves` are the messages and new times, `moved` the results, `errors` the refused items by place.
+    `closed` as for `NamedMessages`."""
 
     moves: Moves
     moved: Moved
     errors: dict[int, DelayServerError]
+    closed: dict[int, int] = field(default_factory=dict)
 
 
 class Reschedule:
@@ -72,7 +74,7 @@ class Reschedule:
                     named.errors[place] = kept(error)
         moved = Moved.nothing(count)
         await self._move(named, moves, moved, work)
-        return Rescheduled(moves, moved, moved.errors | named.errors)
+        return Rescheduled(moves, moved, moved.errors | named.errors, named.closed)
 
     async def _move(self, named: NamedMessages, moves: Moves, moved: Moved, work: Work) -> None:
         places = np.flatnonzero([place not in named.errors for place in range(len(named.sequence))])
@@ -96,9 +98,9 @@ class Reschedule:
     async def by_number(
         self, sequence: I64, due_ms: I64, due: DueColumn, work: Work, access: Access = EVERYTHING
     ) -> Rescheduled:
-        """Moves messages by sequence and due time, i64[n] each, to `due`. Raises Forbidden, and the errors of `by_name`."""
+        """Moves messages by sequence and due time, i64[n] each, to `due`. Raises the errors of `by_name`."""
         self._admission.require()
-        await self._naming.require(sequence, due_ms, access)
+        sequence = await self._naming.opened(sequence, due_ms, access)
         count = len(sequence)
         errors: dict[int, DelayServerError] = {}
         new_due_ms = self._intake.due_column(due, errors)

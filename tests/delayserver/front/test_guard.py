@@ -11,9 +11,10 @@ import pytest
 from msgpack import packb
 
 from delayserver.front.guard import FREE, OF_SERVERS, RULES
-from delayserver.protocol.columns import I64, pack_column
+from delayserver.protocol.columns import I64, U8, pack_column
 from delayserver.protocol.errors import DelayServerError, Unauthenticated
 from delayserver.protocol.operations import OPERATIONS
+from delayserver.protocol.outcomes import Outcome
 from delayserver.protocol.receipts import format_receipt
 from tests.fakes.host import Client, Host
 
@@ -28,7 +29,7 @@ NUMBERS = pack_column(np.array([1], np.int64), I64)
 @dataclass
 class Case:
     """A request for the other tenant's subject, and what a token without it gets: an error of the whole request (`whole`),
-    of each row (`rows`), or a reply without it (`told` gives the subjects of the reply)."""
+    or outcome of each row (`rows`), or a reply without it (`told` gives the subjects of the reply)."""
 
     arguments: dict[str, Any] = field(default_factory=dict)
     whole: str = ""
@@ -53,11 +54,11 @@ CASES: dict[str, Case] = {
     "send": Case({"messages": [message(THEIRS)]}, rows="forbidden"),
     "publish": Case({"messages": [{"subject": THEIRS, "body": "m"}]}, rows="forbidden"),
     "prepare": Case({"messages": [message(THEIRS)], "group": "mine"}, rows="forbidden"),
-    "commit": Case({"receipts": [RECEIPT]}, rows="forbidden"),
-    "rollback": Case({"receipts": [RECEIPT]}, rows="forbidden"),
-    "cancel": Case({"receipts": [RECEIPT]}, rows="forbidden"),
-    "reschedule": Case({"items": [{"receipt": RECEIPT, "delay_ms": 7_200_000}]}, rows="forbidden"),
-    "lookup": Case({"receipts": [RECEIPT], "body": True}, rows="forbidden"),
+    "commit": Case({"receipts": [RECEIPT]}, rows="transaction_unknown"),
+    "rollback": Case({"receipts": [RECEIPT]}, rows="transaction_unknown"),
+    "cancel": Case({"receipts": [RECEIPT]}, rows="unknown"),
+    "reschedule": Case({"items": [{"receipt": RECEIPT, "delay_ms": 7_200_000}]}, rows="unknown"),
+    "lookup": Case({"receipts": [RECEIPT], "body": True}, rows="unknown"),
     "route": Case({"subject": THEIRS}, whole="forbidden"),
     "subjects": Case(told=lambda reply: reply["subjects"]),
     "pull": Case(NAMES, whole="forbidden"),
@@ -134,7 +135,10 @@ async def test_every_operation_keeps_the_subjects_of_others_closed(boot: Boot) -
             continue
         reply = await mine.request(operation, arguments)
         if case.rows:
-            assert [each.get("error") for each in reply["results"]] == [case.rows], (operation, reply)
+            assert [each.get("error", each.get("outcome")) for each in reply["results"]] == [case.rows], (
+                operation,
+                reply,
+            )
         if case.told is not None:
             told = case.told(reply)
             assert all(subject.startswith("mine") for subject in told), (operation, told)
@@ -188,7 +192,7 @@ async def test_only_an_administrator_changes_policies_and_drops_dead_letters(boo
     assert await client.refused(operation, NAMES | change) == "forbidden"
 
 
-async def columns_of(client: Client, host: Host, receipt: str, operation: str) -> str:
+async def columns_of(client: Client, receipt: str, operation: str) -> dict[str, Any]:
     sequence = np.array([int(receipt.rpartition("-")[2], 16)], np.int64)
     due_ms = pack_column(np.array([int(receipt.split("-")[1], 16)], np.int64), I64)
     arguments: dict[str, Any] = {"count": 1, "sequence": pack_column(sequence, I64)}
@@ -197,7 +201,30 @@ async def columns_of(client: Client, host: Host, receipt: str, operation: str) -
         arguments |= {"message_due_ms": due_ms, "delay_ms": later}
     else:
         arguments["due_ms"] = due_ms
-    return await client.refused(operation, arguments)
+    return await client.request(operation, arguments)
+
+
+def beside(receipt: str) -> str:
+    """A receipt that no message has, with the same due time."""
+    head, _, sequence = receipt.rpartition("-")
+    return f"{head}-{int(sequence, 16) + 1_000:0{len(sequence)}x}"
+
+
+@pytest.mark.parametrize("operation", ["commit", "rollback", "cancel", "reschedule", "lookup"])
+async def test_a_guess_of_a_receipt_does_not_tell_whether_others_have_such_a_message(
+    boot: Boot, operation: str
+) -> None:
+    host = boot()
+    await host.start()
+    _, mine, receipt = await prepared(host)
+    texts, columns = [], []
+    for each in (receipt, beside(receipt)):
+        reply = await mine.request(operation, with_receipt(CASES[operation].arguments, each))
+        texts.append(repr(reply).replace(each, RECEIPT))
+        if operation in ("cancel", "reschedule", "lookup"):
+            columns.append(repr(await columns_of(mine, each, operation)))
+    assert texts[0] == texts[1] and THEIRS not in texts[0]
+    assert columns[:1] == columns[1:]
 
 
 @pytest.mark.parametrize("operation", ["cancel", "reschedule", "lookup"])
@@ -207,7 +234,8 @@ async def test_messages_of_others_are_closed_in_columns_and_by_name_as_well(boot
     operator, mine, _ = await prepared(host)
     named = message(THEIRS) | {"message_id": "named"}
     (sent,) = await operator.send(named)
-    assert await columns_of(mine, host, sent["receipt"], operation) == "forbidden"
+    known = await columns_of(mine, sent["receipt"], operation)
+    assert known["outcome"] == pack_column(np.array([int(Outcome.UNKNOWN)], np.uint8), U8)
     due = "message_due_ms" if operation == "reschedule" else "due_ms"
     name = {"subject": THEIRS, "message_id": "named", due: sent["due_ms"], "delay_ms": 60_000}
     if operation != "reschedule":
