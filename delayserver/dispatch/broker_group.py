@@ -94,6 +94,11 @@ class BrokerGroup:
         """Workers that have nothing to do."""
         return self.rows.idle.statistics().tasks_waiting
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether the group has no messages that wait or are on their way."""
+        return not self.rows.rows_held
+
     def change_nodes(self, nodes: Sequence[Node]) -> None:
         """These nodes take the messages from now on. A node that leaves settles the batches that it has."""
         self.nodes = tuple(nodes)

@@ -9,16 +9,18 @@ import trio
 
 from delayserver.dispatch.broker_group import BrokerGroup
 from delayserver.dispatch.fail_over import FailOver
+from delayserver.dispatch.node_probes import NodeProbes
 from delayserver.runtime.marks import Bell
 
 
 class BrokerGroups:
     """The groups of the settings in their order, and the group of the timers of transactions."""
 
-    def __init__(self, groups: list[BrokerGroup], timers: BrokerGroup, fail_over: FailOver) -> None:
+    def __init__(self, groups: list[BrokerGroup], timers: BrokerGroup, fail_over: FailOver, probes: NodeProbes) -> None:
         self._groups = {group.rows.code: group for group in groups}
         self._timers = timers
         self._fail_over = fail_over
+        self._probes = probes
         # By the codes of the groups whose tasks run.
         self._running: dict[int, trio.CancelScope] = {}
         self._changed = Bell()
@@ -70,3 +72,5 @@ class BrokerGroups:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(group.run)
                 nursery.start_soon(self._fail_over.run, group)
+                if group is not self._timers:
+                    nursery.start_soon(self._probes.run, group)

@@ -37,6 +37,9 @@ class Broker(Protocol):
         `uncertain`: the node may have some of these rows already and must look.
         """
 
+    async def probe(self) -> None:
+        """Returns if the node would take messages now, as far as it can be known without any. Raises DeliveryError."""
+
     async def windows_complete(self, windows_ms: Callable[[], list[int]]) -> None:
         """Nothing of these windows is to be delivered as it stands: the node may forget their keys. They are asked for
         at the moment of telling, since a late message opens a window again. Raises DeliveryError."""

@@ -26,6 +26,7 @@ from delayserver.dispatch.complete_windows import CompleteWindows
 from delayserver.dispatch.dispatcher import Dispatcher
 from delayserver.dispatch.fail_over import FailOver
 from delayserver.dispatch.message_reader import MessageReader
+from delayserver.dispatch.node_probes import NodeProbes
 from delayserver.dispatch.targets.embedded_node import EmbeddedNode
 from delayserver.dispatch.targets.targets import Targets
 from delayserver.front.front import SERVER
@@ -54,6 +55,7 @@ from delayserver.operations.groups.consuming import Consuming
 from delayserver.operations.groups.dead_letters import DeadLetterOperations
 from delayserver.operations.groups.filtering import FilterCompiler
 from delayserver.operations.groups.finding import Finding
+from delayserver.operations.groups.first_messages import FirstMessages
 from delayserver.operations.groups.group_filters import GroupFilters
 from delayserver.operations.groups.policies import Policies
 from delayserver.operations.groups.positions import QueuePositions
@@ -362,7 +364,7 @@ class Parts:
         self.lateness = builder.lateness
         groups = [builder.build(rows) for code, rows in self.residency.groups.items() if code != TIMERS_GROUP]
         fail_over = FailOver(self.residency, self._pacing.slice_rows, self._runtime)
-        self.groups = BrokerGroups(groups, self._build_timers(opened), fail_over)
+        self.groups = BrokerGroups(groups, self._build_timers(opened), fail_over, NodeProbes(self._runtime))
         self.topology = Topology(self.group_memory, self.residency, self.groups, builder, self.targets, self._runtime)
         self.reload = Reload(
             self.topology, self._outside.servers, self._outside.given, self._outside.reread, self._runtime
@@ -433,13 +435,14 @@ class Parts:
         )
         filters = FilterCompiler(self.intake, self._runtime)
         self.policies = Policies(self.broker, filters, self.intake, opened.files.names, self._runtime)
+        self.first_messages = FirstMessages(self.local_broker, self.intake, settings.broker, self._runtime)
         self.consuming = Consuming(
             self.local_broker,
             self.redelivery,
             GroupFilters(self.local_broker, filters, self.policies),
             self.intake,
             opened.files.names,
-            settings.broker,
+            self.first_messages,
             self._runtime,
         )
         self.clock_stepped = Bell()
@@ -511,7 +514,7 @@ class Parts:
             self.redelivery,
             self.intake,
             opened.files.names,
-            self._settings.broker,
+            self.first_messages,
             self._runtime,
         )
         return Operations(

@@ -72,6 +72,10 @@ class FakeBroker:
                 self.at_us[sequence] = now_us
             start += length
 
+    async def probe(self) -> None:
+        if not self.up or self.refuse is not None:
+            raise DeliveryError("it is down", known=True)
+
     async def windows_complete(self, windows_ms: Callable[[], list[int]]) -> None:
         self.asked_to_hear = True
         if self.slow_to_hear is not None:

@@ -52,6 +52,9 @@ class EmbeddedNode:
             raise DeliveryError(str(error), known=False) from error
         return delivered.outcome
 
+    async def probe(self) -> None:
+        """It is this process. Nothing says without messages whether its disk is full."""
+
     async def windows_complete(self, windows_ms: Callable[[], list[int]]) -> None:
         """Forget the keys of these windows. It cannot fail."""
         self._broker.core.window_complete(self._server_id, windows_ms())

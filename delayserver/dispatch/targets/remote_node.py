@@ -52,6 +52,8 @@ BEFORE_DEADLINE_S = 0.001
 # have one id and the node does not fence one of them off, they take turns, and not more often than this.
 PAUSE_S_MIN, PAUSE_S_MAX = 0.1, 30.0
 PAUSE_FORGOTTEN_S = 60.0
+# After an error of the node its answers to other requests do not show for so long that it takes messages.
+REFUSED_S = 10.0
 # So many times in a row it was no connection left over from an earlier life.
 LEFT_MAX = 3
 # How nodes of before `superseded` name it, as `invalid_argument`.
@@ -116,6 +118,8 @@ class RemoteNode:
         self._left, self._left_at_s, self._not_before_s = 0, 0.0, 0.0
         # Whether a request on this connection had no answer in time, and none has had one since.
         self._doubtful = False
+        # When the node last answered a request with an error, and which.
+        self._refused_at_s, self._why_refused = -REFUSED_S, ""
 
     async def run(self) -> None:
         """Keep a connection while somebody wants one, until cancelled."""
@@ -253,7 +257,9 @@ class RemoteNode:
         return result
 
     def _refused(self, transport: Transport, error: DelayServerError) -> None:
-        """Another connection has the place of this one: leave it, and come back after a pause."""
+        """The node answered with an error. If another connection has the place of this one, leave it, and come back after a
+        pause."""
+        self._refused_at_s, self._why_refused = trio.current_time(), str(error)
         old = isinstance(error, InvalidArgument) and _OLD_SUPERSEDED in error.message
         if old or isinstance(error, Superseded | DuplicateServerId):
             self._leave(transport, str(error))
@@ -385,6 +391,17 @@ class RemoteNode:
         if len(batch.order_keys):
             fields |= {"order_keys": batch.order_keys, "order_key_length": pack_column(batch.order_keys_length)}
         return fields
+
+    async def probe(self) -> None:
+        """Connects and asks for an answer. A node that refused messages a moment ago would do so again, so its answer says
+        nothing. Raises DeliveryError."""
+        if trio.current_time() - self._refused_at_s < REFUSED_S:
+            raise DeliveryError(self._why_refused, known=True)
+        transport = await self._connection()
+        try:
+            await self._ask(transport, PING, {})
+        except (OSError, DelayServerError) as error:
+            raise DeliveryError(str(error), known=True) from error
 
     async def windows_complete(self, windows_ms: Callable[[], list[int]]) -> None:
         """Best effort: a node that does not hear it keeps the keys for longer."""

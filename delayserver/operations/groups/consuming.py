@@ -20,7 +20,7 @@ from delayserver.broker.service.local_broker import LocalBroker
 from delayserver.broker.service.positions import EARLIEST, LATEST, Goal
 from delayserver.broker.service.pull_actor import Outlet
 from delayserver.broker.service.pulls import TOO_MANY_GROUPS
-from delayserver.config.settings import BrokerSettings
+from delayserver.operations.groups.first_messages import FirstMessages
 from delayserver.operations.groups.group_filters import GroupFilters
 from delayserver.operations.groups.policies import waiting_letters
 from delayserver.operations.groups.redelivery import Nacked, Redelivery, commit_errors
@@ -96,7 +96,7 @@ class Consuming:
         filters: GroupFilters,
         intake: Intake,
         names: Names,
-        settings: BrokerSettings,
+        first_messages: FirstMessages,
         runtime: Runtime,
     ) -> None:
         self._core = broker.core
@@ -105,16 +105,14 @@ class Consuming:
         self._filters = filters
         self._intake = intake
         self._names = names
-        self._settings = settings
+        self._first_messages = first_messages
         self._turns = runtime.turns
         self._clock = runtime.clock
-        # Waiting pulls of subjects without a message so far.
-        self._before_first = 0
 
     @property
     def waiting_pulls(self) -> int:
         """Pulls that wait for messages."""
-        return self._broker.pulls.waiting + self._before_first
+        return self._broker.pulls.waiting + self._first_messages.waiting
 
     @property
     def given_back(self) -> int:
@@ -159,7 +157,7 @@ class Consuming:
         expired = self._core.expired_messages
         with waiting:
             if not subject:
-                subject, wait_ms = await self._first_message(name, wait_ms)
+                subject, wait_ms = await self._first_messages.wait(name, group_name, wait_ms)
                 if start is not None and start.kind == LATEST:
                     start = Goal(EARLIEST)  # all messages came behind this pull
             if subject:
@@ -175,20 +173,6 @@ class Consuming:
         if self._core.expired_messages > expired:
             self._broker.commit.soon()  # expired messages get no ack that would write their counts
         return answered
-
-    async def _first_message(self, subject: str, wait_ms: int) -> tuple[int, int]:
-        """Waits for the first message of a subject. Its code, 0 if none comes in time, and the milliseconds left."""
-        if not wait_ms:
-            return 0, 0
-        if self.waiting_pulls >= self._settings.waiting_pulls_max:
-            raise QueueFull("too many pulls wait already; pull again later, or raise waiting_pulls_max")
-        began_us = self._clock.monotonic_us()
-        self._before_first += 1
-        try:
-            code = await self._intake.first_message(subject, wait_ms)
-        finally:
-            self._before_first -= 1
-        return code, max(wait_ms - (self._clock.monotonic_us() - began_us) // 1000, 0)
 
     def _new_group(self, subject: int, name: str) -> int:
         """The new code of a group at its first pull. Raises GroupsFull before anything is stored."""

@@ -9,11 +9,10 @@ from typing import NamedTuple
 from delayserver.broker.actions.positions import NOTHING_YET, Looked
 from delayserver.broker.service.local_broker import LocalBroker
 from delayserver.broker.service.positions import EARLIEST, LATEST, POSITION, TIME, Goal, unknown_group
-from delayserver.config.settings import BrokerSettings
 from delayserver.operations.groups.consuming import ConsumerGroup
+from delayserver.operations.groups.first_messages import FirstMessages
 from delayserver.operations.groups.policies import waiting_letters
 from delayserver.operations.groups.redelivery import Redelivery, commit_errors
-from delayserver.protocol.errors import QueueFull
 from delayserver.receive.intake import Intake
 from delayserver.runtime.runtime import Runtime
 from delayserver.runtime.turns import LARGE_ROWS
@@ -53,7 +52,7 @@ class QueuePositions:
         redelivery: Redelivery,
         intake: Intake,
         names: Names,
-        settings: BrokerSettings,
+        first_messages: FirstMessages,
         runtime: Runtime,
     ) -> None:
         self._core = broker.core
@@ -61,9 +60,8 @@ class QueuePositions:
         self._redelivery = redelivery
         self._intake = intake
         self._names = names
-        self._settings = settings
+        self._first_messages = first_messages
         self._turns = runtime.turns
-        self._clock = runtime.clock
 
     def name(self, code: int) -> str:
         """The text of a tag's code."""
@@ -95,16 +93,13 @@ class QueuePositions:
         found = await self._look(subject, read)
         if found.status != NOTHING_YET or not read.wait_ms:
             return found
-        lookers, settings = self._broker.lookers, self._settings
-        if lookers.waiting + self._broker.pulls.waiting >= settings.waiting_pulls_max:
-            raise QueueFull("too many pulls wait already; read again later, or raise waiting_pulls_max")
-        wait_ms, began_us = read.wait_ms, self._clock.monotonic_us()
+        self._first_messages.require_place()
+        wait_ms = read.wait_ms
         if not subject:
-            subject = await self._intake.first_message(read.subject, wait_ms)
-            wait_ms = max(wait_ms - (self._clock.monotonic_us() - began_us) // 1000, 0)
+            subject, wait_ms = await self._first_messages.wait(read.subject, "", wait_ms)
             found = await self._look(subject, read)
         if found.status == NOTHING_YET:
-            await lookers.wait(subject, wait_ms)
+            await self._broker.lookers.wait(subject, wait_ms)
             found = await self._look(subject, read)
         return found
 

@@ -83,6 +83,9 @@ class CheckBacks:
         self.asked = 0
         self.ended = 0
 
+    async def probe(self) -> None:
+        """It is a part of this server."""
+
     async def windows_complete(self, windows_ms: Callable[[], list[int]]) -> None:
         """There is nothing to forget."""
 

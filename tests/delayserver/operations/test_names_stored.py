@@ -95,3 +95,31 @@ async def test_groups_have_a_bound_of_their_own_that_hello_and_status_tell(boot:
     assert (limits["subjects_max"], limits["groups_max"]) == (2, 2)
     status = await client.status()
     assert (status["storage"]["subjects"], status["broker"]["groups"]) == (2, 2)
+
+
+async def test_the_bound_of_a_groups_waiting_pulls_holds_before_the_first_message(boot: Boot) -> None:
+    host = boot(small_settings(broker={"waiting_pulls_max": 10, "mailbox_pulls_max": 2}))
+    server = await host.start()
+    waiting, client = await host.client(), await host.client()
+    names = {"subject": "never", "group": "g"}
+    asked = [await waiting.ask("pull", names | {"wait_ms": 60_000}) for _ in range(2)]
+    await host.sleep_ms(100)
+    assert await client.refused("pull", names | {"wait_ms": 1}) == "queue_full"
+    other = await client.ask("pull", names | {"group": "other", "wait_ms": 500})
+    assert (await client.reply(other))["messages"] == [], "another group has its own bound"
+    await client.put("m", host.now_ms, subject="never")
+    got = [(await waiting.reply(number))["messages"] for number in asked[:1]]
+    assert [message["body"] for message in got[0]] == [b"m"]
+    assert server.parts.first_messages.waiting == 0
+
+
+async def test_reads_that_wait_for_a_first_message_count_among_those_that_wait(boot: Boot) -> None:
+    host = boot(small_settings(broker={"waiting_pulls_max": 2}))
+    await host.start()
+    waiting, client = await host.client(), await host.client()
+    read = {"subject": "never", "position": 0, "wait_ms": 60_000}
+    for _ in range(2):
+        await waiting.ask("read", read)
+    await host.sleep_ms(100)
+    assert await client.refused("read", read) == "queue_full"
+    assert await client.refused("pull", {"subject": "never", "group": "g", "wait_ms": 1}) == "queue_full"
