@@ -221,6 +221,9 @@ class AsyncClient(AsyncOperations):
     def _read_notices(self) -> None:
         """A task reads all the time."""
 
+    async def _reach(self) -> None:
+        await self._connected()
+
     async def _post(self, call: Call[T]) -> None:
         connection = await self._connected()
         self._posted = True

@@ -14,10 +14,11 @@ from delayserver.client.asynchronous.batching import AsyncBatcher, AsyncPublishC
 from delayserver.client.calls import publish_calls
 from delayserver.client.calls.core import Call
 from delayserver.client.calls.published_at import PublishedAt
+from delayserver.client.calls.retries import RESULT_UNKNOWN
 from delayserver.client.calls.send_calls import Integers, SendColumns
 from delayserver.client.connections.addresses import Addresses
 from delayserver.client.values.messages import ColumnsPublished, Message, PublishResult, Route
-from delayserver.protocol.errors import DelayServerError, PublishedElsewhere
+from delayserver.protocol.errors import ConnectionLost, DelayServerError, PublishedElsewhere
 
 T = TypeVar("T")
 
@@ -31,6 +32,10 @@ class AsyncPublishOperations(ABC):
     @abstractmethod
     async def _run(self, call: Call[T], close_count: int | None = None) -> T:
         """The result of a call, after as many attempts as it needs."""
+
+    @abstractmethod
+    async def _reach(self) -> None:
+        """Have a connection. One attempt; raises `ConnectionLost`."""
 
     @abstractmethod
     async def route(
@@ -170,13 +175,39 @@ class AsyncPublishOperations(ABC):
         return await self._run_there(subject, call)
 
     async def _run_there(self, subject: str, call: Call[T]) -> T:
-        address = self._published_at.get(subject)
-        if address is None:
-            nodes = (await self.route(subject=subject)).nodes
-            address = self._published_at.learn(subject, nodes, self._addresses.current_text)
+        """Runs a publish at the node of the subject. If that cannot be reached, or refuses for now, at the next one."""
+        known = self._published_at.get(subject)
+        if known is not None and await self._reaches(subject, known):
+            return await self._run_at(subject, known, call)
+        nodes = (await self.route(subject=subject)).nodes
+        *addresses, last = self._published_at.choices(subject, nodes, self._addresses.current_text)
+        for address in addresses:
+            if not await self._reaches(subject, address):
+                continue
+            try:
+                return await self._run_at(subject, address, call)
+            except DelayServerError as error:
+                if not error.retriable or isinstance(error, RESULT_UNKNOWN):
+                    raise
+        return await self._run_at(subject, last, call)
+
+    async def _reaches(self, subject: str, address: str) -> bool:
+        """Whether a node can be reached. Nothing is sent, so another one may be tried."""
         node = await self._publisher_at(address)
         try:
-            return await node._run(call)
+            await node._reach()
+        except ConnectionLost:
+            self._published_at.failed(subject, address)
+            return False
+        return True
+
+    async def _run_at(self, subject: str, address: str, call: Call[T]) -> T:
+        node = await self._publisher_at(address)
+        self._published_at.learn(subject, address)
+        try:
+            result = await node._run(call)
         except DelayServerError:
-            self._published_at.forget(subject)
+            self._published_at.failed(subject, address)
             raise
+        self._published_at.worked(address)
+        return result

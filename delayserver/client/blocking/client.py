@@ -235,6 +235,18 @@ class Client(BlockingOperations):
             finally:
                 turns.lock.release()
 
+    def _reach(self) -> None:
+        turns, close_count = self._turns, self._turns.close_count
+        with turns.lock:
+            try:
+                turns.begin()
+                if self._connection is None or not self._connection.usable(repeatable=False):
+                    self._reconnect(close_count)
+            finally:
+                turns.end()
+                if turns.close_count != close_count:
+                    self._let_go()
+
     def _post(self, call: Call[T]) -> None:
         turns, close_count = self._turns, self._turns.close_count
         with turns.lock:

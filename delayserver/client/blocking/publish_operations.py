@@ -15,10 +15,11 @@ from delayserver.client.blocking.batching import Batcher, PublishClient, Publish
 from delayserver.client.calls import publish_calls
 from delayserver.client.calls.core import Call
 from delayserver.client.calls.published_at import PublishedAt
+from delayserver.client.calls.retries import RESULT_UNKNOWN
 from delayserver.client.calls.send_calls import Integers, SendColumns
 from delayserver.client.connections.addresses import Addresses
 from delayserver.client.values.messages import ColumnsPublished, Message, PublishResult, Route
-from delayserver.protocol.errors import DelayServerError, PublishedElsewhere
+from delayserver.protocol.errors import ConnectionLost, DelayServerError, PublishedElsewhere
 
 T = TypeVar("T")
 
@@ -32,6 +33,10 @@ class BlockingPublishOperations(ABC):
     @abstractmethod
     def _run(self, call: Call[T], close_count: int | None = None) -> T:
         """The result of a call, after as many attempts as it needs."""
+
+    @abstractmethod
+    def _reach(self) -> None:
+        """Have a connection. One attempt; raises `ConnectionLost`."""
 
     @abstractmethod
     def route(
@@ -171,13 +176,39 @@ class BlockingPublishOperations(ABC):
         return self._run_there(subject, call)
 
     def _run_there(self, subject: str, call: Call[T]) -> T:
-        address = self._published_at.get(subject)
-        if address is None:
-            nodes = (self.route(subject=subject)).nodes
-            address = self._published_at.learn(subject, nodes, self._addresses.current_text)
+        """Runs a publish at the node of the subject. If that cannot be reached, or refuses for now, at the next one."""
+        known = self._published_at.get(subject)
+        if known is not None and self._reaches(subject, known):
+            return self._run_at(subject, known, call)
+        nodes = (self.route(subject=subject)).nodes
+        *addresses, last = self._published_at.choices(subject, nodes, self._addresses.current_text)
+        for address in addresses:
+            if not self._reaches(subject, address):
+                continue
+            try:
+                return self._run_at(subject, address, call)
+            except DelayServerError as error:
+                if not error.retriable or isinstance(error, RESULT_UNKNOWN):
+                    raise
+        return self._run_at(subject, last, call)
+
+    def _reaches(self, subject: str, address: str) -> bool:
+        """Whether a node can be reached. Nothing is sent, so another one may be tried."""
         node = self._publisher_at(address)
         try:
-            return node._run(call)
+            node._reach()
+        except ConnectionLost:
+            self._published_at.failed(subject, address)
+            return False
+        return True
+
+    def _run_at(self, subject: str, address: str, call: Call[T]) -> T:
+        node = self._publisher_at(address)
+        self._published_at.learn(subject, address)
+        try:
+            result = node._run(call)
         except DelayServerError:
-            self._published_at.forget(subject)
+            self._published_at.failed(subject, address)
             raise
+        self._published_at.worked(address)
+        return result

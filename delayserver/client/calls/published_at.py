@@ -4,36 +4,61 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Final
+from zlib import crc32
 
 from delayserver.client.values.messages import Node
 from delayserver.protocol.errors import PublishedElsewhere
 
 SUBJECTS_MAX: Final = 4096
 """Subjects that the table remembers. Beyond it the table begins anew, and each subject costs one more request."""
+FAILED_MAX: Final = 256
+"""Nodes that failed and are remembered. Beyond it they are forgotten, and may be tried first again."""
+
+_OF_STATE: Final = {"down": 2, "draining": 3}
 
 
 class PublishedAt:
-    """A node for each subject. It stays the same while it works, so that messages keep their order."""
+    """A node for each subject. It stays the same while it works, so that messages keep their order.
+
+    Subjects spread over the nodes of a route by their hash, so that all clients publish a subject at the same node while
+    all nodes work. A node that failed, or that the server calls down or draining, comes behind the others.
+    """
 
     def __init__(self) -> None:
         self._nodes: dict[str, str] = {}
-        self._failures = 0
+        self._failed: set[str] = set()
 
     def get(self, subject: str) -> str | None:
         """The address of the node of a subject; None if the client's own server stores it, as far as is known."""
         return self._nodes.get(subject)
 
-    def learn(self, subject: str, nodes: Sequence[Node], own_address: str) -> str:
-        """Choose one of the nodes of a subject's route. Raises `PublishedElsewhere` if only the refusing server is one."""
-        others = [node.address for node in nodes if node.address != own_address]
+    def choices(self, subject: str, nodes: Sequence[Node], own_address: str) -> list[str]:
+        """The nodes of a subject's route in the order in which they are to be tried. Raises `PublishedElsewhere` if only the
+        refusing server is one."""
+        others = [node for node in nodes if node.address != own_address]
         if not others:
             raise PublishedElsewhere(f"the route of {subject!r} names no other node than {own_address}, which refused")
+        taking = [node for node in others if node.weight] or others
+
+        def place(node: Node) -> tuple[int, int]:
+            trouble = max(_OF_STATE.get(node.state, 0), int(node.address in self._failed))
+            return trouble, -crc32(f"{subject} {node.address}".encode())
+
+        return [node.address for node in sorted(taking, key=place)]
+
+    def learn(self, subject: str, address: str) -> None:
+        """The subject is published there from now on."""
         if len(self._nodes) >= SUBJECTS_MAX:
             self._nodes.clear()
-        address = self._nodes[subject] = others[self._failures % len(others)]
-        return address
+        self._nodes[subject] = address
 
-    def forget(self, subject: str) -> None:
-        """The node of a subject failed or refused: the next publish asks for the route, and takes another node."""
-        if self._nodes.pop(subject, None) is not None:
-            self._failures += 1
+    def worked(self, address: str) -> None:
+        """A node stored messages."""
+        self._failed.discard(address)
+
+    def failed(self, subject: str, address: str) -> None:
+        """A node failed or refused: the next publish of the subject asks for the route, and prefers other nodes."""
+        self._nodes.pop(subject, None)
+        if len(self._failed) >= FAILED_MAX:
+            self._failed.clear()
+        self._failed.add(address)

@@ -15,8 +15,8 @@ T = TypeVar("T")
 RETRY_AFTER_MS_MAX: Final = 60_000
 """If the server advises a longer pause than this, the caller gets the error at once instead of a long silence."""
 
-# After these errors the request may have taken effect. After any other error it has not.
-_RESULT_UNKNOWN: Final = (ConnectionLost, RequestTimedOut, StorageFailed)
+RESULT_UNKNOWN: Final = (ConnectionLost, RequestTimedOut, StorageFailed)
+"""After these errors the request may have taken effect. After any other error it has not."""
 
 # Reads change nothing, so the result of an earlier attempt does not matter.
 _READS: Final = frozenset({FIND, HELLO, PING, STATUS, ROUTE, LOOKUP, SUBJECTS})
@@ -55,9 +55,9 @@ class Attempts:
         refused but an earlier one may have taken effect, raises the earlier error: see `in_doubt` of `core`.
         """
         self._failed += 1
-        unknown = sent and isinstance(error, _RESULT_UNKNOWN) and self._call.operation not in _READS
+        unknown = sent and isinstance(error, RESULT_UNKNOWN) and self._call.operation not in _READS
         pause_s = self._next_pause_s(error, unknown=unknown)
-        if pause_s is None and self._unknown is not None and not isinstance(error, _RESULT_UNKNOWN):
+        if pause_s is None and self._unknown is not None and not isinstance(error, RESULT_UNKNOWN):
             raise in_doubt(error, self._unknown)
         if unknown:
             self._unknown = error

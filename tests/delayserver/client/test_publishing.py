@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from delayserver.client import Client, Message, PublishResult
-from delayserver.protocol.errors import InvalidArgument, PublishedElsewhere, SubjectInvalid
+from delayserver.protocol.errors import ConnectionLost, InvalidArgument, PublishedElsewhere, SubjectInvalid
 from tests.delayserver.cli.conftest import Server, serve, serving
 from tests.delayserver.client.both import KINDS, Connect, connected
 
@@ -128,6 +128,51 @@ def test_a_publish_after_the_node_came_back_asks_for_the_route_again(tmp_path: P
         finally:
             again.process.kill()
             again.process.communicate()
+
+
+TWO = """
+[[groups]]
+name = "there"
+[[groups.nodes]]
+address = "{}"
+[[groups.nodes]]
+address = "{}"
+[[routes]]
+pattern = "*"
+groups = ["there"]
+"""
+
+
+def test_publishes_spread_over_two_nodes_and_go_on_when_one_dies(tmp_path: Path, connect: Connect) -> None:
+    subjects = [f"s{number}" for number in range(12)]
+    with serving(tmp_path / "a") as a, serving(tmp_path / "b") as b:
+        config = tmp_path / "server.toml"
+        config.write_text(TWO.format(a.address, b.address))
+        with (
+            serving(tmp_path / "data", "--config", str(config)) as server,
+            connect(server.address) as client,
+            connect(b.address) as of_b,
+        ):
+            for subject in subjects:
+                client.publish(subject, "1")
+            there = {subject for subject in subjects if of_b.pull(subject, "g", 1)}
+            assert 0 < len(there) < len(subjects)
+            a.process.kill()
+            a.process.communicate()
+            late = 0
+            for subject in subjects:
+                try:
+                    client.publish(subject, "2")
+                except ConnectionLost:  # its last byte was on the way when the client learned that the node is gone
+                    late += 1
+                    client.publish(subject, "2")
+            assert late <= 1
+            with connect(server.address) as fresh:  # a client that knows of no failure
+                for subject in subjects:
+                    fresh.publish(subject, "3")
+            for subject in subjects:
+                rest = [b"2", b"3"]
+                assert [row.body for row in of_b.pull(subject, "g", 3)] == rest
 
 
 def test_the_command_publishes_and_sends_with_tag_and_order_key(tmp_path: Path) -> None:
