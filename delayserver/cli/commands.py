@@ -30,6 +30,8 @@ COMMANDS: Final = {
     "reschedule": "Move a message to another due time.",
     "lookup": "Say what became of messages.",
     "transactions": "Commit or roll back prepared messages by hand.",
+    "subjects": "List the subjects that a node has met.",
+    "route": "Show where the messages of a subject go.",
     "groups": "List, move and remove consumer groups.",
     "peek": "Look at the messages of a subject without consuming them.",
     "find": "Find stored messages by id, by key, or by subject and time.",
@@ -48,7 +50,7 @@ COMMANDS: Final = {
 ROOMS: Final = {
     "running": ("serve", "broker", "http", "reload", "status", "config", "completion"),
     "messages": ("send", "publish", "cancel", "reschedule", "lookup", "transactions", "find", "pending"),
-    "groups": ("pull", "consume", "nack", "groups", "peek", "dead"),
+    "groups": ("pull", "consume", "nack", "subjects", "route", "groups", "peek", "dead"),
     "tokens": ("token",),
 }
 """The rooms of the modules. `demo` and `recover` are rooms of their own."""
@@ -111,7 +113,7 @@ class CommandGroup(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
         points = _registered()
         if points:
-            with formatter.section("Registered commands"):
+            with formatter.section("More commands"):
                 formatter.write_dl(
                     [(name, REGISTERED.get(name, f"From {points[name].module}.")) for name in sorted(points)]
                 )

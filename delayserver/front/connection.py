@@ -38,6 +38,7 @@ from delayserver.protocol.errors import (
     UnknownOperation,
     kept,
 )
+from delayserver.protocol.foreign import HTTP, HTTP_ANSWER
 from delayserver.protocol.frames import (
     FirstFrames,
     FrameDecoder,
@@ -370,7 +371,7 @@ class Connection:
                 self._handle(payload)
                 fair.spend(self._account, begun_us, REQUEST_US)
         except FrameTooLarge as error:
-            self._refuse(Unauthenticated(f"{error.message}: say hello with a token first"))
+            self._refuse(error if error.speaks else Unauthenticated(f"{error.message}: say hello with a token first"))
         except ProtocolError as error:
             self._refuse(error)
         if self._new:
@@ -523,7 +524,8 @@ class Connection:
     def _refuse(self, error: DelayServerError) -> None:
         """Sends the error and closes, because frame boundaries cannot be trusted after such an error."""
         self._connections.count_error(error.name)
-        self.reply(encode_error(error.request_id, error))
+        speaks_http = isinstance(error, FrameTooLarge) and error.speaks == HTTP
+        self.reply(HTTP_ANSWER if speaks_http else encode_error(error.request_id, error))
         self.close()
 
     def _handle(self, payload: bytes | memoryview) -> None:

@@ -80,6 +80,11 @@ class FrameTooLarge(ProtocolError):
 
     error = "frame_too_large"
 
+    def __init__(self, message: str = "", *, speaks: str = "", **fields: Any) -> None:
+        """``speaks``: the bytes are no frame, but the beginning of this other protocol."""
+        super().__init__(message, **fields)
+        self.speaks = speaks
+
 
 class UnknownOperation(ProtocolError):
     """The caller named an operation that this server does not have. It is a typo, or the server is older than the client."""

@@ -23,6 +23,7 @@ from delayserver.protocol.errors import (
     error_from_map,
     error_to_map,
 )
+from delayserver.protocol.foreign import foreign_protocol
 from delayserver.protocol.limits import DEFAULT_LIMITS, LIST_ITEMS_MAX
 
 HEADER_BYTES: Final = 4
@@ -195,9 +196,10 @@ class FrameDecoder:
         return taken + missing
 
     def _refuse(self, length: int) -> None:
-        self._broken = f"a frame of {length} bytes was announced, the bound is {self._frame_bytes_max}"
+        error = _too_large(length, f"{self._frame_bytes_max}")
+        self._broken = error.message
         self._partial = bytearray()
-        raise FrameTooLarge(self._broken)
+        raise error
 
 
 class FirstFrames:
@@ -225,9 +227,7 @@ class FirstFrames:
             return None
         length = _read_header(self._bytes)[0]
         if length > self._frame_bytes_max:
-            raise FrameTooLarge(
-                f"a frame of {length} bytes was announced, the bound is {self._frame_bytes_max} before a token"
-            )
+            raise _too_large(length, f"{self._frame_bytes_max} before a token")
         end = HEADER_BYTES + length
         if len(self._bytes) < end:
             return None
@@ -240,6 +240,13 @@ class FirstFrames:
         rest = bytes(self._bytes)
         self._bytes.clear()
         return rest
+
+
+def _too_large(length: int, bound: str) -> FrameTooLarge:
+    speaks = foreign_protocol(_pack_header(length))
+    if speaks:
+        return FrameTooLarge(f"these bytes are {speaks}, not the wire protocol: is the port right?", speaks=speaks)
+    return FrameTooLarge(f"a frame of {length} bytes was announced, the bound is {bound}")
 
 
 def encode_frame(value: object) -> bytes:

@@ -10,7 +10,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from delayserver.client.calls.find_calls import FoundMessage
-from delayserver.protocol.receipts import format_receipt
 from delayserver.web.answers import json_answer, read_query
 from delayserver.web.bodies import BodyForm, shown_body
 from delayserver.web.clients import Clients
@@ -80,7 +79,7 @@ class Finding:
 def _row(message: FoundMessage, form: BodyForm) -> Found:
     body, encoding = shown_body(message.body, form)
     return Found(
-        receipt=format_receipt(message.server_id, message.due_ms, message.sequence),
+        receipt=message.receipt,
         message_id=message.message_id,
         subject=message.subject,
         position=message.position,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -14,6 +14,10 @@ from delayserver.config.units import format_duration
 
 if TYPE_CHECKING:
     from delayserver.client import Client
+
+
+# A subject may have these characters. Who types one usually means a pattern.
+_PATTERN_SIGNS: Final = frozenset("*?[")
 
 
 @click.command
@@ -36,6 +40,11 @@ if TYPE_CHECKING:
 @click.option("--ack-timeout", "ack_timeout_ms", type=options.DURATION, help="That timeout.  [default: the server's]")
 @click.option("--tags", metavar="TAGS", help="Only messages with one of these tags: 'paid || shipped'; '*' for all.")
 @click.option("--where", metavar="EXPR", help="Only messages with such properties: 'price > 3 AND country = 'de''.")
+@click.option(
+    "--broadcast",
+    is_flag=True,
+    help="Get every message, whoever else does. The group is this command's own and ends with it; it begins at the end.",
+)
 @options.server
 @options.as_json
 def pull(
@@ -48,6 +57,7 @@ def pull(
     ack_timeout_ms: int | None,
     tags: str | None,
     where: str | None,
+    broadcast: bool,
     server: str,
     as_json: bool,
 ) -> None:
@@ -75,10 +85,11 @@ def pull(
                 start=start,
                 tags=tags,
                 where=where,
+                broadcast=broadcast,
             )
             for delivery in deliveries:
                 print_delivery(delivery, as_json=as_json)
-            if ack and deliveries:
+            if ack and deliveries and not broadcast:
                 unknown += client.ack(subject, group, deliveries).unknown
             received += len(deliveries)
             if received >= maximum or (time.monotonic() >= deadline_s and not deliveries):
@@ -89,7 +100,9 @@ def pull(
             f"nothing here: this subject goes to {', '.join(elsewhere)}; pull there, with --server"
         )
     if not as_json:
-        _print_hint(received, wait_ms, ack)
+        _print_hint(received, wait_ms, ack or broadcast)
+        if not received and _PATTERN_SIGNS & set(subject):
+            click.echo("SUBJECT is taken as a name, not as a pattern; `delayserver consume` takes patterns", err=True)
     if unknown:
         raise click.ClickException(
             f"{unknown} of {received} were not in flight any more and may come again; use a longer --ack-timeout"

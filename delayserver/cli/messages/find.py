@@ -64,6 +64,7 @@ def _print(message: FoundMessage, as_json: bool) -> None:
     if as_json:
         print_json(
             {
+                "receipt": message.receipt,
                 "message_id": message.message_id,
                 "subject": message.subject,
                 "position": message.position,
@@ -82,6 +83,7 @@ def _print(message: FoundMessage, as_json: bool) -> None:
     click.echo(
         f"{format_instant(message.due_ms)}  {visible(message.subject)} {message.position}  {visible(message.message_id)}"
     )
+    click.echo(f"    {message.receipt}")
     for name, value in message.properties.items():
         click.echo(f"    {visible(name)}={visible(value)}")
     encoding = f"  ({fields['body_encoding']})" if "body_encoding" in fields else ""

@@ -42,16 +42,23 @@ def config() -> None:
 
 
 @config.command
+@click.argument("file", required=False, type=click.Path())
 @_source
 @options.as_json
 @click.pass_context
-def check(context: click.Context, path: str | None, assignments: tuple[str, ...], as_json: bool) -> None:
-    """Say everything that is wrong with a configuration, with file and line. No server is needed.
+def check(
+    context: click.Context, file: str | None, path: str | None, assignments: tuple[str, ...], as_json: bool
+) -> None:
+    """Say everything that is wrong with the configuration FILE, with file and line. No server is needed. --config names the
+    file too, as for `serve`.
 
     Exit code 0: a server starts with it, as far as the configuration goes. Exit code 1: it does not.
     """
     from delayserver.config.checking import find_problems
 
+    if file is not None and path is not None:
+        raise click.UsageError("give either FILE or --config, not both")
+    path = path if file is None else file
     problems = find_problems(path, assignments)
     if as_json:
         print_json({"ok": not problems, "problems": [_problem_record(problem) for problem in problems]})

@@ -79,7 +79,8 @@ def delivery_record(delivery: Delivery) -> dict[str, Any]:
         "lateness_ms": (delivery.dispatched_us - first_possible_us) / 1000,
         "expires_ms": delivery.expires_ms,
         "attempt": delivery.attempt,
-        "delivery": delivery.delivery,
+        # Text, because many readers of JSON keep numbers as doubles, and this one is beyond 2^53.
+        "delivery": str(delivery.delivery),
         "position": delivery.position,
     }
     if delivery.tag is not None:

@@ -9,6 +9,7 @@ from delayserver.client.calls.core import Call
 from delayserver.client.values.messages import ServerInfo
 from delayserver.protocol.errors import InvalidArgument
 from delayserver.protocol.operations import FIND
+from delayserver.protocol.receipts import format_receipt
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,11 @@ class FoundMessage:
     properties: dict[str, str]
     tag: str | None = None
     order_key: str | None = None
+
+    @property
+    def receipt(self) -> str:
+        """The receipt, which `lookup` and `delayserver recover trace` take. A published message is not known by it."""
+        return format_receipt(self.server_id, self.due_ms, self.sequence)
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,3 +73,27 @@ def test_an_argument_that_is_no_text_spoils_itself_alone(server: Server) -> None
     done = server.run("cancel", os.fsdecode(b"\xff"), receipt, "--json")
     assert done.code == 1, done.err
     assert [row.get("outcome", row.get("error")) for row in done.rows] == ["receipt_invalid", "cancelled"]
+
+
+def test_the_delivery_is_text_that_nack_takes(server: Server) -> None:
+    server.run("send", "numbers", "x", "--delay", "0s")
+    row = server.run("pull", "numbers", "--group", "g", "--wait", "20s", "--json").row
+    assert isinstance(row["delivery"], str) and row["delivery"].isdecimal()
+    assert server.run("nack", "numbers", row["delivery"], "--group", "g").code == 0
+
+
+def test_a_pull_that_looks_like_a_pattern_says_who_takes_patterns(server: Server) -> None:
+    done = server.run("pull", "shop.*", "--group", "g")
+    assert "consume` takes patterns" in done.err
+    assert "consume" not in server.run("pull", "shop.nothing", "--group", "g").err
+
+
+def test_a_broadcast_pull_gets_what_comes_and_leaves_no_group(server: Server) -> None:
+    process = start(
+        "pull", "cast", "--group", "screen", "--broadcast", "--start", "earliest", "--wait", "20s",
+        "--json", "--server", server.address,
+    )  # fmt: skip
+    server.run("publish", "cast", "to all")
+    out, err = process.communicate(timeout=COMMAND_SECONDS_MAX)
+    assert (process.returncode, json.loads(out)["body"]) == (0, "to all"), err
+    assert server.run("groups", "list", "cast", "--json").rows == []

@@ -55,3 +55,12 @@ def test_lookup_with_body_shows_the_contents_of_a_message(server: Server) -> Non
     assert "body" not in server.run("lookup", sent["receipt"], "--json").row
     text = server.run("lookup", sent["receipt"], "--body").out
     assert text.splitlines()[1:] == ["    n=9", "    pay order 9"]
+
+
+def test_a_found_message_has_the_receipt_by_which_it_is_looked_up(server: Server) -> None:
+    sent = server.run("send", "orders", "b", "--id", "find-receipt", "--delay", "0s", "--json").row
+    server.run("pull", "orders", "--group", "receipts", "--wait", "20s", "--ack", "--max", "10")
+    row = server.run("find", "--id", "find-receipt", "--json").row
+    assert row["receipt"] == sent["receipt"]
+    assert sent["receipt"] in server.run("find", "--id", "find-receipt").out
+    assert server.run("lookup", row["receipt"], "--json").row["outcome"] == "delivered"

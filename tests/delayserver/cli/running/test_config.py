@@ -118,3 +118,13 @@ def test_show_refuses_settings_that_a_server_refuses(delayserver: Any, tmp_path:
     done = delayserver("config", "show", "--set", "listen.prot=1")
     assert (done.code, done.out) == (2, "")
     assert "did you mean 'listen.port'?" in done.err
+
+
+def test_check_takes_the_file_as_its_argument(tmp_path: Path) -> None:
+    code, done = exit_code("check", str(SAMPLE))
+    assert (code, done.stdout) == (0, f"{SAMPLE}: no problems\n")
+    path = tmp_path / "server.toml"
+    path.write_text("[listen]\nhots = 'y'\n")
+    code, done = exit_code("check", str(path))
+    assert code == 1 and str(path) in done.stderr
+    assert exit_code("check", str(path), "--config", str(SAMPLE))[0] == 2

@@ -1,0 +1,33 @@
+"""`delayserver route`: where the messages of a subject go."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import click
+
+from delayserver.cli.terminal import options
+from delayserver.cli.terminal.output import print_json, visible
+
+
+@click.command
+@click.argument("subject")
+@click.option("--order-key", metavar="KEY", help="Also say which node gets the messages of this order key.")
+@options.server
+@options.as_json
+def route(subject: str, order_key: str | None, server: str, as_json: bool) -> None:
+    """Show the broker group to which the messages of SUBJECT go, and its nodes.
+
+    Consumers pull from these nodes; `delayserver consume` does so by itself.
+    """
+    with options.connect(server) as client:
+        found = client.route(subject=subject, order_key=order_key)
+    if as_json:
+        print_json(asdict(found))
+        return
+    click.echo(f"group {visible(found.group)}")
+    for node in found.nodes:
+        fields = [f"{name} {value}" for name, value in asdict(node).items() if name != "address"]
+        click.echo("  ".join([f"    {visible(node.address)}", *map(visible, fields)]))
+    if found.key_node is not None:
+        click.echo(f"the key's node is {visible(found.key_node)}")
