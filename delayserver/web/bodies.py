@@ -42,6 +42,9 @@ ROOM_BYTES: Final = 128 * 1024 * 1024
 SMALL_BYTES: Final = 64 * 1024
 """A request of this size gets through whatever others hold."""
 
+LIST_BYTES_MAX: Final = 16 * 1024 * 1024
+"""The largest JSON list. Lines have no such bound."""
+
 ESCAPED: Final = 6
 """JSON takes up to six bytes for a byte of a text."""
 FIELDS_BYTES: Final = 64 * 1024

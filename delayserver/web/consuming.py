@@ -13,17 +13,29 @@ from numpy.typing import NDArray
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from delayserver.client.values.messages import ConsumerGroup, Delivery
-from delayserver.protocol.errors import DelayServerError, QueueFull
+from delayserver.client.calls.send_calls import check_message
+from delayserver.client.values.messages import ConsumerGroup, Delivery, Message
+from delayserver.protocol.errors import BatchTooLarge, DelayServerError, QueueFull
 from delayserver.web.answers import PING, event, event_stream, json_answer, read_json, read_query
-from delayserver.web.bodies import BodyReader, PullEncoding, PullForm, message_body, message_bytes_max, shown_body
+from delayserver.web.bodies import (
+    LIST_BYTES_MAX,
+    BodyReader,
+    PullEncoding,
+    PullForm,
+    Scope,
+    message_body,
+    message_bytes_max,
+    shown_body,
+    too_large,
+)
 from delayserver.web.clients import Clients, TokenClient
 from delayserver.web.cloud_events import to_structured
-from delayserver.web.idempotency import idempotency_key, message_id_of
+from delayserver.web.idempotency import idempotency_key, message_id_of, refuse_key
 from delayserver.web.origins import require_deliberate
 from delayserver.web.problems import Problem, invalid, problem_of
 from delayserver.web.queries import GroupsQuery
 from delayserver.web.routes import pull_there
+from delayserver.web.rows import require_few_rows, row_problem
 from delayserver.web.schemas import (
     AckReply,
     AckRequest,
@@ -39,6 +51,7 @@ from delayserver.web.schemas import (
     Pulled,
     PullReply,
     PullRequest,
+    RowProblem,
 )
 from delayserver.web.sessions import LASTS
 from delayserver.web.streams import PULL_BYTES, StreamPlace, Streams
@@ -66,6 +79,7 @@ _extend_decoder = msgspec.json.Decoder(ExtendRequest)
 
 
 _publish_decoder = msgspec.json.Decoder(PublishRequest)
+_publish_list_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 _deliveries_decoder = msgspec.json.Decoder(DeliveriesRequest)
 
 
@@ -124,9 +138,15 @@ class Consuming:
         return json_answer(ExtendReply(result.extended, result.unknown))
 
     async def publish(self, request: Request, names: Mapping[str, str]) -> Response:
-        """Store one message for consumers now."""
+        """Store one message for consumers now, or each of a list."""
         client = await self._clients.of_request(request.scope)
-        body = await self._bodies.read(request.scope, request.receive, message_bytes_max(client.calls.limits))
+        bytes_max = message_bytes_max(client.calls.limits)
+        body = await self._bodies.read(request.scope, request.receive, max(bytes_max, LIST_BYTES_MAX))
+        if body.lstrip()[:1] == b"[":
+            refuse_key(request.scope)
+            return json_answer(await self._publish_list(client, request.scope, names["subject"], body))
+        if len(body) > bytes_max:
+            raise too_large(bytes_max)
         asked = read_json(body, _publish_decoder)
         published = await client.calls.publish(
             names["subject"],
@@ -138,6 +158,31 @@ class Consuming:
             order_key=asked.order_key,
         )
         return json_answer(Published(*published), 201)
+
+    async def _publish_list(
+        self, client: TokenClient, scope: Scope, subject: str, body: bytes
+    ) -> list[Published | RowProblem]:
+        rows_max = client.calls.limits.batch_messages_max
+        require_few_rows(body, rows_max)
+        rows = read_json(body, _publish_list_decoder)
+        if len(rows) > rows_max:
+            raise problem_of(BatchTooLarge(f"a list has at most {rows_max} messages"))
+        results: dict[int, Published | RowProblem] = {}
+        messages: dict[int, Message] = {}
+        trace = trace_of(scope)
+        for place, raw in enumerate(rows):
+            try:
+                messages[place] = _message(subject, read_json(raw, _publish_decoder), trace)
+            except (Problem, DelayServerError) as error:
+                results[place] = row_problem(error, place)
+        if messages:
+            published = await client.calls.publish_many([*messages.values()])
+            for place, result in zip(messages, published, strict=True):
+                if isinstance(result, DelayServerError):
+                    results[place] = row_problem(result, place)
+                else:
+                    results[place] = Published(*result)
+        return [results[place] for place in range(len(rows))]
 
     async def deliveries(self, request: Request, names: Mapping[str, str]) -> Response:
         """Messages as they become due."""
@@ -191,6 +236,21 @@ def _none_in_flight(**counts: int) -> Problem:
         "none of these deliveries is in flight: they ended before, or are of another group; messages may come again"
     )
     return Problem(409, "deliveries_unknown", detail, fields=counts)
+
+
+def _message(subject: str, asked: PublishRequest, trace: Mapping[str, str]) -> Message:
+    """A message to publish. Raises the errors of one that cannot be encoded: its whole batch would fail."""
+    message = Message(
+        subject,
+        message_body(asked.body, asked.body_base64),
+        message_id=asked.message_id,
+        properties=with_trace(trace, asked.properties),
+        expires_ms=asked.expires_ms,
+        tag=asked.tag,
+        order_key=asked.order_key,
+    )
+    check_message(message)
+    return message
 
 
 async def _pull(
@@ -282,28 +342,26 @@ class _Stream:
 
 
 def _groups(groups: Sequence[ConsumerGroup]) -> Response:
-    return json_answer(
-        Groups(
-            [
-                Group(
-                    subject=group.subject,
-                    group=group.group,
-                    lag=group.lag,
-                    leased=group.leased,
-                    retrying=group.retrying,
-                    position=group.position,
-                    end=group.end,
-                    expired=group.expired,
-                    oldest_ms=group.oldest_ms,
-                    waiting_in_place=group.waiting_in_place,
-                    dead_letters=group.dead_letters,
-                    filtered=group.filtered,
-                    tags=group.tags,
-                    where=group.where,
-                )
-                for group in groups
-            ]
-        )
+    return json_answer(Groups([group_document(group) for group in groups]))
+
+
+def group_document(group: ConsumerGroup) -> Group:
+    """The progress of a group as a document."""
+    return Group(
+        subject=group.subject,
+        group=group.group,
+        lag=group.lag,
+        leased=group.leased,
+        retrying=group.retrying,
+        position=group.position,
+        end=group.end,
+        expired=group.expired,
+        oldest_ms=group.oldest_ms,
+        waiting_in_place=group.waiting_in_place,
+        dead_letters=group.dead_letters,
+        filtered=group.filtered,
+        tags=group.tags,
+        where=group.where,
     )
 
 

@@ -21,6 +21,7 @@ from delayserver.web.clients import Clients
 from delayserver.web.cloud_events import STRUCTURED
 from delayserver.web.consuming import Consuming
 from delayserver.web.finding import Finding, FindQuery, FindReply
+from delayserver.web.group_acts import GroupActs
 from delayserver.web.health import Probes
 from delayserver.web.live import Live
 from delayserver.web.messages import Messages
@@ -31,8 +32,10 @@ from delayserver.web.problems import Problem, invalid, problem_of
 from delayserver.web.queries import (
     GroupsQuery,
     KeyQuery,
+    LettersQuery,
     LookupQuery,
     PendingQuery,
+    ReadQuery,
     SendQuery,
 )
 from delayserver.web.router import Answer, Endpoint, Router
@@ -40,27 +43,42 @@ from delayserver.web.schemas import (
     AckReply,
     AckRequest,
     Bucket,
+    Changes,
+    ChosenLetters,
+    CommitRequest,
     DeliveriesRequest,
+    Dropped,
     Ended,
+    EndedTransactionReply,
     ExtendReply,
     ExtendRequest,
     Fate,
+    Group,
     Groups,
     Health,
+    Letters,
     LoginRequest,
     Moved,
     MoveRequest,
     NackReply,
     NackRequest,
     Pending,
+    Policy,
+    PolicyChange,
+    PrepareRequest,
     Published,
     PublishRequest,
     PullReply,
     PullRequest,
+    ReadReply,
+    ResendRequest,
+    Resent,
     RowProblem,
+    Seek,
     SendRequest,
     Sent,
     SessionState,
+    Sought,
     SubjectPending,
 )
 from delayserver.web.scraping import ROUTE, Scraping
@@ -68,6 +86,7 @@ from delayserver.web.sending import Sending
 from delayserver.web.sessions import Sessions
 from delayserver.web.signing_in import LOGIN, LOGOUT, SESSION, SigningIn
 from delayserver.web.streams import AT_END, Streams
+from delayserver.web.transacting import Transacting
 
 events = EventLogger()
 
@@ -101,6 +120,8 @@ class Gateway:
             [
                 *self._endpoints(Messages(clients, bodies), Consuming(clients, bodies, streams), Probes(clients)),
                 *_of_sessions(SigningIn(clients, sessions, bodies)),
+                *_of_groups(GroupActs(clients, bodies)),
+                *_of_transactions(Transacting(clients, bodies)),
             ]
         )
 
@@ -135,8 +156,11 @@ class Gateway:
             Endpoint("PATCH", MESSAGES, messages.move_message_by_key, "Give a message another due time, by its id",
                      {200: moved}, body=MoveRequest, query=KeyQuery, errors=(404, 409, 413, 422, 507)),
             Endpoint("POST", "/v1/subjects/{subject}/publish", consuming.publish, "Store a message for consumers now",
-                     {201: Answer("The message is on disk", Published)}, body=PublishRequest,
-                     errors=(413, 421, 507), headers=PUBLISH_KEY_HEADER),
+                     {
+                         201: Answer("The message is on disk", Published),
+                         200: Answer("A result or a problem for each row of a list", rows=(Published, RowProblem)),
+                     },
+                     body=PublishRequest | list[PublishRequest], errors=(413, 421, 507), headers=PUBLISH_KEY_HEADER),
             Endpoint("POST", f"{GROUP}/pull", consuming.pull, "Receive messages that are due",
                      {200: Answer("The messages", PullReply)}, body=PullRequest, errors=(409, 413, 421, 507)),
             Endpoint("POST", f"{GROUP}/ack", consuming.ack, "Say that deliveries are done",
@@ -241,4 +265,41 @@ def _of_sessions(signing_in: SigningIn) -> list[Endpoint]:
                  {204: Answer("The session has ended; the cookie is taken back", media="")}),
         Endpoint("GET", SESSION, signing_in.session, "Who the caller is, and whether the server asks for a token",
                  {200: state}),
+    ]  # fmt: skip
+
+
+def _of_groups(acts: GroupActs) -> list[Endpoint]:
+    letters = f"{GROUP}/dead-letters"
+    policy = Answer("The policy", Policy)
+    return [
+        Endpoint("GET", GROUP, acts.group, "One consumer group", {200: Answer("Its progress", Group)}, errors=(404,)),
+        Endpoint("DELETE", GROUP, acts.remove, "Forget a consumer group",
+                 {204: Answer("It is forgotten; a later pull makes a new one", media="")}, errors=(404,)),
+        Endpoint("POST", f"{GROUP}/seek", acts.seek, "Let a consumer group go on at another position",
+                 {200: Answer("Where it goes on", Sought)}, body=Seek, errors=(404, 413)),
+        Endpoint("GET", f"{GROUP}/policy", acts.policy, "How a consumer group is served", {200: policy}),
+        Endpoint("PATCH", f"{GROUP}/policy", acts.set_policy, "Change how a consumer group is served", {200: policy},
+                 body=PolicyChange, errors=(409, 413, 507)),
+        Endpoint("GET", letters, acts.dead_letters, "Messages that a consumer group gave up",
+                 {200: Answer("The letters, oldest first", Letters)}, query=LettersQuery, errors=(404,)),
+        Endpoint("POST", f"{letters}/resend", acts.resend, "Send dead letters to their consumer group again",
+                 {200: Answer("How many were sent", Resent)}, body=ResendRequest, errors=(404, 413, 507)),
+        Endpoint("POST", f"{letters}/drop", acts.drop, "Remove dead letters for good",
+                 {200: Answer("How many were removed", Dropped)}, body=ChosenLetters, errors=(404, 413)),
+        Endpoint("GET", "/v1/subjects/{subject}/messages", acts.read, "Read stored messages without a consumer group",
+                 {200: Answer("Messages from the position on", ReadReply)}, query=ReadQuery, errors=(416,)),
+    ]  # fmt: skip
+
+
+def _of_transactions(transacting: Transacting) -> list[Endpoint]:
+    ended = Answer("How it ended", EndedTransactionReply)
+    return [
+        Endpoint("POST", "/v1/transactions", transacting.prepare, "Prepare a message that no consumer sees yet",
+                 {201: Answer("The message is on disk", Sent)}, body=PrepareRequest, errors=(413, 421, 422, 507)),
+        Endpoint("POST", "/v1/transactions/{receipt}/commit", transacting.commit, "Make a prepared message visible",
+                 {200: ended}, body=CommitRequest, errors=(404, 409, 413, 421, 422, 507)),
+        Endpoint("POST", "/v1/transactions/{receipt}/rollback", transacting.rollback, "End a prepared message",
+                 {200: ended}, errors=(404, 409, 421, 507)),
+        Endpoint("POST", "/v1/reload", transacting.reload, "Have the server read its configuration again",
+                 {200: Answer("What has changed", Changes)}, errors=(409,)),
     ]  # fmt: skip

@@ -12,6 +12,7 @@ from delayserver.web.cloud_events import STRUCTURED
 from delayserver.web.problems import PROBLEM_JSON, TITLES
 from delayserver.web.router import Endpoint
 from delayserver.web.schemas import ProblemDocument
+from delayserver.web.words import HEADERS, PATHS, Words, words_of
 
 COMMON_ERRORS: Final = (400, 401, 403, 408, 429, 431, 502, 503, 504)
 """The errors that every request can meet."""
@@ -68,6 +69,11 @@ class _Schemas:
             types += [each for each in (endpoint.body, endpoint.query, *documents) if each is not None]
         found, self.components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
         self._found = list(zip(types, found, strict=True))
+        for name, component in self.components.items():
+            for field, schema in component.get("properties", {}).items():
+                said = words_of(name, field)
+                others = _without_docstring(schema)
+                component["properties"][field] = {**others, "description": said.says, **_example(said)}
 
     def of(self, kind: Any) -> dict[str, Any]:
         """The schema of a type."""
@@ -97,8 +103,9 @@ def _operation(endpoint: Endpoint, schemas: _Schemas) -> dict[str, Any]:
 
 def _parameters(endpoint: Endpoint, schemas: _Schemas) -> list[dict[str, Any]]:
     text = {"type": "string", "minLength": 1}
-    found = [
-        {"name": segment.strip("{}"), "in": "path", "required": True, "schema": text}
+    found: list[dict[str, Any]] = [
+        _parameter(segment.strip("{}"), "path", text | _example(PATHS[segment.strip("{}")]), required=True)
+        | {"description": PATHS[segment.strip("{}")].says}
         for segment in endpoint.path.split("/")
         if segment.startswith("{")
     ]
@@ -106,14 +113,30 @@ def _parameters(endpoint: Endpoint, schemas: _Schemas) -> list[dict[str, Any]]:
         fields = schemas.fields(endpoint.query)
         required = fields.get("required", [])
         found += [
-            {"name": name, "in": "query", "required": name in required, "schema": _without_null(schema)}
+            _parameter(name, "query", _without_null(schema), required=name in required)
+            | {"description": schema["description"]}
             for name, schema in fields["properties"].items()
         ]
     found += [
-        {"name": name, "in": "header", "required": False, "description": says, "schema": text}
+        _parameter(name, "header", text | {"examples": [HEADERS[name]]}, required=False) | {"description": says}
         for name, says in endpoint.headers.items()
     ]
     return found
+
+
+def _parameter(name: str, place: str, schema: dict[str, Any], *, required: bool) -> dict[str, Any]:
+    """A parameter; its description stands beside its schema, and not in it."""
+    kept = {key: value for key, value in schema.items() if key != "description"}
+    return {"name": name, "in": place, "required": required, "schema": kept}
+
+
+def _example(said: Words) -> dict[str, Any]:
+    return {} if said.example is None else {"examples": [said.example]}
+
+
+def _without_docstring(schema: dict[str, Any]) -> dict[str, Any]:
+    """A reference keeps its target alone: OpenAPI 3.1 allows words beside it."""
+    return {key: value for key, value in schema.items() if key not in ("description", "examples")}
 
 
 def _without_null(schema: dict[str, Any]) -> dict[str, Any]:

@@ -51,6 +51,7 @@ TITLES: Final[Mapping[int, str]] = {
     408: "The request came too slowly",
     409: "The state does not allow it",
     413: "Too large",
+    416: "Nothing is there",
     415: "The body has a type that is not taken here",
     421: "Another server has it",
     422: "The message cannot be taken as it is",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from delayserver.web.bodies import BodyForm
 from delayserver.web.schemas import I64, Due, Milliseconds
@@ -48,6 +48,23 @@ class PendingQuery(Struct, forbid_unknown_fields=True):
     by: Literal["minute", "hour", "subject"] = "minute"
     from_ms: I64 | None = msgspec.field(default=None, name="from")
     to_ms: I64 | None = msgspec.field(default=None, name="to")
+
+
+class LettersQuery(Struct, forbid_unknown_fields=True):
+    """Dead letters behind the position `after`. Bodies come only with `body_as`."""
+
+    max: Annotated[int, Meta(ge=1, le=1000)] = 100
+    after: Milliseconds | None = None
+    body_as: BodyForm | None = None
+
+
+class ReadQuery(Struct, forbid_unknown_fields=True):
+    """Messages from `position` on."""
+
+    position: Milliseconds = 0
+    max: Annotated[int, Meta(ge=1, le=1000)] = 100
+    wait_ms: Annotated[int, Meta(ge=0, le=60_000)] = 0
+    body_as: BodyForm = "auto"
 
 
 class GroupsQuery(Struct, forbid_unknown_fields=True):

@@ -245,5 +245,10 @@ def _results(messages: Sequence[Message], ids: Sequence[str], sent: ColumnsSent)
     return results
 
 
+def row_problem(error: Problem | DelayServerError, row: int) -> RowProblem:
+    """Why a row was refused."""
+    return _problem(error if isinstance(error, Problem) else problem_of(error), row)
+
+
 def _problem(problem: Problem, row: int) -> RowProblem:
     return msgspec.convert({**problem.document(), "row": row}, RowProblem)

@@ -15,14 +15,14 @@ Milliseconds = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 class Due(Struct, kw_only=True):
     """When a message is due: exactly one of the five. `delay` is a duration such as `10s`, `at` a time of ISO 8601 with a
-    zone, `delay_level` the number of a named delay of the server.
+    zone, `delay_level` the number or the name of a delay level of the server: `3` or `30s`.
     """
 
     due_ms: I64 | None = None
     delay_ms: Milliseconds | None = None
     delay: str | None = None
     at: str | None = None
-    delay_level: Annotated[int, Meta(ge=1, le=100)] | None = None
+    delay_level: Annotated[int, Meta(ge=1, le=100)] | Annotated[str, Meta(max_length=100)] | None = None
 
 
 class SendRequest(Due, kw_only=True, forbid_unknown_fields=True):
@@ -252,6 +252,163 @@ class ExtendReply(Struct):
     unknown: int
 
 
+class Seek(Struct, forbid_unknown_fields=True):
+    """Where a group goes on: exactly one of the four."""
+
+    to: Literal["earliest", "latest"] | None = None
+    position: Milliseconds | None = None
+    at: str | None = None
+    time_ms: I64 | None = None
+
+
+class Sought(Struct):
+    """Where a group goes on now."""
+
+    position: int
+    first: int
+    end: int
+
+
+class PolicyChange(Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """Fields to change. One that is null goes back to the default."""
+
+    attempts: I64 | UnsetType | None = UNSET
+    first_ms: I64 | UnsetType | None = UNSET
+    factor: float | UnsetType | None = UNSET
+    cap_ms: I64 | UnsetType | None = UNSET
+    first_level: I64 | UnsetType | None = UNSET
+    tags: str | UnsetType | None = UNSET
+    where: str | UnsetType | None = UNSET
+    failed_key: str | UnsetType | None = UNSET
+    reset: bool = False
+
+
+class Policy(Struct):
+    """The policy of a group: `policy` has the fields that are set for it, the others are what applies."""
+
+    subject: str
+    group: str
+    policy: dict[str, Any]
+    attempts: int
+    first_ms: int | None
+    factor: float | None
+    cap_ms: int | None
+    levels_ms: list[int]
+
+
+class Letter(Struct, omit_defaults=True):
+    """A message that a group gave up."""
+
+    position: int
+    message_id: str
+    reason: str
+    text: str
+    attempts: int
+    dead_ms: int
+    due_ms: int
+    sequence: int
+    server_id: str
+    properties: dict[str, str]
+    body_bytes: int
+    body: Any = None
+    body_encoding: Encoding | None = None
+
+
+class Letters(Struct):
+    """Dead letters, oldest first."""
+
+    letters: list[Letter]
+
+
+Positions = Annotated[list[Annotated[int, Meta(ge=0, le=2**63 - 1)]], Meta(min_length=1, max_length=16_384)]
+LettersMax = Annotated[int, Meta(ge=1, le=2**31)]
+
+
+class ChosenLetters(Struct, forbid_unknown_fields=True):
+    """The oldest letters, or those at `positions`; all without both."""
+
+    max: LettersMax | None = None
+    positions: Positions | None = None
+
+
+class ResendRequest(ChosenLetters, forbid_unknown_fields=True):
+    """Letters to send again."""
+
+    rate: Annotated[float, Meta(gt=0, le=1e6)] | None = None
+
+
+class Resent(Struct):
+    """Letters that were sent to their group again."""
+
+    resent: int
+    left: int
+    unreadable: int
+
+
+class Dropped(Struct):
+    """Letters that were removed."""
+
+    dropped: int
+    left: int
+
+
+class Stored(Struct, omit_defaults=True):
+    """A message that is stored, read without a group."""
+
+    message_id: str
+    subject: str
+    position: int
+    sequence: int
+    server_id: str
+    due_ms: int
+    accepted_us: int
+    dispatched_us: int
+    body: Any
+    body_encoding: Encoding
+    properties: dict[str, str] = {}
+    expires_ms: int = 0
+    tag: str | None = None
+    order_key: str | None = None
+
+
+class ReadReply(Struct):
+    """Messages in the order in which the node stored them. Ask again from `next` on."""
+
+    messages: list[Stored]
+    first: int
+    end: int
+    next: int
+
+
+class PrepareRequest(SendRequest, kw_only=True, forbid_unknown_fields=True):
+    """A message of a transaction. Without a due time it is due when it is committed."""
+
+    group: str
+    check_after_ms: Annotated[int, Meta(ge=1, le=2**40)] | None = None
+    checks_max: Annotated[int, Meta(ge=0, le=2**31)] | None = None
+    policy: Literal["commit", "rollback"] | None = None
+
+
+class CommitRequest(Due, kw_only=True, forbid_unknown_fields=True):
+    """Another due time than that of the prepare, if any."""
+
+
+class EndedTransactionReply(Struct, omit_defaults=True):
+    """The end of a transaction. The last three are of the visible message, after a commit."""
+
+    receipt: str
+    outcome: str
+    new_receipt: str | None = None
+    due_ms: int | None = None
+    sequence: int | None = None
+
+
+class Changes(Struct):
+    """What a reload has changed."""
+
+    changes: list[str]
+
+
 class Health(Struct):
     """Whether the server answers, or is ready."""
 
@@ -301,6 +458,12 @@ class ProblemDocument(Struct, omit_defaults=True):
     extended: int | None = None
     unknown: int | None = None
     nodes: list[str] | None = None
+    first: int | None = None
+    end: int | None = None
+    resent: int | None = None
+    dropped: int | None = None
+    left: int | None = None
+    unreadable: int | None = None
 
 
 class Bucket(Struct):

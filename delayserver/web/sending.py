@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
 from urllib.parse import parse_qsl
 
 import anyio
@@ -14,6 +13,7 @@ from delayserver.web.answers import Send, read_json, read_query, send_json
 from delayserver.web.bodies import (
     LINES,
     LINES_TYPES,
+    LIST_BYTES_MAX,
     BodyReader,
     Receive,
     Scope,
@@ -32,9 +32,6 @@ from delayserver.web.rows import Rows, read_list, sent_document
 from delayserver.web.schemas import SendRequest, Sent
 from delayserver.web.timing import due_ms_of
 from delayserver.web.trace_context import trace_of, with_trace
-
-LIST_BYTES_MAX: Final = 16 * 1024 * 1024
-"""The largest JSON list. Lines have no such bound."""
 
 _decoder = msgspec.json.Decoder(SendRequest)
 _NO_QUERY = SendQuery()

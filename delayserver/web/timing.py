@@ -6,7 +6,7 @@ from typing import Final
 
 from delayserver.client import AsyncClient
 from delayserver.client.calls.send_calls import delay_of_level
-from delayserver.config.units import parse_duration_ms, parse_instant_ms
+from delayserver.config.units import format_duration, parse_duration_ms, parse_instant_ms
 from delayserver.web.problems import invalid
 from delayserver.web.schemas import Due
 
@@ -30,5 +30,26 @@ async def due_ms_of(due: Due, client: AsyncClient) -> int:
     except (ValueError, OverflowError) as error:
         raise invalid(f"{'delay' if due.at is None else 'at'}: {error}") from None
     if due.delay_level is not None:
-        delay_ms = delay_of_level(await client.connect(), due.delay_level)
+        delay_ms = delay_of_level(await client.connect(), await _level_number(due.delay_level, client))
     return await client.resolve_due_ms(None, delay_ms, None, None)
+
+
+def has_due(due: Due) -> bool:
+    """Whether a request says when its message is due."""
+    given = (due.due_ms, due.delay_ms, due.delay, due.at, due.delay_level)
+    return any(value is not None for value in given)
+
+
+async def _level_number(level: int | str, client: AsyncClient) -> int:
+    """The number of a delay level, which a query gives as a text. Raises `Problem` for a name that no level has."""
+    if isinstance(level, int) or level.isdecimal():
+        return int(level)
+    try:
+        delay_ms = parse_duration_ms(level)
+    except (ValueError, OverflowError) as error:
+        raise invalid(f"delay_level: {error}") from None
+    levels_ms = (await client.connect()).delay_levels_ms
+    if delay_ms not in levels_ms:
+        known = ", ".join(map(format_duration, levels_ms)) or "none"
+        raise invalid(f"delay_level: {level} is no delay level of this server; it has: {known}")
+    return levels_ms.index(delay_ms) + 1

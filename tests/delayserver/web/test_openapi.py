@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jsonschema  # type: ignore[import-untyped]
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from openapi_spec_validator import OpenAPIV31SpecValidator
@@ -16,10 +17,12 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from delayserver.web.gateway import MESSAGES
+from delayserver.web.words import WORDS
 from tests.delayserver.web.web_server import SECONDS_MAX, Web
 
 EXAMPLES = 12
-STREAMS = ("/v1/live", "/v1/subjects/{subject}/groups/{group}/deliveries")
+# Streams do not end, and the log tells of each reload.
+LEFT_OUT = ("/v1/live", "/v1/subjects/{subject}/groups/{group}/deliveries", "/v1/reload")
 
 
 def document_of(web: Web) -> dict[str, Any]:
@@ -50,8 +53,8 @@ def test_the_gateway_answers_as_its_openapi_document_says(web: Web) -> None:
     for result in schema.get_all_operations():
         assert isinstance(result, Ok)
         operation = result.ok()
-        if operation.path in STREAMS:
-            continue  # They do not end.
+        if operation.path in LEFT_OUT:
+            continue
         tried += 1
 
         @settings(
@@ -78,4 +81,40 @@ def test_the_gateway_answers_as_its_openapi_document_says(web: Web) -> None:
             )
 
         try_it()
-    assert tried == sum(len(each) for path, each in schema.raw_schema["paths"].items() if path not in STREAMS)
+    assert tried == sum(len(each) for path, each in schema.raw_schema["paths"].items() if path not in LEFT_OUT)
+
+
+def test_every_property_and_parameter_has_words_and_nearly_all_have_an_example(web: Web) -> None:
+    document = document_of(web)
+    fields = {
+        f"{name}.{field}": schema
+        for name, component in document["components"]["schemas"].items()
+        for field, schema in component.get("properties", {}).items()
+    }
+    parameters = {
+        f"{operation['operationId']} {parameter['name']}": parameter
+        for path in document["paths"].values()
+        for operation in path.values()
+        for parameter in operation.get("parameters", [])
+    }
+    assert len(fields) > 200 and len(parameters) > 60
+    said = {name: each.get("description", "") for name, each in (fields | parameters).items()}
+    assert [name for name, text in said.items() if len(text) < 10 or not text.endswith((".", "?"))] == []
+    shown = [name for name, each in fields.items() if "examples" in each]
+    assert len(shown) > 0.9 * len(fields)
+    assert [name for name, each in parameters.items() if "examples" not in each["schema"]] == []
+    # An example is a value of its field.
+    schemas = document["components"]
+    for each in fields.values():
+        for example in each.get("examples", []):
+            jsonschema.validate(example, {**each, "components": schemas})
+    # No words are left behind by a field that is gone.
+    names = {*fields, *[name.partition(".")[2] for name in fields]}
+    assert set(WORDS) <= names
+
+
+def test_every_operation_says_what_it_does(web: Web) -> None:
+    for path in document_of(web)["paths"].values():
+        for operation in path.values():
+            assert len(operation["summary"]) > 10
+            assert all(answer["description"] for answer in operation["responses"].values())

@@ -1,0 +1,190 @@
+"""Endpoints about one consumer group: its progress, seek, remove, policy and dead letters; and messages read without one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from delayserver.client.calls.dead_letter_calls import DeadLetter
+from delayserver.client.calls.policy_calls import GroupPolicy
+from delayserver.client.values.messages import ReadMessage
+from delayserver.config.units import parse_instant_ms
+from delayserver.web.answers import json_answer, read_json, read_query
+from delayserver.web.bodies import BodyForm, BodyReader, shown_body
+from delayserver.web.clients import Clients, TokenClient
+from delayserver.web.consuming import REQUEST_BYTES_MAX, group_document, unless_gone
+from delayserver.web.problems import Problem, invalid
+from delayserver.web.queries import LettersQuery, ReadQuery
+from delayserver.web.schemas import (
+    ChosenLetters,
+    Dropped,
+    Letter,
+    Letters,
+    Policy,
+    PolicyChange,
+    ReadReply,
+    ResendRequest,
+    Resent,
+    Seek,
+    Sought,
+    Stored,
+)
+from delayserver.web.timing import TEXT_MAX
+
+_seek_decoder = msgspec.json.Decoder(Seek)
+_policy_decoder = msgspec.json.Decoder(PolicyChange)
+_resend_decoder = msgspec.json.Decoder(ResendRequest)
+_drop_decoder = msgspec.json.Decoder(ChosenLetters)
+OUT_OF_RANGE: Final = ("too_large", "retired", "too_small")
+
+
+class GroupActs:
+    """Looks after consumer groups of the node behind this gateway."""
+
+    def __init__(self, clients: Clients, bodies: BodyReader) -> None:
+        self._clients = clients
+        self._bodies = bodies
+
+    async def group(self, request: Request, names: Mapping[str, str]) -> Response:
+        """The progress of one group."""
+        client = await self._clients.of_request(request.scope)
+        return json_answer(group_document(await client.calls.group(names["subject"], names["group"])))
+
+    async def seek(self, request: Request, names: Mapping[str, str]) -> Response:
+        """Let the group go on at another position."""
+        client, asked = await self._asked(request, _seek_decoder)
+        found = await client.calls.seek(names["subject"], names["group"], _goal(asked))
+        return json_answer(Sought(found.position, found.first, found.end))
+
+    async def remove(self, request: Request, names: Mapping[str, str]) -> Response:
+        """Forget the group. Its messages are kept for other groups."""
+        client = await self._clients.of_request(request.scope)
+        await client.calls.remove_group(names["subject"], names["group"])
+        return Response(status_code=204)
+
+    async def policy(self, request: Request, names: Mapping[str, str]) -> Response:
+        """The policy of the group, also before its first pull."""
+        client = await self._clients.of_request(request.scope)
+        return json_answer(_policy(await client.calls.policy(names["subject"], names["group"])))
+
+    async def set_policy(self, request: Request, names: Mapping[str, str]) -> Response:
+        """Change fields of the policy. A field that is null goes back to the default."""
+        client, asked = await self._asked(request, _policy_decoder)
+        changes = {
+            name: value
+            for name, value in msgspec.structs.asdict(asked).items()
+            if value is not msgspec.UNSET and name != "reset"
+        }
+        changed = await client.calls.set_policy(names["subject"], names["group"], reset=asked.reset, **changes)
+        return json_answer(_policy(changed))
+
+    async def dead_letters(self, request: Request, names: Mapping[str, str]) -> Response:
+        """Messages that the group gave up, oldest first."""
+        query = read_query(request.query_params, LettersQuery)
+        client = await self._clients.of_request(request.scope)
+        found = await client.calls.dead_letters(
+            names["subject"], names["group"], query.max, after=query.after, bodies=query.body_as is not None
+        )
+        return json_answer(Letters([_letter(each, query.body_as) for each in found]))
+
+    async def resend(self, request: Request, names: Mapping[str, str]) -> Response:
+        """Send dead letters to the group again, oldest first."""
+        client, asked = await self._asked(request, _resend_decoder)
+        done = await client.calls.resend_dead_letters(
+            names["subject"], names["group"], asked.max, positions=asked.positions, rate=asked.rate
+        )
+        if not done.resent and (asked.positions or done.unreadable):
+            raise _no_letter(resent=0, left=done.left, unreadable=done.unreadable)
+        return json_answer(Resent(done.resent, done.left, done.unreadable))
+
+    async def drop(self, request: Request, names: Mapping[str, str]) -> Response:
+        """Remove dead letters for good, oldest first."""
+        client, asked = await self._asked(request, _drop_decoder)
+        done = await client.calls.drop_dead_letters(
+            names["subject"], names["group"], asked.max, positions=asked.positions
+        )
+        if not done.dropped and asked.positions:
+            raise _no_letter(dropped=0, left=done.left)
+        return json_answer(Dropped(done.dropped, done.left))
+
+    async def read(self, request: Request, names: Mapping[str, str]) -> Response:
+        """Messages of a subject from a position on. No group notices it."""
+        query = read_query(request.query_params, ReadQuery)
+        client = await self._clients.of_request(request.scope)
+        ask = client.pulls.read
+
+        page = await unless_gone(
+            request, lambda: ask(names["subject"], query.position, query.max, query.wait_ms / 1000)
+        )
+        if page.status in OUT_OF_RANGE:
+            detail = f"position {query.position} is {page.status}: this node keeps {page.first} to {page.end}"
+            raise Problem(416, "position_out_of_range", detail, fields={"first": page.first, "end": page.end})
+        return json_answer(
+            ReadReply([_stored(each, query.body_as) for each in page.messages], page.first, page.end, page.next)
+        )
+
+    async def _asked(self, request: Request, decoder: msgspec.json.Decoder[Any]) -> tuple[TokenClient, Any]:
+        client = await self._clients.of_request(request.scope)
+        body = await self._bodies.read(request.scope, request.receive, REQUEST_BYTES_MAX)
+        return client, read_json(body or b"{}", decoder)
+
+
+def _goal(asked: Seek) -> str | int | datetime:
+    given = [each for each in (asked.to, asked.position, asked.at, asked.time_ms) if each is not None]
+    if len(given) != 1:
+        raise invalid("give exactly one of to, position, at and time_ms")
+    if asked.time_ms is not None:
+        return _instant(asked.time_ms)
+    if asked.at is None:
+        return given[0]
+    if len(asked.at) > TEXT_MAX:
+        raise invalid(f"at has at most {TEXT_MAX} characters")
+    try:
+        return _instant(parse_instant_ms(asked.at))
+    except (ValueError, OverflowError) as error:
+        raise invalid(f"at: {error}") from None
+
+
+def _instant(time_ms: int) -> datetime:
+    try:
+        return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=time_ms)
+    except OverflowError:
+        raise invalid(f"{time_ms} ms are beyond the calendar") from None
+
+
+def _policy(policy: GroupPolicy) -> Policy:
+    return Policy(
+        subject=policy.subject,
+        group=policy.group,
+        policy=dict(policy.settings),
+        attempts=policy.attempts,
+        first_ms=policy.first_ms,
+        factor=policy.factor,
+        cap_ms=policy.cap_ms,
+        levels_ms=policy.levels_ms,
+    )
+
+
+def _letter(letter: DeadLetter, form: BodyForm | None) -> Letter:
+    fields = asdict(letter)
+    body = fields.pop("body")
+    if form is None or body is None:
+        return Letter(**fields)
+    shown, encoding = shown_body(body, form)
+    return Letter(**fields, body=shown, body_encoding=encoding)
+
+
+def _stored(message: ReadMessage, form: BodyForm) -> Stored:
+    fields = asdict(message)
+    shown, encoding = shown_body(fields.pop("body"), form)
+    return Stored(**fields, body=shown, body_encoding=encoding)
+
+
+def _no_letter(**counts: int) -> Problem:
+    return Problem(404, "letter_unknown", "no dead letter is at these positions that can be read", fields=counts)

@@ -1,0 +1,179 @@
+"""What the fields of documents and parameters mean, in words and with an example, for the API document.
+
+A field has one meaning wherever it stands. Where it has another, the entry begins with the name of the type. A test fails
+for a field without words, and for words without a field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+
+class Words(NamedTuple):
+    """The meaning of a field, and an example of its value; None for none."""
+
+    says: str
+    example: Any = None
+
+
+_RECEIPT: Final = "5f3a9c0d2b71-01a3185c5000-00000000002e"
+_BODY: Final = "A text, which is stored as it is, or any other JSON value, which is stored as JSON."
+_ATTEMPTS: Final = "A message is handed out so often before it becomes a dead letter; 0: without end."
+_DUE_MS: Final = 1_800_000_000_000
+_LATER_US: Final = 1_800_000_000_004_000
+
+WORDS: Final[Mapping[str, Words]] = {
+    "accepted_us": Words("When the server accepted the message, in microseconds since 1970.", _LATER_US),
+    "ack": Words("True: messages count as done when they are handed out. False: each needs an ack.", True),
+    "ack_timeout_ms": Words("A message that is not acked in so many milliseconds comes again.", 60_000),
+    "acked": Words("Deliveries that ended by this request.", 2),
+    "after": Words("Only letters behind this position.", 41),
+    "at": Words("A time of ISO 8601 with a zone.", "2027-01-15T08:00:00Z"),
+    "attempt": Words("How often the message was handed out to this group, this time included.", 1),
+    "attempts": Words("How often the server handed the message over, or a group handed it out.", 1),
+    "Policy.attempts": Words(_ATTEMPTS, 5),
+    "PolicyChange.attempts": Words(_ATTEMPTS, 5),
+    "body": Words("The body of the message. `body_encoding` says how it is written.", "cancel order 7"),
+    "SendRequest.body": Words(_BODY, "hello"),
+    "PrepareRequest.body": Words(_BODY, "hello"),
+    "PublishRequest.body": Words(_BODY, "hello"),
+    "MoveRequest.body": Words(
+        "The new body: a text, or any other JSON value. Without it the body stays as it is.", "hi"
+    ),
+    "body_as": Words("How bodies are written. A body that does not allow it is written as text or base64.", "json"),
+    "body_base64": Words("The body as base64, for bytes that are no text. Give it instead of `body`.", "/wA="),
+    "body_bytes": Words("Length of the body in bytes.", 14),
+    "body_encoding": Words("How the body is written.", "text"),
+    "body_left_out": Words("True: the answer has no room for the body.", False),
+    "broker_group": Words("The group of nodes that got the message.", "default"),
+    "buckets": Words("Pending messages by due time. Times without any are left out."),
+    "by": Words("What the counts are split by.", "minute"),
+    "cap_ms": Words("The longest pause before a redelivery, in milliseconds.", 60_000),
+    "changes": Words("What has changed, a sentence each.", ["route orders.*: groups near, before far"]),
+    "check_after_ms": Words("After so many milliseconds without an end the server asks the producer's group.", 60_000),
+    "checks_max": Words("How often the server asks the producer's group.", 5),
+    "consumed": Words("Consumer groups that got the message: when they pulled and acked it, in microseconds."),
+    "dead_lettered": Words("Of the deliveries given back, those that had their last attempt.", 0),
+    "dead_letters": Words("Messages that the group gave up, and that were neither sent again nor dropped.", 0),
+    "dead_ms": Words("When the group gave the message up, in milliseconds since 1970.", _DUE_MS),
+    "delay": Words("A duration from now.", "30m"),
+    "delay_level": Words("A delay level of the server, by its number or its name.", "30s"),
+    "delay_ms": Words("Milliseconds from now.", 1_800_000),
+    "NackRequest.delay_ms": Words(
+        "The messages come again after so many milliseconds. The policy decides without it.", 5_000
+    ),
+    "deliveries": Words("Names of deliveries, as a pull gives them.", ["4611686018427387905"]),
+    "delivery": Words("The name of this delivery, for ack, nack and extend.", "4611686018427387905"),
+    "detail": Words("What went wrong, and what to do, in a sentence.", "the due time is beyond the longest delay"),
+    "dispatched_ms": Words("When the server handed the message to its node, in milliseconds since 1970.", _DUE_MS + 4),
+    "dispatched_us": Words("When the server handed the message to its node, in microseconds since 1970.", _LATER_US),
+    "dropped": Words("Dead letters that were removed.", 3),
+    "due_ms": Words("When the message is due, in milliseconds since 1970.", _DUE_MS),
+    "duplicate": Words("Whether the server had a message with this id, subject and due time before.", False),
+    "end": Words("The position of the next message of the subject.", 1_000),
+    "error": Words("The name of the error, for programs.", "too_far"),
+    "expired": Words("Messages that expired before the group acked them.", 0),
+    "NackReply.expired": Words("Of the deliveries given back, those whose message has expired.", 0),
+    "expires_ms": Words(
+        "From this time on no consumer gets the message, in milliseconds since 1970; 0: never.", _DUE_MS + 60_000
+    ),
+    "extended": Words("Deliveries whose lease goes on.", 1),
+    "factor": Words("Each pause before a redelivery is so many times the one before.", 2.0),
+    "failed_key": Words("What becomes of later messages of an order key while one of it fails.", "wait"),
+    "filtered": Words("Messages that the filter kept from the group since the node started.", 0),
+    "first": Words("The first position that this node keeps of the subject.", 0),
+    "first_level": Words("The number of the delay level with which pauses begin.", 3),
+    "first_ms": Words("The pause before the first redelivery, in milliseconds.", 1_000),
+    "from": Words("Times that begin from here on, in milliseconds since 1970.", _DUE_MS),
+    "from_ms": Words("Only messages handed to the node from this time on, in milliseconds since 1970.", _DUE_MS),
+    "group": Words("The consumer group.", "billing"),
+    "PrepareRequest.group": Words("The producer's group, which the server asks about the transaction.", "shop"),
+    "groups": Words("The consumer groups."),
+    "key": Words("A word of the property `keys`.", "order-7"),
+    "lag": Words("Messages that the group has still to ack.", 12),
+    "leased": Words("Messages that consumers of the group have now.", 3),
+    "left": Words("Dead letters of the group that are left.", 7),
+    "letters": Words("The dead letters."),
+    "levels_ms": Words(
+        "Pauses before redeliveries in order, in milliseconds, where the policy goes by delay levels.", [10_000, 30_000]
+    ),
+    "max": Words("At most so many.", 100),
+    "max_messages": Words("At most so many messages at a time.", 10),
+    "message_id": Words("The id of the message, of its sender or made by the server.", "order-7"),
+    "messages": Words("The messages."),
+    "nacked": Words("Deliveries that were given back.", 1),
+    "needs_token": Words("True: the server asks for a token, and the request has none that is valid.", False),
+    "new_receipt": Words("The receipt of the message in its new place.", _RECEIPT),
+    "next": Words("The position from which to ask for more.", 100),
+    "nodes": Words("The addresses of the nodes that have the messages.", ["10.0.0.7:20801"]),
+    "oldest_ms": Words("When the oldest message that is not acked was due, in milliseconds since 1970.", _DUE_MS),
+    "order_key": Words("Messages of one key come to a group one after the other.", "customer-42"),
+    "original_receipt": Words("The receipt of the message of which this is a copy.", _RECEIPT),
+    "outcome": Words("What became of the message.", "pending"),
+    "pending": Words("How many messages wait for their due time.", 5),
+    "policy": Words("The fields of the policy that are set for this group.", {"attempts": 5}),
+    "PrepareRequest.policy": Words("What the server does where the producer's group does not answer.", "rollback"),
+    "position": Words("The place of the message in the queue of its subject at this node.", 41),
+    "Group.position": Words("All messages before this position are acked.", 988),
+    "Seek.position": Words("The position of the next message that the group gets.", 41),
+    "Sought.position": Words("The position of the next message that the group gets.", 41),
+    "ReadQuery.position": Words("The first position to read. Without it from 0 on.", 41),
+    "positions": Words("Only the letters at these positions.", [41, 44]),
+    "properties": Words("A map from text to text, which consumers get beside the body.", {"trace": "7"}),
+    "rate": Words("Send so many letters a second. Without it they are all due at once.", 10.0),
+    "reason": Words("Why the group gave the message up: `nacked` or `ack_timeout`.", "nacked"),
+    "receipt": Words("The name of the message, for look-up, cancel and move.", _RECEIPT),
+    "rescheduled_to": Words("The receipt of the message that took its place.", _RECEIPT),
+    "resent": Words("Dead letters that were sent to their group again.", 3),
+    "reset": Words("True: first set all fields back to the default.", False),
+    "results": Words("With `errors` only refused rows are answered, and a last line with the counts.", "errors"),
+    "retry_after_ms": Words("Try again after so many milliseconds.", 1_000),
+    "retrying": Words("Messages of the group that wait for their redelivery.", 0),
+    "roles": Words("What the token may do.", ["send", "consume"]),
+    "row": Words("The number of the row in the request, from 0 on.", 0),
+    "sequence": Words("The number that the server gave the message when it accepted it.", 46),
+    "server_id": Words("The server that accepted the message.", "5f3a9c0d2b71"),
+    "start": Words("Where a new group begins: `earliest`, `latest`, or a time in milliseconds since 1970.", "latest"),
+    "start_ms": Words("When this time begins, in milliseconds since 1970.", _DUE_MS),
+    "status": Words("The status code of the problem.", 422),
+    "Health.status": Words("`ok`: the server answers. `ready`: it serves all operations.", "ok"),
+    "subject": Words("The name by which consumers pull.", "orders"),
+    "subjects": Words("Pending messages of each subject."),
+    "SessionState.subjects": Words("Patterns of the subjects that the token opens.", ["orders.*"]),
+    "tag": Words("The kind of the message, by which consumers filter.", "paid"),
+    "tags": Words("A filter: only messages with one of these tags; `*` for all.", "paid || shipped"),
+    "text": Words("What the consumer said when it gave the message back.", "no such customer"),
+    "time_ms": Words("The first message handed over at or after this time, in milliseconds since 1970.", _DUE_MS),
+    "times": Words("True: also when the message passed each stage.", True),
+    "Fate.times": Words("When the message passed each stage, in microseconds since 1970.", {"accepted_us": _LATER_US}),
+    "title": Words("The kind of problem, the same for each status code.", "Not found"),
+    "to": Words("Times that begin before this one, in milliseconds since 1970.", _DUE_MS + 3_600_000),
+    "Seek.to": Words("The first message that the node keeps, or behind the last one.", "earliest"),
+    "to_ms": Words("Only messages handed to the node before this time, in milliseconds since 1970.", _DUE_MS),
+    "token": Words("The token that the person signs in with; it begins with `dst_`."),
+    "token_id": Words("The id of the token; empty without one.", "0a1b2c3d4e5f"),
+    "type": Words("The error as a URN.", "urn:delayserver:error:too_far"),
+    "unanswered_elsewhere": Words("Attempts at other nodes whose result is unknown.", 0),
+    "unknown": Words("Deliveries that are not in flight: they ended before, or belong to another group.", 0),
+    "unreadable": Words("Dead letters that the node cannot read.", 0),
+    "wait_ms": Words("Wait so many milliseconds for the first message.", 20_000),
+    "waiting_in_place": Words("Messages that wait in their place in the queue for their redelivery.", 0),
+    "where": Words("A filter: an expression over properties.", "price > 3 AND country = 'de'"),
+    "width_ms": Words("How long this time is, in milliseconds.", 60_000),
+}
+
+PATHS: Final[Mapping[str, Words]] = {
+    "subject": WORDS["subject"],
+    "group": WORDS["group"],
+    "receipt": WORDS["receipt"],
+}
+"""Parameters in paths, percent-encoded."""
+
+HEADERS: Final[Mapping[str, Any]] = {"Idempotency-Key": "order-7", "X-Delayserver": "1"}
+"""Examples of headers, whose words stand at their endpoints."""
+
+
+def words_of(kind: str, field: str) -> Words:
+    """The words of a field of a type."""
+    return WORDS.get(f"{kind}.{field}") or WORDS[field]
