@@ -11,7 +11,8 @@ import anyio.abc
 import sniffio
 
 from delayserver.client.asynchronous.client import AsyncClient
-from delayserver.client.blocking.client import Client, Connection
+from delayserver.client.blocking.client import Client
+from delayserver.client.blocking.line import Connection
 from delayserver.config.settings import for_memory
 from delayserver.config.toml_file import load_settings
 from delayserver.embedded.listener import ADDRESS

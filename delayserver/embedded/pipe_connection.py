@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 
@@ -27,7 +26,7 @@ class PipeConnection(ExchangingConnection):
 
     def usable(self, *, repeatable: bool) -> bool:
         """Whether a call may be sent over this connection, as `SocketConnection.usable` says."""
-        if self._closed or self._process != os.getpid():
+        if self._closed or not self._here:
             return False
         return repeatable or self.read_ahead()
 

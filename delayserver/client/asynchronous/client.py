@@ -280,12 +280,17 @@ class AsyncClient(AsyncOperations):
             return await anyio.connect_tcp(host, port)
         return await anyio.connect_tcp(host, port, ssl_context=self._tls, tls_standard_compatible=False)
 
+    def _ping_frame(self) -> bytes:
+        return self._core.encode(self._core.ping())[1]
+
     async def _open(self) -> StreamConnection:
         tasks = self._tasks
         if tasks is None:
             raise RuntimeError("use the client inside its async with block")
         stream = await self._new_stream()
-        connection = StreamConnection(stream, self._core.note_refused, self._core.take_notice)
+        connection = StreamConnection(
+            stream, self._core.note_refused, self._core.take_notice, self._ping_frame, self._timeout_s
+        )
         if self._tasks is not tasks:
             await anyio.aclose_forcefully(stream)
             raise RuntimeError("use the client inside its async with block")

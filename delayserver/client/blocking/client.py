@@ -1,55 +1,38 @@
-"""The blocking client: one socket, one request at a time.
+"""The blocking client: one request at a time over its connection, and a second connection beside a long pull.
 
-Its operations are in `operations`. `socket_connection` moves the bytes, and `core` and the ``*_calls`` modules
-give them their meaning.
+Its operations are in `operations`, the attempts of a call in `line`. `socket_connection` moves the bytes, and `core` and
+the ``*_calls`` modules give them their meaning.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from types import TracebackType
-from typing import Final, Protocol, Self, TypeVar
+from typing import Final, Self, TypeVar
 
 from delayserver.client.asynchronous.client import AsyncClient
+from delayserver.client.blocking.line import Connection, Line
 from delayserver.client.blocking.operations import BlockingOperations
 from delayserver.client.calls import message_calls
 from delayserver.client.calls.core import Call
-from delayserver.client.calls.retries import Attempts
 from delayserver.client.connections.addresses import Given, HostAndPort, none_connects
 from delayserver.client.connections.socket_connection import SocketConnection
 from delayserver.client.connections.tls import TLS, context_of
 from delayserver.client.connections.tls_connection import TlsConnection
-from delayserver.client.connections.turns import Turns
 from delayserver.client.values.messages import ConsumerGroup
-from delayserver.protocol.errors import ConnectionLost, DelayServerError
-from delayserver.protocol.frames import Reply
+from delayserver.protocol.errors import ConnectionLost
+from delayserver.protocol.operations import PING
 
 T = TypeVar("T")
 
 CLIENT_NAME: Final = "delayserver-python-blocking"
 
-_CLOSE_WAIT_S: Final = 0.1  # For a call of another thread, which the close has just ended.
-
-
-class Connection(Protocol):
-    """The methods that a client needs of a connection; `SocketConnection` says how each method behaves."""
-
-    def usable(self, *, repeatable: bool) -> bool: ...
-
-    def read_ahead(self) -> bool: ...
-
-    def exchange(self, request_id: int, frame: bytes, timeout_s: float) -> Reply: ...
-
-    def send(self, frame: bytes, timeout_s: float) -> None: ...
-
-    def shut_down(self) -> None: ...
-
-    def close(self) -> None: ...
+_SIDE: Final = "side"
 
 
 class Client(BlockingOperations):
-    """A client for one server, for one thread at a time (calls from others wait for their turn).
+    """A client for one server. Calls of several threads wait for their turn, but not behind a long `pull`: beside one they
+    go over a second connection.
 
     ``address`` is ``"host:port"``, several with commas between, or a list of them: any one that answers is enough, and the
     client stays with it until it fails. None: the variable DELAYSERVER_SERVER, or 127.0.0.1:20801.
@@ -76,10 +59,10 @@ class Client(BlockingOperations):
         self._tls = context_of(tls)
         self._timeout_s = timeout_s
         self._connect_timeout_s = connect_timeout_s
-        self._turns = Turns()
-        self._connection: Connection | None = None
-        # Whether one-way requests were sent that the server may not have read.
-        self._posted = False
+        self._main = self._new_line()
+        # The second connection is made when a thread calls while another one waits in a long pull. `setdefault` of a
+        # dictionary is one step for all threads, and needs no lock that a fork could leave locked.
+        self._lines = {"main": self._main}
         # Clients of other nodes, where this one publishes.
         self._nodes: dict[str, Client] = {}
 
@@ -99,43 +82,16 @@ class Client(BlockingOperations):
         A call in progress ends with `ConnectionLost`, in another thread as well as one that a signal handler has
         interrupted. A call that is just connecting ends once the attempt to connect is over.
         """
-        self._let_posted_arrive()
-        self._turns.close()
+        for line in list(self._lines.values()):
+            line.let_posted_arrive()
         for node in list(self._nodes.values()):
             node.close()
-        connection = self._connection
-        if connection is not None:
-            connection.shut_down()
-        # A call in progress lets go of the connection at its end.
-        if self._turns.lock.acquire(timeout=_CLOSE_WAIT_S):
-            try:
-                if not self._turns.calling:
-                    self._let_go()
-            finally:
-                self._turns.lock.release()
-
-    def _let_posted_arrive(self) -> None:
-        """The server drops what it has not begun when a client closes. Does not wait beside a call in progress."""
-        turns = self._turns
-        if not self._posted or not turns.lock.acquire(blocking=False):
-            return
-        try:
-            connection = self._connection
-            if not turns.calling and connection is not None and connection.usable(repeatable=True):
-                turns.begin()
-                try:
-                    ping = self._core.ping()
-                    with suppress(DelayServerError):
-                        self._core.finish(ping, connection.exchange(*self._core.encode(ping), self._timeout_s))
-                finally:
-                    turns.end()
-            self._posted = False
-        finally:
-            turns.lock.release()
+        for line in list(self._lines.values()):
+            line.close()
 
     @property
     def _close_count(self) -> int:
-        return self._turns.close_count
+        return self._main.turns.close_count
 
     def _batching_client(self) -> Client:
         return Client(
@@ -162,11 +118,7 @@ class Client(BlockingOperations):
         return self._batching_client()
 
     def _publisher_at(self, address: str) -> Client:
-        with self._turns.lock:
-            node = self._nodes.get(address)
-            if node is None:
-                node = self._nodes[address] = self._node_client(address)
-            return node
+        return self._nodes.get(address) or self._nodes.setdefault(address, self._node_client(address))
 
     def _node_client(self, address: str) -> Client:
         return Client(
@@ -187,81 +139,34 @@ class Client(BlockingOperations):
             yield from page.groups
 
     def _run(self, call: Call[T], close_count: int | None = None) -> T:
-        turns = self._turns
-        if close_count is None:
-            close_count = turns.close_count
-        with turns.lock:
-            turns.refuse_inner(call.operation)
-            try:
-                turns.begin()
-                attempts: Attempts | None = None  # Nearly always the first one is the last.
-                while True:
-                    sent = False
-                    try:
-                        connection = self._connection
-                        if connection is None or not connection.usable(repeatable=call.repeatable):
-                            connection = self._reconnect(close_count)
-                        request_id, frame = self._core.encode(call)
-                        sent = True
-                        reply = connection.exchange(request_id, frame, self._timeout_s + call.wait_s)
-                        result = self._core.finish(call, reply)
-                        return result if attempts is None else attempts.in_doubt(result)
-                    except DelayServerError as error:
-                        attempts = attempts or self._retries.attempts(call)
-                        pause_s = attempts.pause_s(error, sent=sent)
-                        if pause_s is not None or isinstance(error, ConnectionLost):
-                            turns.check(close_count, error)
-                        if pause_s is None:
-                            raise
-                    turns.pause(pause_s, close_count)
-            finally:
-                turns.end()
-                if turns.close_count != close_count:
-                    self._let_go()
-
-    def _read_notices(self) -> None:
-        turns = self._turns
-        # A call in progress reads them itself.
-        if turns.lock.acquire(blocking=False):
-            try:
-                connection = self._connection
-                if (
-                    not turns.calling
-                    and connection is not None
-                    and connection.usable(repeatable=True)
-                    and not connection.read_ahead()
-                ):
-                    connection.close()
-            finally:
-                turns.lock.release()
+        if call.wait_s:
+            return self._main.run(call, close_count)
+        if close_count is not None and close_count != self._close_count:
+            raise ConnectionLost("the client was closed")
+        # A reply says what was refused of one-way requests on its own line, so a ping goes behind them.
+        behind = call.operation == PING and _SIDE in self._lines
+        return (self._side_line() if behind else self._free_line()).run(call, None)
 
     def _reach(self) -> None:
-        turns, close_count = self._turns, self._turns.close_count
-        with turns.lock:
-            try:
-                turns.begin()
-                if self._connection is None or not self._connection.usable(repeatable=False):
-                    self._reconnect(close_count)
-            finally:
-                turns.end()
-                if turns.close_count != close_count:
-                    self._let_go()
+        self._free_line().reach()
 
     def _post(self, call: Call[T]) -> None:
-        turns, close_count = self._turns, self._turns.close_count
-        with turns.lock:
-            turns.refuse_inner(call.operation)
-            try:
-                turns.begin()
-                connection = self._connection
-                if connection is None or not connection.usable(repeatable=False):
-                    connection = self._reconnect(close_count)
-                self._posted = True
-                connection.send(self._core.encode(call)[1], self._timeout_s)
-            finally:
-                turns.end()
-                if turns.close_count != close_count:
-                    self._let_go()
+        # Once some were posted on the side line, all are: they keep their order.
+        (self._side_line() if _SIDE in self._lines else self._free_line()).post(call)
+
+    def _free_line(self) -> Line:
+        """The line of a call that is not to wait behind a long pull of another thread."""
+        return self._main if self._main.is_free() else self._side_line()
+
+    def _side_line(self) -> Line:
+        return self._lines.get(_SIDE) or self._lines.setdefault(_SIDE, self._new_line())
+
+    def _new_line(self) -> Line:
+        return Line(self._core, self._retries, self._addresses, self._new_connection, self._timeout_s)
+
+    def _read_notices(self) -> None:
+        for line in list(self._lines.values()):
+            line.read_notices()
 
     def _new_connection(self) -> Connection:
         """A new connection to the first address that answers. Raises `ConnectionLost`."""
@@ -281,23 +186,3 @@ class Client(BlockingOperations):
         if self._tls is not None:
             return TlsConnection(place, self._connect_timeout_s, self._core.take_notice, self._tls)
         return SocketConnection(place, self._connect_timeout_s, self._core.take_notice)
-
-    def _reconnect(self, close_count: int) -> Connection:
-        self._let_go()
-        self._turns.check(close_count)
-        connection = self._connection = self._new_connection()
-        try:
-            # A close while the client connected did not see this connection.
-            self._turns.check(close_count)
-            hello = self._core.hello()
-            self._core.finish(hello, connection.exchange(*self._core.encode(hello), self._timeout_s))
-        except BaseException:
-            self._addresses.useless(self._addresses.current)
-            connection.close()
-            raise
-        return connection
-
-    def _let_go(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None

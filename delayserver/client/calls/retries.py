@@ -76,6 +76,9 @@ class Attempts:
             return None
         if unknown and not self._call.repeatable:
             return None
+        # The caller of a pull has waited for all of its `wait_s` by now.
+        if self._call.wait_s and isinstance(error, RequestTimedOut):
+            return None
         advice_ms = error.retry_after_ms or 0
         if advice_ms > RETRY_AFTER_MS_MAX:
             return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -23,7 +24,15 @@ class ExchangingConnection(ABC):
         """``noticed`` gets the notices of the server, in `exchange` and in `read_ahead`."""
         self._replies = ReplyStream(noticed)
         self._process = os.getpid()
+        self._kind = threading.Lock
         self._closed = False
+
+    @property
+    def _here(self) -> bool:
+        """Whether this process made the connection, with the present kind of threads and sockets (see `Turns.lock`).
+        A forked process would take the replies of its parent.
+        """
+        return self._process == os.getpid() and self._kind is threading.Lock
 
     @abstractmethod
     def close(self) -> None:

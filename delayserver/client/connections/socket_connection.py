@@ -49,10 +49,10 @@ class SocketConnection(ExchangingConnection):
         """Agrees on a secret with the server, if the connection is encrypted. Raises `ConnectionLost`."""
 
     def usable(self, *, repeatable: bool) -> bool:
-        """Whether a call may be sent over this connection. False if it is closed. False in a forked process, which would
-        take the replies of its parent. For a call that is not repeatable, also False if the server has closed it.
+        """Whether a call may be sent over this connection. False if it is closed. False in a forked process, and after
+        gevent has patched the program. For a call that is not repeatable, also False if the server has closed it.
         """
-        if self._closed or self._process != os.getpid():
+        if self._closed or not self._here:
             return False
         return repeatable or self.read_ahead()
 

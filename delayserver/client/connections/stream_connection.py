@@ -23,6 +23,10 @@ REQUESTS_IN_FLIGHT_MAX: Final = 1024
 UNWRITTEN_BYTES_MAX: Final = 1024 * 1024
 """Further callers wait while more bytes than this are unwritten, because the server does not read. One frame always fits."""
 
+SILENCE_S: Final = 5.0
+"""While requests wait for so long and nothing comes, the connection asks whether the server is still there. A network that
+drops packets in silence would show only after the longest of their waits."""
+
 _RECEIVE_BYTES: Final = 256 * 1024
 
 
@@ -45,10 +49,16 @@ class StreamConnection:
     """A connected stream. Its owner runs `run` in a task group; `exchange` works only meanwhile."""
 
     def __init__(
-        self, stream: ByteStream, note_refused: Callable[[OneWayRefused], None], noticed: Callable[[Reply], None]
+        self,
+        stream: ByteStream,
+        note_refused: Callable[[OneWayRefused], None],
+        noticed: Callable[[Reply], None],
+        ping: Callable[[], bytes],
+        answer_s: float,
     ) -> None:
         """``note_refused`` gets what a reply says of one-way requests, also where no caller waits for the reply. ``noticed``
-        gets the notices of the server.
+        gets the notices of the server. ``ping`` makes a frame whose reply nobody waits for. The server has ``answer_s`` for
+        that reply.
         """
         self._stream = stream
         self._note_refused = note_refused
@@ -60,6 +70,8 @@ class StreamConnection:
         self._something_to_write = anyio.Event()
         self._written: anyio.Event | None = None  # if somebody waits for room
         self._received_count = 0
+        self._ping = ping
+        self._answer_s = answer_s
         self._scope = anyio.CancelScope()
         self._failure: DelayServerError | None = None
 
@@ -74,6 +86,7 @@ class StreamConnection:
             with self._scope:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(self._write)
+                    tasks.start_soon(self._watch_silence)
                     await self._read()
                     tasks.cancel_scope.cancel()
         finally:
@@ -179,6 +192,20 @@ class StreamConnection:
                 self._make_room()
         except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError) as exc:
             self.close(ConnectionLost(f"the connection broke: {exc}"))
+
+    async def _watch_silence(self) -> None:
+        """Close the connection if requests wait, and nothing comes behind a ping."""
+        while True:
+            received_count = self._received_count
+            await anyio.sleep(SILENCE_S)
+            if not self._waiters or self._received_count != received_count:
+                continue
+            self.post(self._ping())
+            with anyio.move_on_after(self._answer_s):
+                while self._received_count == received_count:
+                    await anyio.sleep(SILENCE_S)
+            if self._waiters and self._received_count == received_count:
+                self.close(ConnectionLost(f"the server did not answer a ping within {self._answer_s:g} s"))
 
     async def _read(self) -> None:
         try:

@@ -35,17 +35,28 @@ class Turns:
     count ends.
     """
 
-    __slots__ = ("__weakref__", "calling", "close_count", "lock")
+    __slots__ = ("__weakref__", "_lock", "_made_of", "calling", "close_count")
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()
+        self._made_of = threading.Lock
+        self._lock = threading.RLock()
         self.calling = False
         self.close_count = 0
         _all_turns.add(self)
 
+    @property
+    def lock(self) -> threading.RLock:
+        """The lock of the present kind of threads. gevent replaces threads by greenlets when it patches the program. To a
+        lock from before, all greenlets are one thread, which owns it.
+        """
+        if self._made_of is not threading.Lock:
+            self.renew()
+        return self._lock
+
     def renew(self) -> None:
         """Forget the call of a thread that does not exist in this process. Its connection is not used any more."""
-        self.lock = threading.RLock()
+        self._made_of = threading.Lock
+        self._lock = threading.RLock()
         self.calling = False
 
     def refuse_inner(self, operation: str) -> None:

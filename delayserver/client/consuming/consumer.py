@@ -231,8 +231,13 @@ class Consumer:
             async with self._client.node_client(address).unconnected() as node:
                 with scope:
                     # The caller gets a lasting error, such as that of an invalid name.
+                    assert self._route is not None
                     await pull_persistently(
-                        partial(self._pull, node), f"{self._subject} from {address}", self._send.send, self._said
+                        partial(self._pull, node),
+                        f"{self._subject} from {address}",
+                        self._send.send,
+                        self._route.doubt,
+                        self._said,
                     )
 
     async def _pull(self, node: AsyncClient) -> None:

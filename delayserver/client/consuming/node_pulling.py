@@ -17,7 +17,8 @@ from delayserver.logs.events import EventLogger
 from delayserver.protocol.errors import DelayServerError, Refused
 
 ROUTE_INTERVAL_S: Final = 30.0
-"""The route is asked for this often. A new node waits at most this long for its first pull."""
+"""The route is asked for this often. A new node waits at most this long for its first pull. After a failure at a node the
+route is asked for sooner, since the node may have moved."""
 
 PAUSE_AFTER_ERROR_S: Final = 1.0
 """The pause between attempts at a failing node, on top of the client's own retries. The other nodes go on meanwhile."""
@@ -38,6 +39,7 @@ class RouteFollower:
         self._serve = serve
         self._pulling: dict[str, anyio.CancelScope] = {}
         self._ended = False
+        self._doubted = anyio.Event()
         self._said = SaidLately()
 
     @property
@@ -48,7 +50,11 @@ class RouteFollower:
     async def run(self, pause_s: float = 0.0) -> None:
         """Ask for the route after a pause, then again and again, until cancelled. Raises `Refused` if there is none."""
         while True:
-            await anyio.sleep(pause_s)
+            with anyio.move_on_after(pause_s):
+                await self._doubted.wait()
+                # Not more often than this, however many nodes fail.
+                await anyio.sleep(min(pause_s, PAUSE_AFTER_ERROR_S))
+            self._doubted = anyio.Event()
             try:
                 self.adjust(await self._client.route(subject=self._subject))
                 pause_s = ROUTE_INTERVAL_S
@@ -78,6 +84,10 @@ class RouteFollower:
             scope = self._pulling[address] = anyio.CancelScope()
             self._tasks.start_soon(self._serve, address, scope)
 
+    def doubt(self) -> None:
+        """A node failed: ask for the route soon."""
+        self._doubted.set()
+
     def end(self) -> None:
         """End all pulls, for good."""
         self._ended = True
@@ -86,10 +96,14 @@ class RouteFollower:
 
 
 async def pull_persistently(
-    pull: Callable[[], Awaitable[None]], what: str, refused: Callable[[Refused], Awaitable[None]], said: SaidLately
+    pull: Callable[[], Awaitable[None]],
+    what: str,
+    refused: Callable[[Refused], Awaitable[None]],
+    failed: Callable[[], None],
+    said: SaidLately,
 ) -> None:
     """Call ``pull`` until it returns. After an error it is called again after a pause, and the log names the error.
-    ``refused`` gets an error that the node will give again.
+    ``refused`` gets an error that the node will give again. ``failed`` is called after any other error.
     """
     while True:
         try:
@@ -98,6 +112,7 @@ async def pull_persistently(
         except Refused as error:
             await refused(error)
         except DelayServerError as error:
+            failed()
             held_back = said.say(f"{what}: {error}", anyio.current_time())
             if held_back is not None:
                 events.warning(

@@ -254,7 +254,11 @@ class SubscriptionRun:
                 tasks.start_soon(self._settle, source, feed, node)
                 with scope:
                     await pull_persistently(
-                        partial(self._pull, source, feed, node), f"{subject} from {address}", self._refused, self._said
+                        partial(self._pull, source, feed, node),
+                        f"{subject} from {address}",
+                        self._refused,
+                        self._followers[subject].doubt,
+                        self._said,
                     )
                 self.core.retire(source)
                 feed.settle()

@@ -125,12 +125,17 @@ class FakeServer:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # A shutdown wakes the accepting thread; closing alone would not.
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self.drop_connections()
+        self.close()
         for thread in self._threads:
             thread.join(5)
         self._listener.close()
+
+    def close(self) -> None:
+        """The server is gone: its connections end, and there are no new ones. May be called again."""
+        with contextlib.suppress(OSError):
+            # A shutdown wakes the accepting thread; closing alone would not.
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self.drop_connections()
 
     def misbehave(self, operation: str, *steps: Misbehaviour) -> None:
         """What to do with the next requests of an operation, one step each; after them all is well again."""

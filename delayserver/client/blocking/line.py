@@ -1,0 +1,206 @@
+"""One connection of a blocking client, with the attempts of the calls on it: one call at a time, from any thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final, Protocol, TypeVar
+
+from delayserver.client.calls.core import Call, ClientCore
+from delayserver.client.calls.retries import Attempts, RetryPolicy
+from delayserver.client.connections.addresses import Addresses
+from delayserver.client.connections.turns import Turns
+from delayserver.protocol.errors import ConnectionLost, DelayServerError
+from delayserver.protocol.frames import Reply
+
+T = TypeVar("T")
+
+_CLOSE_WAIT_S: Final = 0.1  # For a call of another thread, which the close has just ended.
+_LOOK_S: Final = 0.01  # A call that waits for the line looks this often whether a long pull has taken it.
+
+
+class Connection(Protocol):
+    """The methods that a client needs of a connection; `SocketConnection` says how each method behaves."""
+
+    def usable(self, *, repeatable: bool) -> bool: ...
+
+    def read_ahead(self) -> bool: ...
+
+    def exchange(self, request_id: int, frame: bytes, timeout_s: float) -> Reply: ...
+
+    def send(self, frame: bytes, timeout_s: float) -> None: ...
+
+    def shut_down(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Line:
+    """A connection that is opened when a call needs it, and again after a failure."""
+
+    def __init__(
+        self,
+        core: ClientCore,
+        retries: RetryPolicy,
+        addresses: Addresses,
+        connect: Callable[[], Connection],
+        timeout_s: float,
+    ) -> None:
+        self.turns = Turns()
+        self._core = core
+        self._retries = retries
+        self._addresses = addresses
+        self._connect = connect
+        self._timeout_s = timeout_s
+        self._connection: Connection | None = None
+        # Whether one-way requests were sent that the server may not have read.
+        self._posted = False
+        # The thread whose call waits at the server, such as a long pull.
+        self._waiting: int | None = None
+
+    def is_free(self) -> bool:
+        """Wait for the end of a call of another thread. False at once if that call waits at the server for long."""
+        lock = self.turns.lock
+        while not lock.acquire(timeout=_LOOK_S):
+            waiting = self._waiting
+            if waiting is not None and waiting != threading.get_ident():
+                return False
+        lock.release()
+        return True
+
+    def run(self, call: Call[T], close_count: int | None) -> T:
+        """The result of a call, after as many attempts as it needs."""
+        turns = self.turns
+        if close_count is None:
+            close_count = turns.close_count
+        with turns.lock:
+            turns.refuse_inner(call.operation)
+            try:
+                turns.begin()
+                if call.wait_s:
+                    self._waiting = threading.get_ident()
+                attempts: Attempts | None = None  # Nearly always the first one is the last.
+                while True:
+                    sent = False
+                    try:
+                        connection = self._connection
+                        if connection is None or not connection.usable(repeatable=call.repeatable):
+                            connection = self._reconnect(close_count)
+                        request_id, frame = self._core.encode(call)
+                        sent = True
+                        reply = connection.exchange(request_id, frame, self._timeout_s + call.wait_s)
+                        result = self._core.finish(call, reply)
+                        return result if attempts is None else attempts.in_doubt(result)
+                    except DelayServerError as error:
+                        attempts = attempts or self._retries.attempts(call)
+                        pause_s = attempts.pause_s(error, sent=sent)
+                        if pause_s is not None or isinstance(error, ConnectionLost):
+                            turns.check(close_count, error)
+                        if pause_s is None:
+                            raise
+                    turns.pause(pause_s, close_count)
+            finally:
+                self._waiting = None
+                turns.end()
+                if turns.close_count != close_count:
+                    self._let_go()
+
+    def post(self, call: Call[T]) -> None:
+        """Send a request that gets no reply."""
+        turns, close_count = self.turns, self.turns.close_count
+        with turns.lock:
+            turns.refuse_inner(call.operation)
+            try:
+                turns.begin()
+                connection = self._connection
+                if connection is None or not connection.usable(repeatable=False):
+                    connection = self._reconnect(close_count)
+                self._posted = True
+                connection.send(self._core.encode(call)[1], self._timeout_s)
+            finally:
+                turns.end()
+                if turns.close_count != close_count:
+                    self._let_go()
+
+    def reach(self) -> None:
+        """Connect if not connected, in one attempt."""
+        turns, close_count = self.turns, self.turns.close_count
+        with turns.lock:
+            try:
+                turns.begin()
+                if self._connection is None or not self._connection.usable(repeatable=False):
+                    self._reconnect(close_count)
+            finally:
+                turns.end()
+                if turns.close_count != close_count:
+                    self._let_go()
+
+    def read_notices(self) -> None:
+        """Read the notices that the server has sent, without waiting. A call in progress reads them itself."""
+        turns = self.turns
+        if turns.lock.acquire(blocking=False):
+            try:
+                connection = self._connection
+                if (
+                    not turns.calling
+                    and connection is not None
+                    and connection.usable(repeatable=True)
+                    and not connection.read_ahead()
+                ):
+                    connection.close()
+            finally:
+                turns.lock.release()
+
+    def close(self) -> None:
+        """End the call in progress with `ConnectionLost`, and close the connection. A later call opens it again."""
+        self.turns.close()
+        connection = self._connection
+        if connection is not None:
+            connection.shut_down()
+        # A call in progress lets go of the connection at its end.
+        if self.turns.lock.acquire(timeout=_CLOSE_WAIT_S):
+            try:
+                if not self.turns.calling:
+                    self._let_go()
+            finally:
+                self.turns.lock.release()
+
+    def let_posted_arrive(self) -> None:
+        """The server drops what it has not begun when a client closes. Does not wait beside a call in progress."""
+        turns = self.turns
+        if not self._posted or not turns.lock.acquire(blocking=False):
+            return
+        try:
+            connection = self._connection
+            if not turns.calling and connection is not None and connection.usable(repeatable=True):
+                turns.begin()
+                try:
+                    ping = self._core.ping()
+                    with suppress(DelayServerError):
+                        self._core.finish(ping, connection.exchange(*self._core.encode(ping), self._timeout_s))
+                finally:
+                    turns.end()
+            self._posted = False
+        finally:
+            turns.lock.release()
+
+    def _reconnect(self, close_count: int) -> Connection:
+        self._let_go()
+        self.turns.check(close_count)
+        connection = self._connection = self._connect()
+        try:
+            # A close while the client connected did not see this connection.
+            self.turns.check(close_count)
+            hello = self._core.hello()
+            self._core.finish(hello, connection.exchange(*self._core.encode(hello), self._timeout_s))
+        except BaseException:
+            self._addresses.useless(self._addresses.current)
+            connection.close()
+            raise
+        return connection
+
+    def _let_go(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
