@@ -122,9 +122,12 @@ class TlsSettings:
     key: str = ""
     """The private key of the certificate."""
     client_ca: str = ""
-    """Authorities of clients: with it every client of the wire protocol must show a certificate of theirs, servers too."""
+    """Authorities of clients: with it every client must show a certificate of theirs, servers too. See `http_client_ca`."""
     node_ca: str = ""
     """Authorities of nodes: with it this server encrypts its connections to nodes, and shows them its certificate."""
+    http_client_ca: bool = True
+    """Whether `client_ca` counts for the HTTP gateway too: then browsers, scrapers and probes need a certificate.
+    False where they come with tokens alone."""
     http: bool = True
     """Whether the HTTP gateway uses the certificate too. False where a proxy before it encrypts."""
 

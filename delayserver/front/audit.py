@@ -3,6 +3,7 @@ for each token that was refused. `log.audit_file` keeps it in a file."""
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Awaitable, Mapping
 from typing import Any, Final
 
@@ -29,6 +30,7 @@ AUDITED: Final = frozenset(
 # Arguments that say what was asked for. None of them is a secret or a body.
 _TOLD: Final = ("action", "id", "name", "subject", "group")
 _TEXT_CHARACTERS_MAX: Final = 255
+_ADDRESS_CHARACTERS_MAX: Final = 64
 _UNKNOWN: Final = "unknown"
 """The result of an act that was cut off, mostly by the end of its connection."""
 
@@ -41,6 +43,18 @@ def audited(handlers: Mapping[str, SlowHandler]) -> dict[str, SlowHandler]:
 def tell_reload_by_signal(result: str) -> None:
     """SIGHUP made the server read its configuration again. `result`: `done`, or the name of the error."""
     _tell_act("the operator of the process", "this machine", names_of.RELOAD, "", result)
+
+
+def asker(connection: Connection, request: Request) -> str:
+    """The address of the client that asks. A gateway names its client; since it may be any peer, its own address stands
+    beside."""
+    claimed = request.arguments.get("client_address")
+    if type(claimed) is not str or len(claimed) > _ADDRESS_CHARACTERS_MAX:
+        return connection.peer.address
+    try:
+        return f"{ipaddress.ip_address(claimed)} by way of {connection.peer.address}"
+    except ValueError:
+        return connection.peer.address
 
 
 def tell_refused_token(address: str) -> None:
@@ -90,7 +104,7 @@ def _tell(connection: Connection, request: Request, result: str, reply: dict[str
         what["id"] = str(reply.get("id", ""))
     _tell_act(
         f"token {connection.access.token_id}" if connection.access.token_id else "no token",
-        connection.peer.address,
+        asker(connection, request),
         request.operation,
         " ".join([f"{name}={value!r}" for name, value in what.items()]),
         result,

@@ -23,8 +23,8 @@ _encode = msgspec.json.Encoder().encode
 
 
 def json_answer(document: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """A JSON document as an answer."""
-    return Response(_encode(document), status, headers, JSON)
+    """A JSON document as an answer. It ends with a newline, for terminals and tools that read lines."""
+    return Response(_encode(document) + b"\n", status, headers, JSON)
 
 
 def problem_answer(problem: Problem) -> Response:
@@ -34,7 +34,7 @@ def problem_answer(problem: Problem) -> Response:
 
 async def send_json(send: Send, status: int, document: object) -> None:
     """Send a JSON document without the cost of a response object."""
-    body = _encode(document)
+    body = _encode(document) + b"\n"
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -7,8 +7,8 @@ the token may do.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, MutableMapping
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, MutableMapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any, Final
 
 import anyio
@@ -17,7 +17,7 @@ import anyio.abc
 from delayserver.client import AsyncClient
 from delayserver.client.connections.tls import TLS
 from delayserver.client.values.messages import ServerInfo
-from delayserver.protocol.errors import Forbidden, QueueFull, Unauthenticated
+from delayserver.protocol.errors import Forbidden, QueueFull, RateLimited, Unauthenticated
 from delayserver.protocol.tokens import ADMIN, LOOK
 from delayserver.web.bodies import TOKEN
 from delayserver.web.idempotency import FirstTries
@@ -30,6 +30,10 @@ counts where no token protects the server."""
 CHECKS_AT_ONCE_MAX: Final = 16
 """Tokens that are shown to the server for the first time, at the same time. More wait, so that guesses open no flood of
 connections."""
+CHECKS_OF_ADDRESS_MAX: Final = 4
+"""Those of one address. So guesses from one address leave places to all others."""
+WAITING_CHECKS_MAX: Final = 32
+"""Tokens of one address that wait for their check. Beyond it the gateway answers at once: try again later."""
 IN_USE: Final = "delayserver.in_use"
 """The entry of an ASGI scope that has the clients which its request uses."""
 TOKENS_MAX: Final = 256
@@ -77,6 +81,30 @@ class TokenClient:
         self._scope.cancel()
 
 
+class Checks:
+    """The places for checks of new tokens: some for all, and fewer for each address."""
+
+    def __init__(self) -> None:
+        self._all = anyio.Semaphore(CHECKS_AT_ONCE_MAX)
+        # By address: its places, and how many checks run or wait. Addresses without any are forgotten.
+        self._of_address: dict[str, tuple[anyio.Semaphore, int]] = {}
+
+    @asynccontextmanager
+    async def place(self, address: str) -> AsyncIterator[None]:
+        """Wait for a place. Raises RateLimited if too many checks of the address wait already."""
+        places, count = self._of_address.get(address) or (anyio.Semaphore(CHECKS_OF_ADDRESS_MAX), 0)
+        if count >= CHECKS_OF_ADDRESS_MAX + WAITING_CHECKS_MAX:
+            raise RateLimited("too many new tokens come from this address", retry_after_ms=1000)
+        self._of_address[address] = places, count + 1
+        try:
+            async with places, self._all:
+                yield
+        finally:
+            places, count = self._of_address.pop(address)
+            if count > 1:
+                self._of_address[address] = places, count - 1
+
+
 class Clients:
     """The clients of all tokens. Use it as ``async with``."""
 
@@ -87,7 +115,7 @@ class Clients:
         self._tls = tls
         self._own: TokenClient | None = None
         self._without_token: TokenClient | None = None
-        self._checks = anyio.Semaphore(CHECKS_AT_ONCE_MAX)
+        self._checks = Checks()
         self._by_token: OrderedDict[str, TokenClient] = OrderedDict()
         self._opening = anyio.Lock()
         self._tasks = anyio.create_task_group()
@@ -140,7 +168,7 @@ class Clients:
             return await self._anonymous()
         client = self._by_token.get(token)
         if client is None:
-            client = await self._open(token)
+            client = await self._open(token, scope)
             strange_host = scope.get(STRANGE_HOST)
             if client is self._without_token and strange_host is not None:
                 raise strange_host
@@ -180,8 +208,8 @@ class Clients:
                     self._without_token = client
         return self._without_token
 
-    async def _open(self, token: str) -> TokenClient:
-        async with self._checks:
+    async def _open(self, token: str, scope: Mapping[str, Any]) -> TokenClient:
+        async with self._checks.place(scope["client"][0] if scope.get("client") else ""):
             if token not in self._by_token:
                 anonymous = await self._anonymous()
                 # Asked now: the server may have got its first token since it said hello to this connection.

@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from delayserver import __version__
+from delayserver.client.calls.behalf import CLIENT_ADDRESS
 from delayserver.config.settings import HttpSettings
 from delayserver.logs.events import EventLogger
 from delayserver.metrics.http_figures import HttpFigures
@@ -216,6 +217,7 @@ class Gateway:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
+        CLIENT_ADDRESS.set(scope["client"][0] if scope["client"] else "")
         with self._clients.request(scope):
             await self._answer(scope, receive, send)
 

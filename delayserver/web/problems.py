@@ -113,8 +113,8 @@ class Problem(Exception):
         return headers
 
     def encoded(self) -> bytes:
-        """The document as JSON."""
-        return msgspec.json.encode(self.document())
+        """The document as JSON, with a newline at its end."""
+        return msgspec.json.encode(self.document()) + b"\n"
 
 
 def status_of(error: DelayServerError) -> int:

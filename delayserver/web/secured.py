@@ -20,11 +20,12 @@ class Secured:
     def __init__(self, settings: TlsSettings) -> None:
         """Raises CertificateError."""
         self._files = settings.certificate, settings.key
+        self._client_ca = settings.client_ca if settings.http_client_ca else ""
         self.context: ssl.SSLContext | None = None
         self._server: Certificates | None = None
         if settings.certificate:
             self._server = pinned(*self._files, self.renew)
-            self.context = of_server(*self._files, "").context if settings.http else None
+            self.context = of_server(*self._files, self._client_ca).context if settings.http else None
         self.to_server: ssl.SSLContext | None = None if self._server is None else self._server.context
 
     async def run(self) -> None:
@@ -42,5 +43,7 @@ class Secured:
                 self.to_server.load_cert_chain(*self._files)
                 if self.context is not None:
                     self.context.load_cert_chain(*self._files)
+                    if self._client_ca:
+                        self.context.load_verify_locations(self._client_ca)
         except (CertificateError, OSError) as error:
             events.error("certificates_refused", "the changed certificates are not used: {reason}", reason=str(error))

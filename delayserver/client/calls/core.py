@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeVar
 
+from delayserver.client.calls.behalf import CLIENT_ADDRESS, TOLD
 from delayserver.client.values.messages import ServerInfo
 from delayserver.client.values.timing import ServerClock
 from delayserver.protocol.errors import (
@@ -134,7 +135,10 @@ class ClientCore:
             # A call may wait for a lock, a connection or a retry after it was made. So the time is taken here.
             call.leave(self.clock.elapsed())
         try:
-            frame = encode_request(request_id, call.operation, call.arguments)
+            arguments = call.arguments
+            if call.operation in TOLD and CLIENT_ADDRESS.get():
+                arguments = arguments | {"client_address": CLIENT_ADDRESS.get()}
+            frame = encode_request(request_id, call.operation, arguments)
         except (TypeError, ValueError, OverflowError) as exc:
             raise InvalidArgument(f"the arguments of {call.operation} cannot be sent: {exc}") from exc
         if len(frame) - HEADER_BYTES > self._frame_bytes_max:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from delayserver.front.audit import tell_refused_token
+from delayserver.front.audit import asker, tell_refused_token
 from delayserver.front.connection import Connection
 from delayserver.operations.access.access import EVERYTHING
 from delayserver.operations.access.tokens import TokenBook
@@ -54,7 +54,7 @@ class GreetingHandlers:
             connection.take_notices()
         token = arguments.get("token")
         if token is not None:
-            self._authenticate(connection, token)
+            self._authenticate(connection, request, token)
         identity = self._identity
         reply: dict[str, Any] = {
             "version": PROTOCOL_VERSION,
@@ -72,13 +72,13 @@ class GreetingHandlers:
             reply |= {"token_id": access.token_id, "roles": sorted(access.roles), "subjects": list(access.subjects)}
         connection.reply(encode_reply(request.id, reply))
 
-    def _authenticate(self, connection: Connection, token: object) -> None:
+    def _authenticate(self, connection: Connection, request: Request, token: object) -> None:
         """Raises Unauthenticated. A server without tokens takes any: clients may be given theirs before it has one."""
         try:
             access, parsed = self._tokens.authenticate(token)
         except Unauthenticated:
             if self._tokens.enabled.is_set():
-                tell_refused_token(connection.peer.address)
+                tell_refused_token(asker(connection, request))
                 raise
             return
         connection.authorise(access)

@@ -43,6 +43,7 @@ def is_running(pid: int) -> bool:
 def test_a_message_comes_back_when_it_is_due(web: Web) -> None:
     sent = web.post("/v1/messages", {"subject": "orders", "body": "cancel order 7", "delay": "50ms"})
     assert sent.status == 201 and sent.headers["content-type"] == "application/json"
+    assert sent.body.endswith(b"}\n") and web.ask("GET", "/v1/nothing").body.endswith(b"}\n")
     assert set(sent.json) == {"receipt", "message_id", "subject", "due_ms", "sequence"}
     pulled = web.post("/v1/subjects/orders/groups/billing/pull", {"max_messages": 10, "wait_ms": 30_000})
     assert pulled.status == 200

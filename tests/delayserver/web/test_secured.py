@@ -128,3 +128,27 @@ async def test_a_connection_right_after_a_renewal_of_the_server_finds_its_certif
         async with stream:
             assert await stream.receive() == b"hello"
         tasks.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_an_authority_of_clients_counts_for_http_too(tmp_path: Path, guarded: bool) -> None:
+    files, authority = Files(tmp_path), trustme.CA()
+    clients = tmp_path / "clients.pem"
+    authority.cert_pem.write_to_path(clients)
+    settings = TlsSettings(
+        certificate=str(files.certificate), key=str(files.key), client_ca=str(clients), http_client_ca=guarded
+    )
+    secured = Secured(settings)
+    for _ in range(2):
+        assert secured.context is not None
+        assert (secured.context.verify_mode is ssl.CERT_REQUIRED) is guarded
+        client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        client.maximum_version = ssl.TLSVersion.TLSv1_2  # its handshake fails at once
+        files.authority.configure_trust(client)
+        if guarded:
+            with pytest.raises(ssl.SSLError):
+                shaken(client, secured.context, HOST)
+        authority.issue_cert("client.example").configure_cert(client)
+        assert shaken(client, secured.context, HOST)
+        files.issue()
+        secured.renew()
