@@ -17,6 +17,7 @@ import trio
 
 from delayserver.config.settings import ListenSettings
 from delayserver.front.unsent import Unsent
+from delayserver.front.waits import Waits
 from delayserver.logs.events import EventLogger
 from delayserver.net.transport import Transport
 from delayserver.operations.access.access import EVERYTHING, Access
@@ -69,6 +70,8 @@ SlowHandler = Callable[["Connection", Request], Awaitable[dict[str, Any] | None]
 
 # Slow requests (pulls, lookups) of one connection in parallel; each is a task of a few KiB.
 SLOW_REQUESTS_MAX = 1024
+# Requests that wait for messages and end in one turn when their connection ends: a millisecond. Each is a task to cancel.
+WAITS_AT_ONCE = 32
 # Pings of one connection that wait for one-way requests.
 UNTIL_TOLD_MAX = 64
 # The cost of beginning a request is measured from this frame size on. A smaller frame that comes alone is not measured.
@@ -161,6 +164,7 @@ class Connection:
         "open",
         "peer",
         "transport",
+        "waits",
     )
 
     def __init__(
@@ -221,6 +225,7 @@ class Connection:
         self.peer = Peer(next(_numbers), transport.peer)
         self.open = True
         self.broadcasts = Broadcasts()
+        self.waits = Waits()
         # The rights of the client. `EVERYTHING` until it gives a token; a guarded front takes that for no rights.
         self.access: Access = EVERYTHING
         # True until it is known that a client is behind the connection. `_first`: the bytes of a client without rights.
@@ -235,7 +240,14 @@ class Connection:
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
-                await self.transport.feed(self._received)
+                try:
+                    await self.transport.feed(self._received)
+                except OSError:
+                    pass
+                # No request begins from here on: tasks that end meanwhile may let the next ones take their turn.
+                self.close()
+                while self.waits.cancel_some(WAITS_AT_ONCE):
+                    await self._fair.take(self._account, WAITS_AT_ONCE)
                 nursery.cancel_scope.cancel()
         except* OSError:
             pass

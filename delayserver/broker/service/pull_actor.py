@@ -6,7 +6,7 @@ An actor is at one of these: *idle* (no pull waits, or there is nothing for thos
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -105,7 +105,8 @@ class PullActor:
         self.key = key
         # The event-loop time and the bytes that its pulls used lately.
         self.account = Account()
-        self.mailbox: deque[WaitingPull] = deque()
+        # In the order in which they came. Any of them may leave, a thousand at a time when a connection ends.
+        self.mailbox: OrderedDict[WaitingPull, None] = OrderedDict()
         # Pulls that wait, also those that wait for room in their outlet, in the order in which they came.
         self.waiting: dict[WaitingPull, None] = {}
         # Its place in line.

@@ -316,7 +316,7 @@ class PullService:
         An actor with more pulls goes in line again."""
         if not actor.mailbox or self._closed or actor.suspended:
             return 0
-        pull = actor.mailbox[0]
+        pull = next(iter(actor.mailbox))
         clock = self._clock
         now_us, begun_us = clock.now_us(), clock.monotonic_us()
         if self._has_passed(pull):
@@ -382,7 +382,7 @@ class PullService:
             self._leave(actor, pull)
 
     def _join(self, actor: PullActor, pull: WaitingPull) -> None:
-        actor.mailbox.append(pull)
+        actor.mailbox[pull] = None
         self._groups_of.setdefault(actor.key[0], set()).add(actor.key[1])
         pull.stand(in_mailbox=True)
 
@@ -394,7 +394,7 @@ class PullService:
 
     def _leave(self, actor: PullActor, pull: WaitingPull) -> None:
         pull.stand(in_mailbox=False)
-        actor.mailbox.remove(pull)
+        del actor.mailbox[pull]
         if not actor.mailbox:
             self._leave_line(actor)
             actor.end_reading()

@@ -52,8 +52,6 @@ class ConsumingHandlers:
         self._broadcasting = broadcasting
         self._settings = settings
         self._levels_ms = levels_ms
-        # Waiting pulls by connection number and request id.
-        self._waits: dict[tuple[int, int], trio.CancelScope] = {}
 
     # -- pull
 
@@ -77,10 +75,8 @@ class ConsumingHandlers:
         )
         acks = None if ack is None else _deliveries(ack)
         broadcast = boolean(arguments, "broadcast")
-        waiting = trio.CancelScope()
-        if pull.wait_ms:
-            # Entered before the task begins, so that a `cancel_wait` right behind the pull finds it.
-            self._waits[connection.peer.number, request.id] = waiting
+        # Noted before the task begins, so that a `cancel_wait` right behind the pull finds it.
+        waiting = connection.waits.begin(request.id) if pull.wait_ms else trio.CancelScope()
         if broadcast:
             return self._broadcast(connection, request.id, columns, pull, waiting)
         return self._pull(connection, request.id, columns, pull, acks, waiting)
@@ -106,9 +102,7 @@ class ConsumingHandlers:
         try:
             answered = await answer
         finally:
-            key = connection.peer.number, request_id
-            if self._waits.get(key) is waiting:
-                del self._waits[key]
+            connection.waits.end(request_id, waiting)
         return None if answered else reply_of(subject, columns, None, name)
 
     async def _broadcast(
@@ -122,9 +116,7 @@ class ConsumingHandlers:
             with waiting:
                 pulled = await self._broadcasting.pull(connection.broadcasts, pull, connection.in_room)
         finally:
-            key = connection.peer.number, request_id
-            if self._waits.get(key) is waiting:
-                del self._waits[key]
+            connection.waits.end(request_id, waiting)
         subject, name = pull.subject, self._consuming.name
         if pulled is None:
             return reply_of(subject, columns, None, name)
@@ -137,10 +129,7 @@ class ConsumingHandlers:
     def cancel_wait(self, connection: Connection, request: Request) -> None:
         """Ends a waiting pull of the same connection. Messages that were handed out stay leased."""
         request_id = integer(request.arguments, "id", 1, REQUEST_ID_MAX)
-        waiting = self._waits.pop((connection.peer.number, request_id), None)
-        if waiting is not None:
-            waiting.cancel()
-        connection.reply(encode_reply(request.id, {"ended": waiting is not None}))
+        connection.reply(encode_reply(request.id, {"ended": connection.waits.cancel(request_id)}))
 
     # -- ack, nack, extend and groups
 

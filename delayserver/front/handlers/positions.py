@@ -59,7 +59,15 @@ class PositionHandlers:
             integer(arguments, "max_bytes", 1, 1 << 62, 8 << 20),
             integer(arguments, "wait_ms", 0, settings.wait_ms_max, 0),
         )
-        found = await connection.in_room(partial(self._positions.read_or_wait, read))
+        # Below 0: no `cancel_wait` names it.
+        waiting = connection.waits.begin(-request.id)
+        try:
+            with waiting:
+                found = await connection.in_room(partial(self._positions.read_or_wait, read))
+        finally:
+            connection.waits.end(-request.id, waiting)
+        if waiting.cancelled_caught:  # the connection has ended
+            return
         connection.when_room(
             lambda: connection.reply(encode_bulk_reply(request.id, self._read_reply(str(subject), columns, found)))
         )

@@ -274,3 +274,38 @@ async def test_a_token_with_many_connections_gets_the_turns_of_one_client(boot: 
     for client, number in zip(greedy, asked, strict=True):
         await client.reply(number)
     server.fair_turns.shares.check_invariants()
+
+
+# -- the end of connections
+
+
+def test_connections_with_many_waiting_pulls_end_while_others_are_served(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pulls = b"".join(
+        encode_request(number, "pull", {"subject": "s", "group": "g", "wait_ms": 30_000}) for number in range(1, 1_001)
+    )
+
+    async def test(door: Door) -> None:
+        client = await door.connect()
+        due = {"messages": [{"subject": "s", "body": b"b", "delay_ms": 0}]}
+        await client.request("send", due)
+        service = door.server.parts.pulls
+        crowd = await door.crowd(4, pulls)
+        await door.until(lambda: service.waiting == 3_999)
+        for each in crowd:
+            await each.stream.aclose()
+        seen = []
+        while service.waiting:
+            await client.request("ping")
+            seen.append(service.waiting)
+        assert len([waiting for waiting in seen if waiting]) >= 10, "a client is answered in between"
+        service.check_invariants()
+        # All that was pipelined, and the end right behind it.
+        for each in await door.crowd(4, pulls):
+            await each.stream.aclose()
+        await door.until(lambda: door.server.connections.open == 1)
+        assert "internal_error" not in door.server.connections.errors
+
+    at_the_door(tmp_path, test)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
