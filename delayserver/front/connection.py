@@ -126,6 +126,7 @@ class Connection:
     __slots__ = (
         "_account",
         "_again",
+        "_at_end",
         "_blocked",
         "_came_bytes",
         "_connections",
@@ -221,6 +222,8 @@ class Connection:
         # True if the client understands notices.
         self._notices = False
         self._nursery: trio.Nursery | None = None
+        # What is called with its number when it has ended.
+        self._at_end: set[Callable[[int], None]] = set()
         # Numbers count the connections of this process in the order in which they were accepted.
         self.peer = Peer(next(_numbers), transport.peer)
         self.open = True
@@ -315,6 +318,12 @@ class Connection:
         if self._notices:
             self.reply(frame)
 
+    def at_end(self, action: Callable[[int], None]) -> bool:
+        """Calls `action` once with the number of this connection when it has ended. False if it has ended already."""
+        if self.open:
+            self._at_end.add(action)
+        return self.open
+
     def end(self, error: DelayServerError) -> None:
         """Names the reason to the client, then closes. Requests in flight have an unknown result."""
         self._refuse(error)
@@ -337,6 +346,8 @@ class Connection:
         self._memory.leave(self._share)
         for give_back in lost:
             give_back()
+        for action in self._at_end:
+            action(self.peer.number)
 
     # -- requests
 

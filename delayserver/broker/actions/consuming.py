@@ -77,6 +77,7 @@ class Consuming:
         now_us: int,
         lease_us: int,
         ack_timeout_ms: int | None,
+        owner: int = 0,
     ) -> PulledBatch | None:
         """See `Broker.pull`."""
         limits = self._state.limits
@@ -84,7 +85,7 @@ class Consuming:
         group = self._state.group(key)
         for cursor in (group.main, group.retry):
             cursor.release(lease_us)
-            cursor.begin_pull()
+            cursor.begin_pull(owner)
         budget = PullBudget(
             min(max_messages, limits.pull_messages_max),
             min(max_bytes, limits.pull_bytes_max),
@@ -213,7 +214,7 @@ class Consuming:
 
     def _hold(self, key: GroupKey, cursor: Cursor, held: Range, deadline_us: int) -> None:
         if held[1] > held[0]:
-            cursor.hold(*held, deadline_us)
+            cursor.hold_pulled(*held, deadline_us)
             self._leased(key, deadline_us)
 
     def _take(
@@ -562,7 +563,7 @@ class Consuming:
         self.acked += acked
         return Acked(acked, len(deliveries) - acked)
 
-    def extend(self, key: GroupKey, deliveries: I64, lease_us: int, timeout_ms: int) -> Extended:
+    def extend(self, key: GroupKey, deliveries: I64, lease_us: int, timeout_ms: int, owner: int = 0) -> Extended:
         """See `Broker.extend`."""
         group: ConsumerGroup | None = self._state.groups.get(key)
         if group is None:
@@ -578,7 +579,7 @@ class Consuming:
             if cursor.place_ranges + len(ranges) > limits.lease_ranges_max:
                 return Extended(extended, len(deliveries) - extended, full=True)
             positions = [np.arange(max(start, cursor.committed), min(stop, cursor.next)) for start, stop in ranges]
-            extended += cursor.extend(np.concatenate([_NO_ROWS, *positions]), deadline_us)
+            extended += cursor.extend(np.concatenate([_NO_ROWS, *positions]), deadline_us, owner)
         if extended:
             self._state.deadlines.note(key, deadline_us)
         return Extended(extended, len(deliveries) - extended)

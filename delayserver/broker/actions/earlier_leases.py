@@ -73,7 +73,7 @@ class EarlierLeases:
         if len(keyed):
             slots = cursor.key_slots(batch.order_hash[keyed])
             cursor.add_keys(positions[keyed], slots, before[keyed] - 1, np.ones(len(keyed), bool), 0)
-            cursor.begin_pull()  # at once: the same pull takes no later ones of these keys
+            cursor.join_keys()  # at once: the same pull takes no later ones of these keys
         self._state.deadlines.note(key, 0)
         self._ended = True
 

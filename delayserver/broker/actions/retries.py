@@ -34,6 +34,7 @@ Found = tuple[list[Range], list[Range]]
 
 NACKED: Final = "nacked"
 ACK_TIMEOUT: Final = "ack_timeout"
+CONSUMER_GONE: Final = "the connection of its consumer ended"
 # Parts of records that are gathered in one step on the event loop, which takes a millisecond or two.
 _STEP_PARTS: Final = 16
 # Parts that are joined in one go.
@@ -236,6 +237,17 @@ class Retries:
             calls.append(self._ended(key, found, _Moment(now_us, lease_us, None, Failure(ACK_TIMEOUT))))
             limit -= max(1, _count(found))
         return calls
+
+    def end_leases_of(self, key: GroupKey, owners: set[int], now_us: int, lease_us: int) -> Steps[RetryBatch] | None:
+        """See `Broker.end_leases_of`."""
+        group = self._state.groups.get(key)
+        if group is None:
+            return None
+        found = self._recall(key, group, (group.main.end_leases_of(owners), group.retry.end_leases_of(owners)))
+        if not _count(found):
+            return None
+        failure = Failure(ACK_TIMEOUT, CONSUMER_GONE)
+        return self._batch(key, found, _Moment(now_us, lease_us, None, failure, gone=True), 0)
 
     def _recall(self, key: GroupKey, group: ConsumerGroup, found: Found) -> Found:
         """Only the first message of each order key fails. Those that went out behind it are taken back without counting
@@ -537,16 +549,23 @@ class _Moment:
     """The moment of a nack or of ended leases, by the wall clock and by the clock of leases.
 
     `delay_ms` is the delay that the client asked for, or None. `failure`: why the attempt failed. None: no consumer has
-    had the message, so it is not given up."""
+    had the message, so it is not given up. `gone`: the connection of the consumer ended. A message comes again at once then;
+    one that has lost a consumer before waits, because it may be what ends them."""
 
     now_us: int
     lease_us: int
     delay_ms: int | None
     failure: Failure | None
+    gone: bool = False
 
     def due_ms(self, policy: RedeliveryPolicy, number: I64) -> I64:
         """When each message comes again, i64[n]. `number` i64[n] counts its redeliveries from 1."""
-        pauses = policy.pauses_ms(number) if self.delay_ms is None else np.full(len(number), self.delay_ms, np.int64)
+        if self.delay_ms is not None:
+            pauses = np.full(len(number), self.delay_ms, np.int64)
+        elif self.gone:
+            pauses = np.where(number > 1, policy.pauses_ms(number - 1), 0)
+        else:
+            pauses = policy.pauses_ms(number)
         due_ms: I64 = pauses - (-self.now_us // 1000)
         return due_ms
 

@@ -47,6 +47,7 @@ class Cursor:
         "_keys",
         "_leases",
         "_order",
+        "_owner",
         "_places",
         "_prune_at",
         "_settled",
@@ -73,7 +74,10 @@ class Cursor:
         self.retrying = RangeSet()
         # Attempts of before the start.
         self.seen = Seen()
-        self._leases: list[tuple[int, int, int]] = []
+        # The end, the positions and the owner of each.
+        self._leases: list[tuple[int, int, int, int]] = []
+        # Who gets the leases of the pull under way.
+        self._owner = 0
         # Made when a message first waits in its place: most cursors never have one.
         self._places: Places | None = None
         # Made when a message with an order key is first looked at.
@@ -134,7 +138,7 @@ class Cursor:
 
     def ready(self) -> int:
         """Count of positions that can be handed out again from their place, or whose order key is free. O(ranges)."""
-        self.begin_pull()
+        self.join_keys()
         ready = 0 if self._places is None else self._places.count(READY)
         return ready if self._order is None else ready + self._order.candidate_count()
 
@@ -183,7 +187,7 @@ class Cursor:
         """Lease [start, stop) again, a range of `available_again` or a part; returns how often it was handed out."""
         (place,) = self.places.parts(start, stop)
         assert place.state == READY
-        self.places.put(Place(start, stop, place.times + 1, LEASED, deadline_us))
+        self.places.put(Place(start, stop, place.times + 1, LEASED, deadline_us, owner=self._owner))
         if self._unasked is not None:
             self._unasked.remove(start, stop)
         if self.seen:
@@ -203,8 +207,13 @@ class Cursor:
         """Both cursors of a group share its order keys."""
         self._keys = keys
 
-    def begin_pull(self) -> None:
-        """A pull begins: what earlier ones took counts for the order of keys."""
+    def begin_pull(self, owner: int = 0) -> None:
+        """A pull begins. Its leases belong to `owner`, a number; 0: to nobody."""
+        self._owner = owner
+        self.join_keys()
+
+    def join_keys(self) -> None:
+        """What was taken so far counts for the order of keys."""
         if self._order is not None:
             self._order.begin_pull()
             if self._order.is_empty:
@@ -228,7 +237,7 @@ class Cursor:
         `before`: how often each was handed out before."""
         assert self._order is not None
         self._leave_places(positions)
-        self._order.add(positions, slots, before, out, deadline_us)
+        self._order.add(positions, slots, before, out, deadline_us, self._owner)
 
     def holds_keys(self, slots: I64) -> NDArray[np.bool_]:
         """Of which of these order keys, by their slots, an unfinished message was looked at, bool[n]."""
@@ -262,7 +271,7 @@ class Cursor:
     def take_free(self, positions: I64, deadline_us: int) -> I64:
         """The first `free_positions` are leased. Returns the number of each one's lease, i64[n]."""
         assert self._order is not None
-        return self._order.take_blocked(positions, deadline_us)
+        return self._order.take_blocked(positions, deadline_us, self._owner)
 
     def recall(self, failed: list[Range]) -> list[Place]:
         """Take back later messages of the order keys of failed ones. Only the first failed message of each key fails. The
@@ -302,14 +311,18 @@ class Cursor:
         paused = self._order is not None and self._order.release(now_us)
         return (self._places is not None and self._places.release(now_us)) or paused
 
-    def hold(self, start: int, stop: int, deadline_us: int) -> None:
+    def hold_pulled(self, start: int, stop: int, deadline_us: int) -> None:
+        """`hold` for the owner of the pull under way."""
+        self.hold(start, stop, deadline_us, self._owner)
+
+    def hold(self, start: int, stop: int, deadline_us: int, owner: int = 0) -> None:
         """Lease handed-out positions until the deadline. When the heap has doubled, settled leases leave it."""
-        heapq.heappush(self._leases, (deadline_us, start, stop))
+        heapq.heappush(self._leases, (deadline_us, start, stop, owner))
         if len(self._leases) >= self._prune_at:
             self._prune()
 
-    def extend(self, positions: I64, deadline_us: int) -> int:
-        """Positions, i64[n] ascending, that are leased stay so until the deadline. Returns how many of them were leased.
+    def extend(self, positions: I64, deadline_us: int, owner: int) -> int:
+        """Positions, i64[n] ascending, that are leased stay so until the deadline, for `owner`. Returns how many these are.
 
         Their lease of before is still in the heap. It does not end them, because they get places with a later end."""
         held = positions[(positions >= self.committed) & (positions < self.next)]
@@ -317,7 +330,7 @@ class Cursor:
         keyed = 0
         if self._order is not None and len(held):
             with_keys = np.isin(held, self._order.within(int(held[0]), int(held[-1]) + 1))
-            keyed, held = self._order.extend(held[with_keys], deadline_us), held[~with_keys]
+            keyed, held = self._order.extend(held[with_keys], deadline_us, owner), held[~with_keys]
         if self._places is not None:
             held = held[self._places.are_leased(held)]
         if len(held):
@@ -325,14 +338,14 @@ class Cursor:
             times = self.attempts_before(start, int(held[-1]) + 1 - start)[held - start] + 1
             first = np.append(True, (np.diff(held) != 1) | (np.diff(times) != 0))
             starts, stops = held[first], held[np.append(first[1:], True)] + 1
-            self.places.lease_all(starts, stops, times[first], deadline_us)
+            self.places.lease_all(starts, stops, times[first], deadline_us, owner)
             self._settled += len(held)  # in their lease of before
             for start, stop in ranges_of(held):
-                self.hold(start, stop, deadline_us)
+                self.hold(start, stop, deadline_us, owner)
         return keyed + len(held)
 
     def _prune(self) -> None:
-        self._leases = [lease for lease in self._leases if lease[2] > self.committed and self._is_held(*lease)]
+        self._leases = [lease for lease in self._leases if lease[2] > self.committed and self._is_held(*lease[:3])]
         heapq.heapify(self._leases)
         self._prune_at = max(_PRUNE_MIN, 2 * len(self._leases))
         self._settled = 0
@@ -608,7 +621,7 @@ class Cursor:
             None if self._order is None else self._order.next_until_us(),
         ]
         while self._leases:
-            deadline_us, start, stop = self._leases[0]
+            deadline_us, start, stop, _ = self._leases[0]
             if self._is_held(deadline_us, start, stop):
                 ends.append(deadline_us)
                 break
@@ -620,10 +633,10 @@ class Cursor:
         found: list[Range] = []
         total = 0
         while self._leases and self._leases[0][0] <= now_us and total < count_max:
-            deadline_us, start, stop = heapq.heappop(self._leases)
+            deadline_us, start, stop, owner = heapq.heappop(self._leases)
             if stop - start > count_max - total:
                 cut = start + count_max - total
-                heapq.heappush(self._leases, (deadline_us, cut, stop))
+                heapq.heappush(self._leases, (deadline_us, cut, stop, owner))
                 stop = cut
             parts = self.to_retry(start, stop, deadline_us)
             total += sum([high - low for low, high in parts])
@@ -633,6 +646,25 @@ class Cursor:
             for low, high in ended:
                 self.retrying.add(low, high)
             found += ended
+        return found
+
+    def end_leases_of(self, owners: set[int]) -> list[Range]:
+        """Move positions whose leases belong to these owners to `retrying`; returns their ranges. O(leases)."""
+        ended = [lease[1:3] for lease in self._leases if lease[3] in owners]
+        if ended:
+            self._leases = [lease for lease in self._leases if lease[3] not in owners]
+            heapq.heapify(self._leases)
+        if self._places is not None:  # what has a place has its owner there
+            ended = [part for span in ended for part in self._places.missing(*span)]
+            ended += self._places.owned_by(owners)
+        if self._order is not None and ended:
+            ended = [part for span in ended for part in without([span], self._order.within(*span))]
+        found = [part for span in ended for part in self.to_retry(*span)]
+        if self._order is not None:
+            keyed = self._order.end_leases_of(owners)
+            for low, high in keyed:
+                self.retrying.add(low, high)
+            found += keyed
         return found
 
     def _is_held(self, deadline_us: int, start: int, stop: int) -> bool:

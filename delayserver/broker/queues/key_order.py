@@ -42,7 +42,8 @@ class Columns(NamedTuple):
     """The columns of the table, one value a row.
 
     `times`: how often the message was handed out, a present lease included. `until_us`: when its lease or its pause ends.
-    `lease`: the number of its last lease. `alone`: it has failed, so no later one of its key goes out with it.
+    `owner`: to whom its lease belongs. `lease`: the number of its last lease. `alone`: it has failed, so no later one of its
+    key goes out with it.
     """
 
     position: I64
@@ -51,13 +52,14 @@ class Columns(NamedTuple):
     times: I64
     until_us: I64
     lease: I64
+    owner: I64
     alone: Mask
 
     @classmethod
     def empty(cls, count: int) -> Columns:
         """Columns of zeros."""
-        numbers = [np.zeros(count, np.int64) for _ in range(5)]
-        position, slot, times, until_us, lease = numbers
+        numbers = [np.zeros(count, np.int64) for _ in range(6)]
+        position, slot, times, until_us, lease, owner = numbers
         return cls(
             position,
             slot,
@@ -65,6 +67,7 @@ class Columns(NamedTuple):
             times,
             until_us,
             lease,
+            owner,
             np.zeros(count, bool),
         )
 
@@ -130,9 +133,9 @@ class KeyOrder:
         held: Mask = np.isin(slots, self._columns.slot[: self._count][self._columns.state[: self._count] != DONE])
         return held
 
-    def add(self, positions: I64, slots: I64, before: I64, out: Mask, until_us: int) -> None:
+    def add(self, positions: I64, slots: I64, before: I64, out: Mask, until_us: int, owner: int = 0) -> None:
         """Messages that are not in the table go out, where `out` says so, or wait for their keys. Positions ascend. `before`
-        i64[n]: how often they were handed out."""
+        i64[n]: how often they were handed out. `owner`: of the leases."""
         self._keys.enter(slots)
         self._keys.note(slots[out])
         count, added = self._count, len(positions)
@@ -144,7 +147,8 @@ class KeyOrder:
         columns = self._columns
         columns.position[new], columns.slot[new] = positions, slots
         columns.state[new] = np.where(out, LEASED, BLOCKED)
-        columns.times[new], columns.until_us[new] = before + out, until_us
+        columns.times[new] = before + out
+        columns.until_us[new], columns.owner[new] = until_us, owner
         columns.lease[new] = 0
         columns.alone[new] = False
         self._count += added
@@ -242,12 +246,12 @@ class KeyOrder:
         self._cut = np.unique(slots[~chosen])
         return np.sort(by_key[chosen])
 
-    def take_blocked(self, positions: I64, until_us: int) -> I64:
-        """The first candidates go out. Returns the number of each one's lease, i64[n]."""
+    def take_blocked(self, positions: I64, until_us: int, owner: int = 0) -> I64:
+        """The first candidates go out, with leases of this owner. Returns the number of each one's lease, i64[n]."""
         rows, self._candidates = self._candidate_rows()[: len(positions)], self._candidate_rows()[len(positions) :]
         columns = self._columns
         assert bool((columns.position[rows] == positions).all()), "not the first candidates"
-        columns.state[rows], columns.until_us[rows] = LEASED, until_us
+        columns.state[rows], columns.until_us[rows], columns.owner[rows] = LEASED, until_us, owner
         columns.times[rows] += 1
         leases: I64 = columns.lease[rows] + 1
         columns.lease[rows] = leases
@@ -485,14 +489,23 @@ class KeyOrder:
         """Failed messages in [start, stop) are leased again."""
         rows = self._within(start, stop)
         rows = rows[self._columns.state[rows] == RETRYING]
-        self._columns.state[rows], self._columns.until_us[rows] = LEASED, until_us
+        self._columns.state[rows], self._columns.until_us[rows], self._columns.owner[rows] = LEASED, until_us, 0
 
-    def extend(self, positions: I64, until_us: int) -> int:
-        """Those of these messages that are leased stay so until this time. Returns how many."""
+    def extend(self, positions: I64, until_us: int, owner: int) -> int:
+        """Those of these messages that are leased stay so until this time, for this owner. Returns how many."""
         rows = self._find(positions)
         rows = rows[self._columns.state[rows] == LEASED]
-        self._columns.until_us[rows] = until_us
+        self._columns.until_us[rows], self._columns.owner[rows] = until_us, owner
         return len(rows)
+
+    def end_leases_of(self, owners: set[int]) -> list[Range]:
+        """Messages whose leases belong to these owners fail. Returns their ranges."""
+        self.settle()
+        columns = self._columns
+        rows = np.flatnonzero(columns.state[: self._count] == LEASED)
+        rows = rows[np.isin(columns.owner[rows], list(owners))]
+        columns.state[rows] = RETRYING
+        return ranges_of(columns.position[rows])
 
     def release(self, now_us: int) -> bool:
         """Messages whose pause has ended wait for their keys only. True if there were any."""

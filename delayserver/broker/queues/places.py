@@ -1,6 +1,6 @@
 """Ranges of a consume queue that are redelivered in their place, without a record in the delay pipeline.
 
-A range waits for its time, is ready, or is leased again. Pure, in positions. Six arrays, 41 bytes a range.
+A range waits for its time, is ready, or is leased again. Pure, in positions. Seven arrays, 49 bytes a range.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Place(NamedTuple):
     """Positions [start, stop). `times`: how often they were handed out, a present lease included.
 
     `until_us`, by the clock of leases: when a waiting range becomes ready, or when a lease ends. `until_ms`: the same
-    for a waiting range by the wall clock, for the progress log; otherwise 0.
+    for a waiting range by the wall clock, for the progress log; otherwise 0. `owner`: to whom a lease belongs; 0: to nobody.
     """
 
     start: int
@@ -33,12 +33,13 @@ class Place(NamedTuple):
     state: int
     until_us: int = 0
     until_ms: int = 0
+    owner: int = 0
 
 
 class Places:
     """Disjoint ranges in ascending order. Adjacent ranges with the same fields are one range."""
 
-    __slots__ = ("_starts", "_state", "_stops", "_times", "_until_ms", "_until_us")
+    __slots__ = ("_owner", "_starts", "_state", "_stops", "_times", "_until_ms", "_until_us")
 
     def __init__(self) -> None:
         self._starts = array("q")
@@ -47,6 +48,7 @@ class Places:
         self._state = array("b")
         self._until_us = array("q")
         self._until_ms = array("q")
+        self._owner = array("q")
 
     def __len__(self) -> int:
         """Number of ranges."""
@@ -63,6 +65,7 @@ class Places:
             self._state[index],
             self._until_us[index],
             self._until_ms[index],
+            self._owner[index],
         )
 
     @property
@@ -105,12 +108,14 @@ class Places:
             last += 1
         self._splice(first, last, [place])
 
-    def lease_all(self, starts: I64, stops: I64, times: I64, until_us: int) -> None:
+    def lease_all(self, starts: I64, stops: I64, times: I64, until_us: int, owner: int) -> None:
         """Lease ranges i64[n] that ascend and do not overlap, until this time. They replace all ranges of theirs."""
-        columns = (self._starts, self._stops, self._times, self._state, self._until_us, self._until_ms)
+        if not len(starts):
+            return
+        columns = self._columns()
         old = [np.array(column, np.int64) for column in columns]
         count, zeros = len(starts), np.zeros(len(starts), np.int64)
-        new = [starts, stops, times, zeros + LEASED, zeros + until_us, zeros]
+        new = [starts, stops, times, zeros + LEASED, zeros + until_us, zeros, zeros + owner]
         # Between two neighbouring edges all positions are in the same ranges. An old range ends where a new one begins.
         edges = np.unique(np.concatenate((old[0], old[1], starts, stops)))
         low, high = edges[:-1], edges[1:]
@@ -126,6 +131,11 @@ class Places:
             del column[:]
             column.frombytes(of_column.astype(column.typecode).tobytes())
         self._join()
+
+    def owned_by(self, owners: set[int]) -> list[Range]:
+        """The leased ranges that belong to these owners."""
+        owned = np.isin(np.array(self._owner, np.int64), list(owners)) & (np.array(self._state, np.int8) == LEASED)
+        return [(self._starts[index], self._stops[index]) for index in np.flatnonzero(owned).tolist()]
 
     def are_leased(self, positions: I64) -> NDArray[np.bool_]:
         """Which positions, i64[n], are leased in a range or are in none, bool[n]."""
@@ -152,6 +162,7 @@ class Places:
         self._state[first:last] = array("b", [place.state for place in places])
         self._until_us[first:last] = array("q", [place.until_us for place in places])
         self._until_ms[first:last] = array("q", [place.until_ms for place in places])
+        self._owner[first:last] = array("q", [place.owner for place in places])
 
     def release(self, now_us: int) -> bool:
         """Make waiting ranges ready whose time has come. True if there were any."""
@@ -163,9 +174,13 @@ class Places:
         self._join()
         return True
 
+    def _columns(self) -> tuple[array[int], ...]:
+        """The columns, in the order of the fields of `Place`."""
+        return (self._starts, self._stops, self._times, self._state, self._until_us, self._until_ms, self._owner)
+
     def _join(self) -> None:
         """Merge adjacent ranges with the same fields."""
-        columns = (self._starts, self._stops, self._times, self._state, self._until_us, self._until_ms)
+        columns = self._columns()
         starts, stops, *rest = [np.array(column) for column in columns]
         apart = starts[1:] != stops[:-1]
         for values in rest:
@@ -211,5 +226,5 @@ class Places:
         assert all(place.start < place.stop and place.state in (WAITING, READY, LEASED) for place in places)
         for left, right in pairwise(places):
             assert left.stop <= right.start, "ranges overlap"
-        columns = (self._starts, self._stops, self._times, self._state, self._until_us, self._until_ms)
+        columns = self._columns()
         assert len({len(column) for column in columns}) == 1, "columns of different lengths"

@@ -170,15 +170,19 @@ class Broker:
         now_us: int,
         lease_us: int,
         ack_timeout_ms: int | None = None,
+        owner: int = 0,
     ) -> PulledBatch | None:
         """Hand out the messages that are there now, retries first; None if there are none.
 
         The first pull makes the group. It starts at the earliest position kept, so a late group gets earlier messages.
         A message that has expired at `now_us` is not handed out. It is done for the group and counted as expired.
-        So is one that the group's filter does not want, which is counted as filtered.
+        So is one that the group's filter does not want, which is counted as filtered. The leases belong to `owner`, for
+        `end_leases_of`; 0: to nobody.
         Raises ReadNeeded if the next message is not in memory, StoreError if the disk could not read it."""
         try:
-            return self._consuming.pull((subject, group), max_messages, max_bytes, now_us, lease_us, ack_timeout_ms)
+            return self._consuming.pull(
+                (subject, group), max_messages, max_bytes, now_us, lease_us, ack_timeout_ms, owner
+            )
         finally:
             if self._durability.write_counts():  # before a consumer has them: it may take this process down
                 self.counted.ring()
@@ -234,10 +238,20 @@ class Broker:
         """Ack deliveries (i64[n], any order). Answer the client after the next sync."""
         return self._consuming.ack((subject, group), deliveries)
 
-    def extend(self, subject: int, group: int, deliveries: I64, lease_us: int, timeout_ms: int) -> Extended:
+    def extend(
+        self, subject: int, group: int, deliveries: I64, lease_us: int, timeout_ms: int, owner: int = 0
+    ) -> Extended:
         """Let the leases of deliveries (i64[n], any order) end `timeout_ms` after `lease_us`, also those that would have
-        ended later. Leases are memory alone, so nothing of it is durable."""
-        return self._consuming.extend((subject, group), deliveries, lease_us, timeout_ms)
+        ended later. They belong to `owner` then. Leases are memory alone, so nothing of it is durable."""
+        return self._consuming.extend((subject, group), deliveries, lease_us, timeout_ms, owner)
+
+    def end_leases_of(self, key: GroupKey, owners: set[int], now_us: int, lease_us: int) -> Steps[RetryBatch] | None:
+        """Take back the deliveries of a group whose leases belong to these owners, which are gone; None if there are none.
+        The call must be carried out.
+
+        A message comes again at once the first time. Later it waits for the pauses of the redelivery policy, as if it had
+        had one attempt less. The attempt counts, because a consumer may have had the message."""
+        return self._retries.end_leases_of(key, owners, now_us, lease_us)
 
     def nack(
         self,

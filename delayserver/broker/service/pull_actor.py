@@ -33,15 +33,23 @@ UNBOUNDED: Final = Outlet(lambda: 1 << 62, lambda action: action())
 """It takes everything."""
 
 
+class Lease(NamedTuple):
+    """The leases that a pull asks for."""
+
+    ack_timeout_ms: int | None
+    owner: int
+    """To whom they belong; 0: to nobody. See `Broker.pull`."""
+
+
 class WaitingPull:
     """One waiting pull."""
 
     __slots__ = (
-        "ack_timeout_ms",
         "answer",
         "deadline_ms",
         "error",
         "in_mailbox",
+        "lease",
         "max_bytes",
         "max_messages",
         "outlet",
@@ -54,14 +62,14 @@ class WaitingPull:
         self,
         max_messages: int,
         max_bytes: int,
-        ack_timeout_ms: int | None,
+        lease: Lease,
         deadline_ms: int | None,
         answer: Answer | None,
         outlet: Outlet,
     ) -> None:
         self.max_messages = max_messages
         self.max_bytes = max_bytes
-        self.ack_timeout_ms = ack_timeout_ms
+        self.lease = lease
         self.deadline_ms = deadline_ms
         self.served = trio.Event()
         # False if it waits only until its turn, which answers for an empty queue too.

@@ -17,7 +17,7 @@ from delayserver.broker.queues.groups import GroupKey
 from delayserver.broker.queues.queue import QueueKey
 from delayserver.broker.reads import ReadNeeded, ReadPlan
 from delayserver.broker.service.broker import Broker
-from delayserver.broker.service.pull_actor import UNBOUNDED, Answer, Outlet, PullActor, WaitingPull
+from delayserver.broker.service.pull_actor import UNBOUNDED, Answer, Lease, Outlet, PullActor, WaitingPull
 from delayserver.broker.service.reading import BrokerReads
 from delayserver.protocol.errors import DeadlinePassed, GroupsFull, QueueFull, ShuttingDown
 from delayserver.runtime.fair_shares import FairShares, Ticket
@@ -81,6 +81,7 @@ class PullService:
         answer: Answer | None = None,
         outlet: Outlet = UNBOUNDED,
         deadline_ms: int | None = None,
+        owner: int = 0,
     ) -> PulledBatch | None:
         """Wait for messages and return them; None after `wait_ms` without any. A pull that is cancelled before it is
         served takes no messages. Raises ShuttingDown, GroupsFull, QueueFull if too many pulls wait, StoreError if the
@@ -88,7 +89,7 @@ class PullService:
 
         With `answer` the pull returns None and calls `answer` with the messages, in the step that hands them out. This
         spares a waiting consumer an event-loop iteration. Errors of `answer` are raised here. While `outlet` has no
-        room, the pull gets no messages and other pulls go first."""
+        room, the pull gets no messages and other pulls go first. `owner`: to whom the leases belong, see `Broker.pull`."""
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._closed:
             raise ShuttingDown("the server is stopping", retry_after_ms=1000)
@@ -101,7 +102,7 @@ class PullService:
         room = outlet.reply_bytes()
         if small and room > 0 and self._at_once > 0 and not actor.mailbox:
             try:
-                pulled = self._pull_at_once(actor, max_messages, min(max_bytes, room), ack_timeout_ms)
+                pulled = self._pull_at_once(actor, max_messages, min(max_bytes, room), Lease(ack_timeout_ms, owner))
             except ReadNeeded as needed:
                 plan = needed.plan
             else:
@@ -112,7 +113,7 @@ class PullService:
                 if pulled is not None or (tried and wait_ms <= 0):
                     return pulled
         self._require_place(actor)
-        pull = WaitingPull(max_messages, max_bytes, ack_timeout_ms, deadline_ms, answer, outlet)
+        pull = WaitingPull(max_messages, max_bytes, Lease(ack_timeout_ms, owner), deadline_ms, answer, outlet)
         self._join(actor, pull)
         if plan is not None:
             self._suspend(actor, plan)
@@ -147,13 +148,11 @@ class PullService:
                 del self._actors[actor.key]
         self._actors_kept = max(_IDLE_ACTORS_MAX, 2 * len(self._actors))
 
-    def _pull_at_once(
-        self, actor: PullActor, max_messages: int, max_bytes: int, ack_timeout_ms: int | None
-    ) -> PulledBatch | None:
+    def _pull_at_once(self, actor: PullActor, max_messages: int, max_bytes: int, lease: Lease) -> PulledBatch | None:
         self._use_at_once()
         clock = self._clock
         begun_us = clock.monotonic_us()
-        pulled = self._broker.pull(*actor.key, max_messages, max_bytes, clock.now_us(), begun_us, ack_timeout_ms)
+        pulled = self._broker.pull(*actor.key, max_messages, max_bytes, clock.now_us(), begun_us, *lease)
         if pulled is not None:
             self._charge(actor, begun_us, pulled)
             if pulled.following is not None:
@@ -331,11 +330,7 @@ class PullService:
             return 0
         messages = min(pull.max_messages, self.turn_rows_max)
         try:
-            pull.take(
-                self._broker.pull(
-                    *actor.key, messages, min(pull.max_bytes, room), now_us, begun_us, pull.ack_timeout_ms
-                )
-            )
+            pull.take(self._broker.pull(*actor.key, messages, min(pull.max_bytes, room), now_us, begun_us, *pull.lease))
         except ReadNeeded as needed:
             self._suspend(actor, needed.plan)
             return 0

@@ -35,6 +35,8 @@ from store.records.columns import constant_column, has_any, ragged_rows
 
 # Consumer groups in one reply.
 GROUPS_AT_ONCE_MAX = 256
+# So long may leases outlive the connection that wants them to end with it. The server remembers it meanwhile.
+OUTLIVE_MS_MAX = 60_000
 # Times in milliseconds since 1970 stay below it, so that microseconds fit into 63 bits.
 TIME_MS_MAX = 1 << 53
 # A dead letter keeps the reason of its last nack beside its properties: an error and where it came from, no log.
@@ -71,6 +73,7 @@ class ConsumingHandlers:
             integer(arguments, "ack_timeout_ms", 1, ACK_TIMEOUT_MS_MAX, settings.ack_timeout_ms),
             start_of(arguments.get("start")),
             _filter(arguments),
+            self._owner(connection, arguments),
             arguments.get("deadline_ms"),  # the connection has checked it
         )
         acks = None if ack is None else _deliveries(ack)
@@ -80,6 +83,16 @@ class ConsumingHandlers:
         if broadcast:
             return self._broadcast(connection, request.id, columns, pull, waiting)
         return self._pull(connection, request.id, columns, pull, acks, waiting)
+
+    def _owner(self, connection: Connection, arguments: dict[str, Any]) -> int:
+        """The number of the connection if the leases of the request shall end with it, otherwise 0."""
+        if arguments.get("outlive_ms") is None:
+            return 0
+        outlive_ms = integer(arguments, "outlive_ms", 0, OUTLIVE_MS_MAX)
+        if not connection.at_end(self._consuming.end_owner):
+            return 0
+        self._consuming.own(connection.peer.number, outlive_ms)
+        return connection.peer.number
 
     async def _pull(
         self,
@@ -161,7 +174,8 @@ class ConsumingHandlers:
         timeout_ms = integer(arguments, "ack_timeout_ms", 1, ACK_TIMEOUT_MS_MAX, self._settings.ack_timeout_ms)
         if names in connection.broadcasts:
             return {"extended": len(deliveries), "unknown": 0}
-        extended = await self._consuming.extend(*names, deliveries, timeout_ms)
+        owner = self._owner(connection, arguments)
+        extended = await self._consuming.extend(*names, deliveries, timeout_ms, owner)
         return {"extended": extended.extended, "unknown": extended.unknown}
 
     def _nack_delay_ms(self, arguments: dict[str, Any]) -> int | None:

@@ -60,6 +60,8 @@ class Pull(NamedTuple):
     """Where the group begins if this pull makes it. None: at the earliest message kept."""
     filter: PullFilter | None = None
     """The filter of the group from now on; None: the one that it has."""
+    owner: int = 0
+    """The connection whose end ends the leases, which `Consuming.own` knows. 0: they end in their time alone."""
     deadline_ms: int | None = None
     """If the pull gets its turn at or after this time, by the server's clock, it takes no messages."""
 
@@ -108,6 +110,9 @@ class Consuming:
         self._first_messages = first_messages
         self._turns = runtime.turns
         self._clock = runtime.clock
+        # By owner of leases: how long they outlive it, and the groups of which it had some.
+        self._outlive_ms: dict[int, int] = {}
+        self._owned: dict[int, set[GroupKey]] = {}
 
     @property
     def waiting_pulls(self) -> int:
@@ -118,6 +123,25 @@ class Consuming:
     def given_back(self) -> int:
         """Deliveries so far whose reply was never sent."""
         return self._redelivery.given_back
+
+    # -- owners of leases
+
+    def own(self, owner: int, outlive_ms: int) -> None:
+        """A connection wants its leases, also those of before, to end `outlive_ms` after it. `end_owner` follows."""
+        self._outlive_ms[owner] = outlive_ms
+        self._owned.setdefault(owner, set())
+
+    def end_owner(self, owner: int) -> None:
+        """A connection has ended: the messages that it has leased come again."""
+        outlive_ms = self._outlive_ms.pop(owner)
+        for key in self._owned.pop(owner):
+            self._redelivery.end_leases_of(key, owner, outlive_ms)
+
+    def _note_owned(self, owner: int, key: GroupKey) -> None:
+        """An owner gets leases of a group. What a connection that has ended gets is not received, and comes back as such."""
+        groups = self._owned.get(owner)
+        if groups is not None:
+            groups.add(key)
 
     # -- pull
 
@@ -133,7 +157,9 @@ class Consuming:
         False if none came in time or the caller cancelled `waiting`. Leases nothing while `outlet` has no room.
         Raises SubjectInvalid, FilterInvalid, FilterInUse, TagsFull, QueueFull, GroupsFull, PositionOutOfRange,
         DeadlinePassed, ShuttingDown. The acks count also then."""
-        name, group_name, max_messages, max_bytes, wait_ms, ack_timeout_ms, start, filter_text, deadline_ms = pull
+        name, group_name, max_messages, max_bytes, wait_ms, ack_timeout_ms, start, filter_text, owner, deadline_ms = (
+            pull
+        )
         if deadline_ms is not None:
             wait_ms = min(wait_ms, max(deadline_ms - self._clock.now_ms(), 0))
         subject, group = self._known(name, group_name)
@@ -149,6 +175,8 @@ class Consuming:
         def answer(pulled: Pulled) -> None:
             nonlocal answered
             self._redelivery.leased()
+            if owner:
+                self._note_owned(owner, (subject, group))
             if len(pulled):
                 self._broker.recently.pulled(subject, group, pulled, self._clock.now_us())
             handed(pulled, partial(self._redelivery.not_received, subject, group, pulled.delivery))
@@ -168,7 +196,7 @@ class Consuming:
                 await self._filters.for_pull(subject, group, wanted)
                 self._broker.positions.require_not_passed(subject, group)
                 await self._broker.pulls.pull(
-                    subject, group, max_messages, max_bytes, wait_ms, ack_timeout_ms, answer, outlet, deadline_ms
+                    subject, group, max_messages, max_bytes, wait_ms, ack_timeout_ms, answer, outlet, deadline_ms, owner
                 )
         if self._core.expired_messages > expired:
             self._broker.commit.soon()  # expired messages get no ack that would write their counts
@@ -212,8 +240,9 @@ class Consuming:
             return Nacked(0, len(deliveries), 0, 0)
         return await self._redelivery.nack(subject_code, group_code, deliveries, delay_ms, reason)
 
-    async def extend(self, subject: str, group: str, deliveries: I64, ack_timeout_ms: int) -> Extended:
-        """Lets the leases of deliveries, i64[n] in any order, end in `ack_timeout_ms`. Many are extended in steps.
+    async def extend(self, subject: str, group: str, deliveries: I64, ack_timeout_ms: int, owner: int = 0) -> Extended:
+        """Lets the leases of deliveries, i64[n] in any order, end in `ack_timeout_ms`. They belong to `owner` then. Many are
+        extended in steps.
 
         Raises SubjectInvalid, QueueFull; leases of earlier steps are extended then."""
         codes = self._known(subject, group)
@@ -224,8 +253,10 @@ class Consuming:
             await self._turn_for(ordered)
             lease_us = self._clock.monotonic_us()
             part = ordered[first : first + EXTENDED_AT_ONCE]
-            step = self._core.extend(*codes, part, lease_us, ack_timeout_ms)
+            owner = owner if owner in self._owned else 0  # it may have ended between two steps
+            step = self._core.extend(*codes, part, lease_us, ack_timeout_ms, owner)
             extended += step.extended
+            self._note_owned(owner, codes)
             if step.full:
                 raise QueueFull(
                     "too many leases of the group have an end of their own; ack some, or pull fewer at once"

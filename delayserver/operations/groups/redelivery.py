@@ -1,4 +1,5 @@
-"""Redelivers messages after a nack, after an ack timeout, or if the reply with them was not received.
+"""Redelivers messages after a nack, after an ack timeout, at the end of a connection that wants that, or if the reply with
+them was not received.
 
 They go through the delay pipeline again, as internal records for one consumer group, committed to message_log like
 messages. The old delivery is settled only when these records are durable. After the last attempt of the group's policy a
@@ -7,16 +8,19 @@ message is stored as a dead letter instead, and acked in the same sync of the br
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from heapq import heappop, heappush
 
 import trio
 
 from delayserver.broker.actions.group_rows import GroupRow
 from delayserver.broker.actions.retries import NACKED, Failure, RetryBatch
 from delayserver.broker.queues.deliveries import of_ranges
+from delayserver.broker.queues.groups import GroupKey
 from delayserver.broker.reads import Steps
 from delayserver.broker.service.local_broker import LocalBroker
 from delayserver.protocol.errors import DelayServerError, DiskFull, StorageFailed
@@ -35,6 +39,8 @@ EXPIRED_AT_ONCE = 4096
 GROUPS_AT_ONCE = 4
 # Unreceived replies whose deliveries wait to be taken back. Those of further replies come again when their leases end.
 UNRECEIVED_MAX = 4096
+# Owners that are gone, each counted for every group of which it had leases. The leases of further ones end at once.
+GONE_MAX = 65_536
 
 
 @contextmanager
@@ -81,6 +87,9 @@ class Redelivery:
         self._clock = runtime.clock
         self._leases = trio.Event()
         self._unreceived: deque[tuple[int, int, I64]] = deque()
+        # Owners of leases that are gone, with the time when these end, and a group of which each had some. A heap.
+        self._gone: list[tuple[int, GroupKey, int]] = []
+        self._more_gone = trio.Event()
         self._work_back = trio.Event()
         # Groups whose ended leases are being gathered or committed, or were refused a moment ago.
         self._ends = 0
@@ -89,11 +98,12 @@ class Redelivery:
         self.given_back = 0
 
     async def run(self) -> None:
-        """Ends leases and takes back unreceived deliveries, until cancelled."""
+        """Ends leases, also of owners that are gone, and takes back unreceived deliveries, until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._end_leases)
             nursery.start_soon(self._take_back)
             nursery.start_soon(self._hear_of_earlier)
+            nursery.start_soon(self._end_gone)
 
     def leased(self) -> None:
         """Recomputes the next end of a lease, because new leases have begun."""
@@ -111,6 +121,13 @@ class Redelivery:
         if len(self._unreceived) < UNRECEIVED_MAX:
             self._unreceived.append((subject, group, deliveries))
             self._work_back.set()
+
+    def end_leases_of(self, key: GroupKey, owner: int, after_ms: int) -> None:
+        """An owner of leases of a group is gone: redelivers in `after_ms` what it has leased then."""
+        if len(self._gone) >= GONE_MAX:
+            after_ms = 0
+        heappush(self._gone, (self._clock.monotonic_us() + after_ms * 1000, key, owner))
+        self._more_gone.set()
 
     async def nack(self, subject: int, group: int, deliveries: I64, delay_ms: int | None, reason: str | None) -> Nacked:
         """Takes leased deliveries back, due again in `delay_ms`; None for the group's own pauses. After the last attempt
@@ -208,6 +225,37 @@ class Redelivery:
             with suppress(DelayServerError, StoreError):  # refused for now: they come again when their leases end
                 await self.nack(subject, group, deliveries, 0, None)
                 self.given_back += len(deliveries)
+
+    async def _end_gone(self) -> None:
+        """Ends the leases of owners that are gone."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                wait_us = self._gone[0][0] - self._clock.monotonic_us() if self._gone else None
+                if wait_us is None or wait_us > 0:
+                    self._more_gone = trio.Event()
+                    with trio.move_on_after(math.inf if wait_us is None else wait_us / 1_000_000):
+                        await self._more_gone.wait()
+                    continue
+                now_us, lease_us = self._clock.now_us(), self._clock.monotonic_us()
+                owners: dict[GroupKey, set[int]] = {}
+                while self._gone and self._gone[0][0] <= lease_us:
+                    _, key, owner = heappop(self._gone)
+                    owners.setdefault(key, set()).add(owner)
+                for key, its in owners.items():
+                    call = self._broker.core.end_leases_of(key, its, now_us, lease_us)
+                    if call is not None:
+                        nursery.start_soon(self._end_of_gone, call)
+                await trio.lowlevel.checkpoint()
+
+    async def _end_of_gone(self, call: Steps[RetryBatch]) -> None:
+        """Ends the leases of one group."""
+        try:
+            async with self._groups_at_once:
+                await self._retry(await self._finish(call))
+        except DelayServerError:
+            pass  # refused for now; the deliveries stay leased
+        finally:
+            self._leases.set()
 
     async def _end_leases(self) -> None:
         """Ends leases. Groups whose messages the disk reads slowly hold up no others, while they are few."""

@@ -52,6 +52,10 @@ class DirectBroker(Broker):
     def expired_leases(self, *arguments: Any) -> list[RetryBatch]:  # type: ignore[override]
         return [read_at_once(self.reads, call) for call in super().expired_leases(*arguments)]
 
+    def end_leases_of(self, *arguments: Any) -> RetryBatch | None:  # type: ignore[override]
+        call = super().end_leases_of(*arguments)
+        return None if call is None else read_at_once(self.reads, call)
+
     def read_dead(self, *arguments: Any) -> Letters:
         ask = super().read_dead
         return self.at_once(lambda: ask(*arguments))

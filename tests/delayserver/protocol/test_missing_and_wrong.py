@@ -62,6 +62,8 @@ OPTIONAL: list[tuple[str, Arguments, str, list[Any]]] = [
     ("pull", GROUP, "ack", [1, []]),
     ("nack", ACK, "delay_ms", [True, -1, "1"]),
     ("extend", ACK, "ack_timeout_ms", [True, 0, "1", 86_400_001]),
+    ("extend", ACK, "outlive_ms", [True, -1, "1", 60_001]),
+    ("pull", GROUP, "outlive_ms", [True, -1, "1", 60_001]),
     ("groups", {}, "max", [True, 0, 257]),
     ("groups", {}, "after", [1, [1], ["a", "b"]]),
     ("find", {"key": "k"}, "subject", [5, b"s", ""]),

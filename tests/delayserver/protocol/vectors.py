@@ -212,7 +212,14 @@ REQUESTS: dict[str, tuple[Any, ...]] = {
     "extend request": (
         91,
         "extend",
-        {"subject": "orders", "group": "billing", "count": 1, "deliveries": DELIVERY, "ack_timeout_ms": 30000},
+        {
+            "subject": "orders",
+            "group": "billing",
+            "count": 1,
+            "deliveries": DELIVERY,
+            "ack_timeout_ms": 30000,
+            "outlive_ms": 2000,
+        },
     ),
     "group request": (60, "group", {"subject": "orders", "group": "billing"}),
     "seek request": (61, "seek", {"subject": "orders", "group": "billing", "to": "earliest"}),

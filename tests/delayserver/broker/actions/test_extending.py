@@ -1,4 +1,4 @@
-"""Leases that a consumer extends: they end at their new time, and nothing else of the group changes."""
+"""Leases that a consumer extends, and those that end with it: at their time, and nothing else of the group changes."""
 
 from __future__ import annotations
 
@@ -156,3 +156,75 @@ def test_a_group_that_extends_too_many_scattered_leases_is_refused_and_keeps_the
     assert extend(broker, delivery[0:12:2]) == (6, 0)
     assert broker.extend(SUBJECT, GROUP, delivery[13:20:2], NOW_US, 10_000).full
     assert ended(broker, NOW_US + LEASE_MS * 1000) == [row + 1 for row in range(30) if row not in range(0, 12, 2)]
+
+
+def gone(broker: DirectBroker, owner: int, now_us: int = NOW_US) -> list[tuple[int, int]]:
+    """The connection of an owner ends: the sequences of the messages that come again, and after how many milliseconds."""
+    batch = broker.end_leases_of((SUBJECT, GROUP), {owner}, now_us, now_us)
+    broker.check_invariants()
+    if batch is None or batch.messages is None:
+        return []
+    broker.settle_retry(batch)
+    due = batch.messages.due_ms - now_us // 1000
+    return list(zip(batch.messages.origin_sequence.tolist(), due.tolist(), strict=True))
+
+
+def owned(broker: DirectBroker, owner: int, count: int, now_us: int = NOW_US) -> PulledBatch:
+    pulled = broker.pull(SUBJECT, GROUP, count, 1 << 20, now_us, now_us, LEASE_MS, owner)
+    assert pulled is not None
+    return pulled
+
+
+def test_leases_of_an_owner_that_is_gone_end_at_once_and_those_of_others_in_their_time() -> None:
+    broker = broker_with(12)
+    first = owned(broker, 1, 4)
+    owned(broker, 2, 4)
+    pull(broker, 4)
+    broker.ack(SUBJECT, GROUP, first.delivery[:1], NOW_US)
+    assert gone(broker, 3) == []
+    assert gone(broker, 1) == [(2, 0), (3, 0), (4, 0)]
+    assert gone(broker, 1) == []
+    assert ended(broker, NOW_US + LEASE_MS * 1000) == list(range(5, 13))
+
+
+def test_who_extends_a_lease_owns_it() -> None:
+    broker = broker_with(6)
+    delivery = owned(broker, 1, 6).delivery
+    broker.extend(SUBJECT, GROUP, delivery[:2], NOW_US, LEASE_MS, 2)
+    broker.extend(SUBJECT, GROUP, delivery[2:4], NOW_US, LEASE_MS + 1)
+    assert gone(broker, 1) == [(5, 0), (6, 0)]
+    assert gone(broker, 2) == [(1, 0), (2, 0)]
+    assert ended(broker, NOW_US + LEASE_MS * 1000 + 1000) == [3, 4]
+
+
+def test_a_message_that_loses_its_consumer_again_and_again_waits_for_pauses_and_its_attempts_count() -> None:
+    broker = broker_with(1, replace(LIMITS, redelivery_bytes_max=0))  # so that it comes from its place
+    now_us, pauses_ms = NOW_US, []
+    for attempt in (1, 2, 3, 4):
+        pulled = owned(broker, attempt, 1, now_us)
+        assert pulled.attempt.tolist() == [attempt]
+        batch = broker.end_leases_of((SUBJECT, GROUP), {attempt}, now_us, now_us)
+        assert batch is not None
+        (place,) = state_of(broker).groups[SUBJECT, GROUP].main.places
+        pauses_ms.append((place.until_us - now_us) // 1000)
+        now_us = place.until_us
+    assert pauses_ms == [0, 1000, 2000, 4000]
+
+
+def test_a_lease_of_another_consumer_of_the_same_delivery_does_not_end_with_the_first_one() -> None:
+    broker = broker_with(1, replace(LIMITS, redelivery_bytes_max=0))
+    first = owned(broker, 1, 1)
+    broker.nack(SUBJECT, GROUP, first.delivery, 0, NOW_US, NOW_US, None)
+    second = owned(broker, 2, 1, NOW_US + 1)
+    assert second.delivery.tolist() == first.delivery.tolist(), "it comes from its place"
+    assert gone(broker, 1, NOW_US + 2) == []
+    assert broker.leased(SUBJECT, GROUP) == 1
+
+
+def test_messages_with_an_order_key_come_again_in_order_when_their_consumer_is_gone() -> None:
+    broker = broker_with(6, keys=2)
+    owned(broker, 1, 4)
+    assert gone(broker, 1) == []  # they wait in their place
+    again = owned(broker, 2, 10)
+    # Of each key only the first message had an attempt. It comes alone, and then the others.
+    assert (again.batch.sequence.tolist(), again.attempt.tolist()) == ([1, 2], [2, 2])

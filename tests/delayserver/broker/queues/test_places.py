@@ -25,6 +25,11 @@ def test_places_agree_with_a_table_of_positions(seed: int) -> None:
         if kind < 0.6:
             places.put(Place(start, stop, times, state, until_us))
             table |= dict.fromkeys(range(start, stop), (times, state, until_us))
+        elif kind < 0.7:
+            spans = [(low, min(low + 2, stop)) for low in range(start, stop, 3)]
+            starts, stops = np.array(spans, np.int64).reshape(-1, 2).T
+            places.lease_all(starts, stops, np.full(len(spans), times), until_us, owner=times)
+            table |= {position: (times, LEASED, until_us) for low, high in spans for position in range(low, high)}
         elif kind < 0.9:
             places.remove(start, stop)
             table = {position: value for position, value in table.items() if not start <= position < stop}
@@ -38,6 +43,9 @@ def test_places_agree_with_a_table_of_positions(seed: int) -> None:
         assert found == table
         for left, right in pairwise(places):
             assert left.stop < right.start or left[2:] != right[2:], "alike neighbours are two ranges"
+        positions = np.arange(60)
+        free = [position not in table or table[position][1] == LEASED for position in range(60)]
+        assert places.are_leased(positions).tolist() == free
         missing = {p for low, high in places.missing(start, stop) for p in range(low, high)}
         assert missing == set(range(start, stop)) - set(table)
         ready = [position for position, value in sorted(table.items()) if value[1] == READY]

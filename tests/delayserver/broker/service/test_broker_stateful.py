@@ -51,6 +51,7 @@ LIMITS = BrokerLimits(
     redelivery_kept_ms=8_000,
     lease_ranges_max=24,
 )
+OWNERS = (0, 1, 2)
 FREE, LEASED, DONE, DURABLE, MAYBE = "free", "leased", "done", "durable", "done or free"
 Key = tuple[int, int]
 
@@ -94,6 +95,8 @@ class BrokerMachine(RuleBasedStateMachine):
         self.attempts: dict[Key, dict[int, int]] = {key: {} for key in self.state}
         # When a lease ends, by delivery, of leases for which that is known. Not before this time.
         self.until_us: dict[Key, dict[int, int]] = {key: {} for key in self.state}
+        # To which owner a lease belongs, by delivery; the others belong to nobody.
+        self.owner: dict[Key, dict[int, int]] = {key: {} for key in self.state}
 
     @initialize()
     def start(self) -> None:
@@ -168,9 +171,14 @@ class BrokerMachine(RuleBasedStateMachine):
 
     # Consuming
 
-    @rule(subject=st.sampled_from(SUBJECTS), group=st.sampled_from(GROUPS), count=st.integers(1, 20))
-    def pull(self, subject: int, group: int, count: int) -> None:
-        self._pull((subject, group), count, 1 << 20)
+    @rule(
+        subject=st.sampled_from(SUBJECTS),
+        group=st.sampled_from(GROUPS),
+        count=st.integers(1, 20),
+        owner=st.sampled_from(OWNERS),
+    )
+    def pull(self, subject: int, group: int, count: int, owner: int) -> None:
+        self._pull((subject, group), count, 1 << 20, owner)
 
     @rule(subject=st.sampled_from(SUBJECTS), group=st.sampled_from(GROUPS))
     def look_at_an_arrival(self, subject: int, group: int) -> None:
@@ -179,10 +187,11 @@ class BrokerMachine(RuleBasedStateMachine):
             cursor = state_of(self.broker).groups[subject, group].main
             assert group == FILTERED and cursor.next == self.broker.positions.bounds(subject)[1]
 
-    def _pull(self, key: Key, count: int, max_bytes: int) -> int:
-        pulled = self.broker.pull(*key, count, max_bytes, self.now_us, self.now_us)
+    def _pull(self, key: Key, count: int, max_bytes: int, owner: int = 0) -> int:
+        arguments = (*key, count, max_bytes, self.now_us, self.now_us, None, owner)
+        pulled = self.broker.pull(*arguments)
         while pulled is None and self.broker.is_unfinished(*key):
-            pulled = self.broker.pull(*key, count, max_bytes, self.now_us, self.now_us)
+            pulled = self.broker.pull(*arguments)
         if pulled is None:
             return 0
         assert len(pulled) <= count
@@ -204,6 +213,7 @@ class BrokerMachine(RuleBasedStateMachine):
             self.state[key][sequence] = LEASED
             self.leases[key][delivery] = sequence
             self.until_us[key][delivery] = self.now_us + LIMITS.ack_timeout_ms_default * 1000
+            self.owner[key][delivery] = owner
         return len(pulled)
 
     def _has_expired(self, sequence: int, now_ms: int) -> bool:
@@ -245,15 +255,37 @@ class BrokerMachine(RuleBasedStateMachine):
         data=st.data(),
         key=st.sampled_from([(s, g) for s in SUBJECTS for g in GROUPS]),
         timeout_ms=st.sampled_from((1, 700, 5_000)),
+        owner=st.sampled_from(OWNERS),
     )
-    def extend(self, data: st.DataObject, key: Key, timeout_ms: int) -> None:
+    def extend(self, data: st.DataObject, key: Key, timeout_ms: int, owner: int) -> None:
         deliveries = self._some(data, self.leases[key])
         before = self._some(data, self.old_leases[key])
         asked = np.array(deliveries + before, np.int64)
-        extended = self.broker.extend(*key, np.unique(asked), self.now_us, timeout_ms)
+        extended = self.broker.extend(*key, np.unique(asked), self.now_us, timeout_ms, owner)
         if not extended.full:
             assert (extended.extended, extended.unknown) == (len(deliveries), len(set(before) - set(deliveries)))
             self.until_us[key] |= dict.fromkeys(deliveries, self.now_us + timeout_ms * 1000)
+            self.owner[key] |= dict.fromkeys(deliveries, owner)
+        else:  # some of them may be extended
+            for delivery in deliveries:
+                self.until_us[key].pop(delivery, None)
+                self.owner[key].pop(delivery, None)
+
+    @rule(owners=st.sampled_from(({1}, {1, 2})), settle=st.booleans())
+    def end_owners(self, owners: set[int], settle: bool) -> None:
+        """Connections end."""
+        for key in self.state:
+            before = dict(self.leases[key])
+            batch = self.broker.end_leases_of(key, owners, self.now_us, self.now_us)
+            if batch is not None:
+                self._retry(key, batch, settle, None, attempts=-1)
+            gone = before.keys() - self.leases[key].keys()
+            assert all(self.owner[key].get(delivery, 1) in owners for delivery in gone), "the lease of another owner"
+            kept = [delivery for delivery in self.leases[key] if self.owner[key].get(delivery) in owners]
+            assert batch is not None or not kept, "a lease outlived its owner"
+            for delivery in kept:  # abandoned, or beyond the bound of a step: it belongs to nobody
+                self.until_us[key].pop(delivery, None)
+                self.owner[key].pop(delivery)
 
     @rule(
         data=st.data(),
@@ -265,8 +297,9 @@ class BrokerMachine(RuleBasedStateMachine):
         deliveries = self._some(data, self.leases[key])
         batch = self.broker.nack(*key, np.array(deliveries, np.int64), delay_ms, self.now_us, self.now_us)
         assert batch.unknown == 0
-        for delivery in deliveries:  # what had no room or could not be settled is leased for longer
+        for delivery in deliveries:  # what had no room or could not be settled is leased for longer, by nobody
             self.until_us[key].pop(delivery, None)
+            self.owner[key].pop(delivery, None)
         self._retry(key, batch, settle, delay_ms)
 
     @rule(step_ms=st.sampled_from((1, 600, 1500)), settle=st.booleans())
@@ -281,21 +314,24 @@ class BrokerMachine(RuleBasedStateMachine):
             self._retry(key, batch, settle, None)
             for delivery in before.keys() - self.leases[key].keys():
                 assert self.until_us[key].pop(delivery, 0) <= self.now_us, "a lease ended before its time"
-            if not settle:  # abandoned, and leased for another ack timeout
-                self.until_us[key] = {d: until for d, until in self.until_us[key].items() if until > self.now_us}
+            for delivery, until_us in list(self.until_us[key].items()):
+                if until_us <= self.now_us:  # abandoned, and leased for another ack timeout
+                    del self.until_us[key][delivery]
+                    self.owner[key].pop(delivery, None)
         for key, leases in self.leases.items():
             known = [until for delivery, until in self.until_us[key].items() if delivery in leases]
             assert all(until > self.now_us for until in known) or len(batches) > 0, "a lease did not end in its time"
 
-    def _retry(self, key: Key, batch: RetryBatch, settle: bool, delay_ms: int | None) -> None:
-        self._waits(key, delay_ms)
+    def _retry(self, key: Key, batch: RetryBatch, settle: bool, delay_ms: int | None, attempts: int = 0) -> None:
+        """`attempts`: the pause is as long as after so many more."""
+        self._waits(key, delay_ms, attempts)
         gone = [delivery for delivery in self.leases[key] if self._is_done(key, delivery)]
         assert len(gone) == batch.expired
         for delivery in gone:
             sequence = self.leases[key].pop(delivery)
-            assert self._has_expired(sequence, self.now_us // 1000 + self._pause_ms(key, sequence, delay_ms)), (
-                f"{sequence} had not expired"
-            )
+            assert self._has_expired(
+                sequence, self.now_us // 1000 + self._pause_ms(key, sequence, delay_ms, attempts)
+            ), f"{sequence} had not expired"
             self.state[key][sequence] = DONE
         if not settle:
             self.broker.abandon_retry(batch, self.now_us)
@@ -314,22 +350,25 @@ class BrokerMachine(RuleBasedStateMachine):
             assert bodies[position : position + length] == body_of(sequence)
             position += length
             self.state[key][sequence] = DONE
-            assert next(due_ms) == self.now_us // 1000 + self._pause_ms(key, sequence, delay_ms)
+            assert next(due_ms) == self.now_us // 1000 + self._pause_ms(key, sequence, delay_ms, attempts)
         for delivery in retried:
             del self.leases[key][delivery]
 
-    def _pause_ms(self, key: Key, sequence: int, delay_ms: int | None) -> int:
+    def _pause_ms(self, key: Key, sequence: int, delay_ms: int | None, more: int = 0) -> int:
         """As long as asked for, or 100 ms, 200 ms and so on, by how often it was handed out."""
-        return min(100 * 2 ** (self.attempts[key][sequence] - 1), 1_600) if delay_ms is None else delay_ms
+        number = self.attempts[key][sequence] + more
+        return (min(100 * 2 ** (number - 1), 1_600) if number else 0) if delay_ms is None else delay_ms
 
-    def _waits(self, key: Key, delay_ms: int | None) -> None:
+    def _waits(self, key: Key, delay_ms: int | None, attempts: int) -> None:
         """What waits in its place since now is leased no more."""
         for delivery, sequence in list(self.leases[key].items()):
             cursor, position = self._cursor(key, delivery)
             if [place for place in cursor.places.parts(position, position + 1) if place.state != LEASED_AGAIN]:
                 del self.leases[key][delivery]
                 self.state[key][sequence] = FREE
-                self.not_before_us[key][sequence] = self.now_us + self._pause_ms(key, sequence, delay_ms) * 1000
+                self.not_before_us[key][sequence] = (
+                    self.now_us + self._pause_ms(key, sequence, delay_ms, attempts) * 1000
+                )
 
     def _cursor(self, key: Key, delivery: int) -> tuple[Cursor, int]:
         return state_of(self.broker).groups[key].cursor(bool(delivery >> 62)), delivery & ((1 << 44) - 1)
@@ -390,6 +429,7 @@ class BrokerMachine(RuleBasedStateMachine):
             self.attempts = {key: {} for key in self.state}
         self.old_leases = self.leases
         self.until_us = {key: {} for key in self.state}
+        self.owner = {key: {} for key in self.state}
         self.leases = {key: {} for key in self.state}
         for states in self.state.values():
             changes = {LEASED: FREE, DONE: MAYBE}

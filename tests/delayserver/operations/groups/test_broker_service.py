@@ -241,3 +241,44 @@ async def test_a_lease_ends_in_time_while_the_disk_reads_for_another_group(boot:
     assert again["attempt"] == 2
     (again,) = await client.pull("slow", wait_ms=60_000)
     assert again["attempt"] == 2
+
+
+@pytest.mark.parametrize("outlive_ms", [0, 3_000])
+async def test_leases_that_shall_end_with_their_connection_do_and_others_do_not(boot: Boot, outlive_ms: int) -> None:
+    host = boot()
+    await host.start()
+    dying, living = await host.client(), await host.client()
+    for body in ("acked", "extended", "lost", "plain"):
+        await living.put(body, host.now_ms)
+    owned = await dying.pull(wait_ms=1_000, max_messages=3, ack_timeout_ms=600_000, outlive_ms=outlive_ms)
+    await dying.pull(wait_ms=1_000, ack_timeout_ms=600_000)
+    assert [message["body"] for message in owned] == [b"acked", b"extended", b"lost"]
+    await settle(living, "extend", owned[1], ack_timeout_ms=600_000, outlive_ms=0)
+    dying.transport.close()
+    if outlive_ms:
+        assert await living.pull(wait_ms=outlive_ms - 500) == []
+        assert await settle(living, "ack", owned[0]) == {"acked": 1, "unknown": 0}
+    again = [message for _ in owned for message in await living.pull(wait_ms=1_000)]
+    expected = [(b"lost", 2)] if outlive_ms else [(b"acked", 2), (b"lost", 2)]
+    assert sorted((message["body"], message["attempt"]) for message in again) == expected
+    assert await settle(living, "ack", owned[1]) == {"acked": 1, "unknown": 0}
+    (group,) = (await living.request("groups"))["groups"]
+    assert group["leased"] == 1 + len(again)
+
+
+async def test_a_poison_message_that_ends_its_consumers_is_given_up(boot: Boot) -> None:
+    host = boot()
+    await host.start()
+    client = await host.client()
+    await client.put("poison", host.now_ms)
+    await client.pull(wait_ms=1_000, max_messages=1, ack_timeout_ms=1)
+    await client.request("policy", {"subject": "s", "group": "g", "set": {"attempts": 4}})
+    attempts = []
+    for _ in range(3):
+        dying = await host.client()
+        attempts += [each["attempt"] for each in await dying.pull(wait_ms=60_000, ack_timeout_ms=600_000, outlive_ms=0)]
+        dying.transport.close()
+    assert attempts == [2, 3, 4]
+    assert await client.pull(wait_ms=60_000) == []
+    (letter,) = (await client.request("dead_letters", {"subject": "s", "group": "g", "action": "list"}))["letters"]
+    assert (letter["reason"], letter["text"]) == ("ack_timeout", "the connection of its consumer ended")
