@@ -245,7 +245,7 @@ class Redelivery:
                     call = self._broker.core.end_leases_of(key, its, now_us, lease_us)
                     if call is not None:
                         nursery.start_soon(self._end_of_gone, call)
-                await trio.lowlevel.checkpoint()
+                    await trio.lowlevel.checkpoint()  # a connection may have had leases of thousands of groups
 
     async def _end_of_gone(self, call: Steps[RetryBatch]) -> None:
         """Ends the leases of one group."""
