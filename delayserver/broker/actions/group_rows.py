@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
+
+import numpy as np
 
 from delayserver.broker.actions.state import BrokerState
 from delayserver.broker.queues.groups import ConsumerGroup, Cursor, GroupKey
-from delayserver.broker.queues.queue import QueueKey
+from delayserver.broker.queues.queue import ConsumeQueue, QueueKey
 
+# Records with redeliveries of a group in which the oldest one is looked for: half a millisecond.
+RECORDS_LOOKED_AT = 32
 # Above every subject code and every group code.
 _CODE_MAX = 1 << 32
 
@@ -45,13 +50,14 @@ class GroupRow:
 
 class GroupBacklog(NamedTuple):
     """What a consumer group has before it; see `GroupRow`. `oldest_place`: where its oldest messages stand, in its queue and
-    among its redeliveries; -1 where there is none. As long as this is the same, `oldest_ms` is too."""
+    among its redeliveries (-1 where there is none), the end of its redeliveries, and how many of them are acked. As long as
+    this is the same, `oldest_ms` is too."""
 
     key: GroupKey
     lag: int
     leased: int
     retrying: int
-    oldest_place: tuple[int, int]
+    oldest_place: tuple[int, int, int, int]
 
 
 def group_keys(state: BrokerState, after: GroupKey, subject: int, count_max: int) -> list[GroupKey]:
@@ -78,6 +84,8 @@ def group_backlogs(state: BrokerState, keys: Sequence[GroupKey]) -> Iterator[Gro
         place = (
             main.committed if main.committed < end else -1,
             retry.committed if retry.committed < retry_end else -1,
+            retry_end,
+            retry.acked.count(),
         )
         yield GroupBacklog(key, lag + retry_lag, leased + retry_leased, retrying + retry_retrying, place)
 
@@ -125,6 +133,22 @@ def _due_ms(state: BrokerState, key: QueueKey, cursor: Cursor) -> int | None:
     if batch is None:
         return None
     row = run.row_start + cursor.committed - run.position
-    if key[1]:  # a redelivery is as old as its message
-        return int(batch.accepted_us[row]) // 1000
-    return int(batch.due_ms[row])
+    if not key[1]:
+        return int(batch.due_ms[row])
+    # A redelivery is as old as its message. They stand in the order in which they came back, so an old one may be behind.
+    ages = [int(batch.accepted_us[row]), *_ages_behind(state, queue, cursor)]
+    return min(ages) // 1000
+
+
+def _ages_behind(state: BrokerState, queue: ConsumeQueue, cursor: Cursor) -> Iterator[int]:
+    """Of each of the next records with redeliveries that are not acked: since when its oldest message waits (microseconds).
+    Records that are not in memory are passed over."""
+    runs = queue.runs_between(cursor.committed, queue.end, state.files.blocks)
+    for run in islice(runs, RECORDS_LOOKED_AT):
+        batch = state.files.store.in_memory(run.store_offset)
+        if batch is None:
+            continue
+        positions = np.arange(run.position, run.position + run.row_count)
+        open_rows = ~cursor.acked.covers(positions, positions + 1) & (positions >= cursor.committed)
+        if open_rows.any():
+            yield int(batch.accepted_us[run.row_start : run.row_start + run.row_count][open_rows].min())

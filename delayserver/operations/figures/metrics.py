@@ -79,7 +79,7 @@ class Figures:
     subjects_counted: bool
 
 
-_Oldest = tuple[tuple[int, int], int | None]
+_Oldest = tuple[tuple[int, int, int, int], int | None]
 
 
 class GroupsReader:

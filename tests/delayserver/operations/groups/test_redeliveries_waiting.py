@@ -131,6 +131,24 @@ async def test_a_redelivery_is_as_old_as_its_message(boot: Boot) -> None:
         assert due_ms - 1_000 <= again["oldest_ms"] <= due_ms + 100
 
 
+async def test_an_old_redelivery_behind_a_younger_one_is_the_oldest(boot: Boot) -> None:
+    host, client = await started(boot)
+    old_ms = await arrived(host, client, 1)
+    await nack(client, await client.pull(), delay_ms=30_000)
+    await host.sleep_ms(20_000)
+    await arrived(host, client, 1)
+    await nack(client, await client.pull(), delay_ms=5_000)
+    await host.sleep_ms(15_000)
+    both = await client.pull(max_messages=2)
+    assert [message["body"] for message in both] == [b"0", b"0"] and len(both) == 2
+    row = await shown(client)
+    assert (row["lag"], row["leased"], row["retrying"]) == (2, 2, 0)
+    assert old_ms <= row["oldest_ms"] <= old_ms + 100
+    await ack(client, both[1:])  # the old one came back last
+    row = await shown(client)
+    assert row["lag"] == 1 and row["oldest_ms"] > old_ms + 10_000
+
+
 @pytest.mark.parametrize("end", ["stop", "kill", "lose_power"])
 async def test_a_restart_knows_what_waits(boot: Boot, end: str) -> None:
     host, client = await started(boot, storage={"checkpoint_interval_ms": 500})
