@@ -59,6 +59,7 @@ PLAIN: Final = (
     _gauge("uptime_s", "uptime_seconds", "Time since the start of the server."),
     # the balance: accepted = the sum of all outcomes + pending
     _counter("accepted", "messages_accepted", "Messages accepted, over all starts."),
+    _counter("replaced", "messages_replaced", "Messages in the place of another one, which counts as cancelled."),
     _gauge("pending", "messages_pending", "Accepted messages without a durable outcome."),
     # the clock
     _gauge("clock.server_us", "clock_timestamp_seconds", "The clock by which the server delivers.", US),

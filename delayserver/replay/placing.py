@@ -26,6 +26,7 @@ from store.indexes.schedule_index import batch_sums
 from store.logs.schedule_log import ScheduleKey, Source
 from store.logs.windows import window_starts
 from store.records.batches import CancelBatch, MessageBatch
+from store.records.columns import has_any
 from store.records.row_sums import U64
 from store.records.segment import Appended
 
@@ -57,16 +58,19 @@ class Round:
     size_bytes: int = 0
     accepted: int = 0
     internal: int = 0
+    replaced: int = 0
 
     def count(self, batch: MessageBatch) -> None:
         """Add the messages and the internal records of a batch to the counts."""
         internal = int(np.count_nonzero(batch.origin_sequence))
         self.internal += internal
         self.accepted += len(batch) - internal
+        if has_any(batch.replaces_sequence):
+            self.replaced += int(np.count_nonzero((batch.replaces_sequence != 0) & (batch.origin_sequence == 0)))
 
     def recount(self, batch: MessageBatch) -> None:
         """Count this batch alone: a round that met a full disk is placed again."""
-        self.accepted = self.internal = 0
+        self.accepted = self.internal = self.replaced = 0
         self.count(batch)
 
     def begin(self, messages: MessageBatch | None, cancels: list[CancelBatch], size_bytes: int) -> None:

@@ -63,7 +63,7 @@ class Publisher:
 
     def publish(self, done: Round) -> None:
         """A round of the message_log."""
-        self._balance.place(done.accepted, done.internal)
+        self._balance.place(done.accepted, done.internal, done.replaced)
         if done.messages is not None:
             self._balance.subjects.place(done.messages)
             if self.recovered is not None and self._balance.subjects.is_found and self._has_retired(done.messages):

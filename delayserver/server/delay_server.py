@@ -300,21 +300,21 @@ class DelayServer:
         # Behind damage in message_log, schedule files may have messages that no round has counted.
         if len(uncounted.outcomes) or uncounted.accepted or parts.replayer.met_damage:
             parts.balance.subjects.doubt()
-        parts.balance.place(uncounted.accepted, uncounted.internal)
+        parts.balance.place(uncounted.accepted, uncounted.internal, 0)
         parts.balance.found(parts.balance.placed)
         parts.balance.subjects.replayed()
         parts.decided.holds.release_start()
         parts.book.open()
         parts.residency.loadable.ring()
 
-    async def _count_unreplayed(self) -> tuple[int, int]:
+    async def _count_unreplayed(self) -> tuple[int, int, int]:
         """Counts messages and internal records that are in schedule files, and that neither the checkpoint nor a round has
         counted: message_log has lost them."""
         parts, checkpoint = self.parts, self.parts.opened.found.checkpoint
         if not parts.replayer.met_damage and not parts.files.log.damages:
             return count_placed(parts.files, parts.positions.replayed_sequence.value)
 
-        def count() -> tuple[int, int]:
+        def count() -> tuple[int, int, int]:
             replayed = sequences_behind(parts.files.log, checkpoint.replay_offset)
             return count_placed(parts.files, checkpoint.replayed_sequence, replayed)
 

@@ -302,7 +302,8 @@ class Parts:
         if opened.found.lost:
             self.balance.place(*count_accepted(opened.files))
         else:
-            self.balance.place(*[opened.found.checkpoint.totals.get(name, 0) for name in ("accepted", "internal")])
+            counted = opened.found.checkpoint.totals
+            self.balance.place(*[counted.get(name, 0) for name in ("accepted", "internal", "replaced")])
 
     def _build_dispatch(self, opened: Opened) -> None:
         settings = self._settings

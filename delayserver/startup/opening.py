@@ -310,24 +310,25 @@ def _remember_losses(
     return remembered
 
 
-def count_accepted(files: Files) -> tuple[int, int]:
+def count_accepted(files: Files) -> tuple[int, int, int]:
     """Counts accepted messages and internal records in all files by reading their columns, after a lost checkpoint."""
-    rows, internal = count_placed(files, 0)
-    return rows + int(files.ledger.totals().accepted.sum()), internal
+    rows, internal, replaced = count_placed(files, 0)
+    return rows + int(files.ledger.totals().accepted.sum()), internal, replaced
 
 
-def count_placed(files: Files, above: int, replayed: I64 | None = None) -> tuple[int, int]:
-    """Counts messages and internal records in schedule files behind the sequence `above`, but for those in `replayed`.
+def count_placed(files: Files, above: int, replayed: I64 | None = None) -> tuple[int, int, int]:
+    """Counts messages, internal records, and messages that took the place of another, in schedule files behind the sequence
+    `above`, but for those in `replayed`.
 
     Some are behind the end of message_log only after damage of its tail or a loss of power (durability `os`). The
     latter may keep these pages and not those of the log."""
     schedule, days, ledger = files.schedule, files.days, files.ledger
-    rows = internal = 0
+    rows = internal = replaced = 0
     for key in schedule.keys():
         if schedule.last_sequence(key) <= above or (key.source == Source.FROM_DAY and days.is_draining(key.start_ms)):
             continue  # the day's file still has all of its rows
         # Damage was reported when the files were opened; messages in it cannot be counted.
-        columns = schedule.read_columns(key, ("sequence", "origin_sequence"), damages=[])
+        columns = schedule.read_columns(key, ("sequence", "origin_sequence", "replaces_sequence"), damages=[])
         counted = 0
         if key.source != Source.DAY:
             counted = ledger.last_sequence(key.start_ms)
@@ -339,7 +340,8 @@ def count_placed(files: Files, above: int, replayed: I64 | None = None) -> tuple
         origin = columns["origin_sequence"][uncounted]
         rows += len(origin)
         internal += int(np.count_nonzero(origin))
-    return rows - internal, internal
+        replaced += int(np.count_nonzero((origin == 0) & (columns["replaces_sequence"][uncounted] != 0)))
+    return rows - internal, internal, replaced
 
 
 def find_lost_broker(fs: FileSystem, path: str, names: Names) -> CorruptionError | None:

@@ -54,7 +54,11 @@ class Progress:
         return Captured(
             position=self.positions.replayed.value,
             sequence=self.positions.replayed_sequence.value,
-            totals={"accepted": self._balance.placed, "internal": self._balance.internal},
+            totals={
+                "accepted": self._balance.placed,
+                "internal": self._balance.internal,
+                "replaced": self._balance.replaced,
+            },
             drains=dict(self._windows.drains.positions),
             orphans=dict(self._windows.book.orphans),
             believable_us=self._believable.now_us(),

@@ -111,6 +111,8 @@ def _hidden_troubles(current: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows.append(("disk_low", "yes, sends are refused"))
     if current.get("role") != "broker" and (waiting := (current.get("broker") or {}).get("redeliveries_waiting")):
         rows.append(("redeliveries_waiting", f"{waiting:,} in the delay pipeline"))
+    if current.get("replaced"):
+        rows.append(("replaced", f"{current['replaced']:,} accepted in the place of others, which are cancelled"))
     for name, group in (current.get("groups") or {}).items():
         rows += [
             (f"node {node['address']}", f"of group {name} fails: {node.get('last_error') or 'no answer'}")

@@ -11,6 +11,7 @@ from delayserver.operations.figures.status import ServerStatus
 def status_map(status: ServerStatus) -> dict[str, Any]:
     """The fields of the reply, as PROTOCOL.md describes them."""
     process, connections = status.process, status.connections
+    groups = {name: asdict(group) for name, group in status.groups.items()}
     return {
         "ready": process.ready,
         "waits_for": process.waits_for,
@@ -34,6 +35,7 @@ def status_map(status: ServerStatus) -> dict[str, Any]:
         "duplicate_server_ids": status.duplicate_server_ids,
         "storage": asdict(status.disk) | asdict(status.progress) | asdict(status.windows),
         "wheel": asdict(status.wheel),
-        "groups": {name: asdict(group) for name, group in status.groups.items()},
+        "groups": groups,
+        "broker_groups": groups,
         "broker": status.broker,
     }

@@ -128,7 +128,8 @@ class ProcessReader:
 
 @dataclass(frozen=True, slots=True)
 class BalanceStatus:
-    """Accepted messages by outcome, and the lateness of deliveries. `pending`: without a durable outcome."""
+    """Accepted messages by outcome, and the lateness of deliveries. `pending`: without a durable outcome. `replaced`: those
+    that a reschedule or a commit put in the place of another one, which counts as cancelled."""
 
     accepted: int
     delivered: int
@@ -138,6 +139,7 @@ class BalanceStatus:
     deduplicated: int
     rolled_back: int
     pending: int
+    replaced: int
     early: int
     lateness_ms: dict[str, float]
 
@@ -166,6 +168,7 @@ class BalanceReader:
             accepted=accepted,
             **ends,
             pending=accepted - sum(ends.values()),
+            replaced=self._balance.replaced,
             early=lateness.early,
             lateness_ms=lateness.summary_ms(),
         )

@@ -12,7 +12,7 @@ from delayserver.state.counts.subject_counts import SubjectCounts
 class Balance:
     """Counts of accepted messages; internal records (redeliveries) are counted apart."""
 
-    __slots__ = ("_before", "_committed", "internal", "placed", "subjects")
+    __slots__ = ("_before", "_committed", "internal", "placed", "replaced", "subjects")
 
     def __init__(self) -> None:
         # Found by the start, and committed since.
@@ -20,6 +20,8 @@ class Balance:
         self._committed = 0
         self.placed = 0
         self.internal = 0
+        # Of the placed messages those that took the place of another one, which ended as cancelled.
+        self.replaced = 0
         # The same, for each subject.
         self.subjects = SubjectCounts()
 
@@ -36,12 +38,14 @@ class Balance:
         """So many messages were committed. Writer: the group commit."""
         self._committed += accepted
 
-    def place(self, accepted: int, internal: int) -> None:
-        """So many messages and internal records are in their files now. Writers: the start, then the replay."""
+    def place(self, accepted: int, internal: int, replaced: int) -> None:
+        """So many messages and internal records are in their files now. So many of the messages took the place of
+        another one. Writers: the start, then the replay."""
         self.placed += accepted
         self.internal += internal
+        self.replaced += replaced
 
     def check_invariants(self) -> None:
         """No count is negative."""
         self.subjects.check_invariants()
-        assert min(self._before, self._committed, self.placed, self.internal) >= 0
+        assert min(self._before, self._committed, self.placed, self.internal, self.replaced) >= 0

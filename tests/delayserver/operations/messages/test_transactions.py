@@ -15,7 +15,7 @@ from store.records.file_header import FILE_HEADER_BYTES
 from store.records.record import HEADER_BYTES
 from store.records.transaction_timer import TIMERS_SUBJECT
 from tests.delayserver.replay.test_day_tier import DAY_MS, coarse_settings, drain_slowly
-from tests.fakes.host import Client, Host, small_settings, texts
+from tests.fakes.host import DATA_DIR, Client, Host, small_settings, texts
 
 Boot = Callable[..., Host]
 HOUR_MS = 3_600_000
@@ -55,6 +55,33 @@ async def test_a_prepared_message_is_seen_after_its_commit_and_not_before(boot: 
     await host.settled()
     status = host.check_balance(pending=0)
     assert (status["accepted"], status["cancelled"], status["delivered"]) == (2, 1, 1)
+    assert status["replaced"] == 1, "the committed message counts beside its transaction"
+
+
+@pytest.mark.parametrize("stop", ["stop", "kill", "without a checkpoint"])
+async def test_replaced_messages_are_told_apart_also_after_a_restart(boot: Boot, stop: str) -> None:
+    host = boot(small_settings(storage={"checkpoint_interval_ms": 500}))
+    await host.start()
+    client = await host.client()
+    prepared = await prepare(client, *"abcde", due_ms=host.now_ms + HOUR_MS)
+    await end(client, "commit", *[each["receipt"] for each in prepared])
+    far = (await client.put("moved", host.now_ms + HOUR_MS))["receipt"]
+    await host.sleep_ms(1_000)
+    await client.request("reschedule", {"items": [{"receipt": far, "due_ms": host.now_ms + 2 * HOUR_MS}]})
+    await client.cancel((await client.put("gone", host.now_ms + HOUR_MS))["receipt"])
+    for _ in range(2):
+        await host.settled()
+        status = await client.status()
+        assert (status["accepted"], status["cancelled"], status["replaced"]) == (13, 7, 6), (
+            "seven messages, one cancelled"
+        )
+        assert status["broker_groups"] == status["groups"]
+        await (host.kill() if stop == "kill" else host.stop())
+        if stop == "without a checkpoint":
+            host.disk.remove(f"{DATA_DIR}/checkpoint")
+        await host.start()
+        client = await host.client()
+        await host.sleep_ms(200)
 
 
 async def test_a_transaction_that_is_rolled_back_is_never_seen(boot: Boot) -> None:
