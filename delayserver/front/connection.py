@@ -81,8 +81,22 @@ FIRST_FRAME_BYTES_MAX = 4096
 # An unfinished frame is looked at so many times within `idle_frame_timeout_ms`.
 FRAME_LOOKS = 6
 # Operations that go through their items one by one. Their requests are large with more than LARGE_ITEMS items.
-ITEM_OPERATIONS = frozenset({names_of.CANCEL, names_of.LOOKUP, names_of.RESCHEDULE, names_of.REDISPATCH})
+ITEM_OPERATIONS = frozenset(
+    {
+        names_of.CANCEL,
+        names_of.LOOKUP,
+        names_of.RESCHEDULE,
+        names_of.REDISPATCH,
+        names_of.GROUPS,
+        names_of.ACK,
+        names_of.NACK,
+        names_of.EXTEND,
+    }
+)
 LARGE_ITEMS = 64
+# Deliveries that follow one another cost little, so a request with as many as a pull hands out is not large.
+DELIVERIES_OPERATIONS = frozenset({names_of.ACK, names_of.NACK, names_of.EXTEND})
+LARGE_DELIVERIES = 16_384
 
 _numbers = itertools.count(1)
 
@@ -139,6 +153,7 @@ class Connection:
         "_large_waits",
         "_last_one_way",
         "_long",
+        "_making_bytes",
         "_memory",
         "_new",
         "_notices",
@@ -201,6 +216,9 @@ class Connection:
         self._ready_bytes = 0
         self._blocked: deque[Callable[[], None]] = deque()
         self._unsent = Unsent()
+        # The size of a reply that is being made in slices; 0 while there is none. Until it is made there is no room for
+        # other large ones, so that it is the only one that the memory holds.
+        self._making_bytes = 0
         # The refusals of one-way requests since the last reply.
         self._refused: OneWayRefused | None = None
         # One-way requests under way, by their numbers, and the actions that wait for the end of all of them.
@@ -493,7 +511,9 @@ class Connection:
         )
 
     def _has_room(self) -> bool:
-        """False while the client has too much unread, or earlier replies wait for room."""
+        """False while the client has too much unread, a reply is being made, or earlier replies wait for room."""
+        if self._making_bytes:
+            return False
         return self.open and (not self._unsent.bytes or (not self._blocked and self._memory.may_begin(self._share)))
 
     def _read_or_pause(self) -> None:
@@ -727,7 +747,22 @@ class Connection:
 
     def reply_bytes(self) -> int:
         """Bytes allowed for a reply whose size the handler chooses. At 0 the handler must wait with `when_room`."""
-        return self._memory.reply_bytes(self._share)
+        return 0 if self._making_bytes else self._memory.reply_bytes(self._share)
+
+    def begin_making(self, size_bytes: int) -> None:
+        """A reply of about this size is made in slices from now on. To be called only where there is room for it."""
+        self._making_bytes = max(size_bytes, 1)
+        self._hold_unsent()
+
+    def end_making(self) -> None:
+        """The reply is made, or given up. Others that waited for room are made now."""
+        self._making_bytes = 0
+        if self.open:
+            self._hold_unsent()
+            self._go_on()
+
+    def _hold_unsent(self) -> None:
+        self._memory.hold_unsent(self._share, self._unsent.bytes + self._making_bytes)
 
     def when_room(self, action: Callable[[], None]) -> None:
         """Calls `action`, which makes a reply, when the client has read enough: in this call, or later in call order.
@@ -781,7 +816,7 @@ class Connection:
             if taken == len(frame):
                 return
         self._unsent.add(memoryview(frame)[taken:], lost)
-        self._memory.hold_unsent(self._share, self._unsent.bytes)
+        self._hold_unsent()
         if not self._writing and self._nursery is not None:
             self._writing = True
             self._nursery.start_soon(self._write)
@@ -800,7 +835,7 @@ class Connection:
                 taken = self.transport.send_now(self._unsent.first())
                 self._sent_bytes += taken
                 self._unsent.sent(taken)
-                self._memory.hold_unsent(self._share, self._unsent.bytes)
+                self._hold_unsent()
                 self._go_on()
         except OSError:
             self.close()
@@ -810,7 +845,7 @@ class Connection:
     def _go_on(self) -> None:
         """Makes the replies that waited for room, then begins the next requests."""
         blocked = self._blocked
-        while blocked and self.open and self._memory.may_begin(self._share):
+        while blocked and self.open and not self._making_bytes and self._memory.may_begin(self._share):
             blocked.popleft()()
         self._begin_ready()
 
@@ -842,11 +877,15 @@ def _messages_of(request: Request) -> int:
 
 
 def _is_large(request: Request) -> bool:
-    """True if the request has more than LARGE_ITEMS items. A `redispatch` is always large: its count is unknown."""
-    if request.operation == names_of.REDISPATCH:
+    """True if the request has more than LARGE_ITEMS items, or LARGE_DELIVERIES deliveries.
+
+    `redispatch` and `groups` are always large: their counts are unknown."""
+    if request.operation in (names_of.REDISPATCH, names_of.GROUPS):
         return True
     arguments = request.arguments
     count = arguments.get("count")
+    if request.operation in DELIVERIES_OPERATIONS:
+        return type(count) is int and count > LARGE_DELIVERIES
     if type(count) is int and count > LARGE_ITEMS:
         return True
     lists = (arguments.get("receipts"), arguments.get("messages"), arguments.get("items"))

@@ -356,7 +356,7 @@ class FieldsReply:
     def frame(self) -> bytes:
         """The frame, with the same bytes as `encode_reply`."""
         head = _ARRAY_OF_THREE + _pack(self._request_id) + _pack(True) + _pack_map_header(self._count)
-        return frame_of(b"".join([head, *self._parts]))
+        return b"".join([_pack_header(len(head) + sum(map(len, self._parts))), head, *self._parts])
 
 
 def encode_row(row: dict[str, Any]) -> bytes:

@@ -17,6 +17,7 @@ from ops.bench.filtering import measure_filter
 from ops.bench.holding import measure_pending
 from ops.bench.ingesting import measure_ingest, measure_spread, measure_sustained
 from ops.bench.isolation import measure_isolation
+from ops.bench.neighbours import NEIGHBOURS, measure_neighbour
 from ops.bench.ordering import measure_ordered
 from ops.bench.over_http import measure_beside_steady, measure_lines, measure_singles
 from ops.bench.publishing import measure_publish
@@ -118,6 +119,17 @@ ROWS: Final = (
         measure_fairness,
         True,
     ),
+    *[
+        Row(
+            f"neighbour-{name}",
+            f"round trip beside one client that pipelines {neighbour.summary}: p99",
+            "ms",
+            300,
+            measure_neighbour(name),
+            True,
+        )
+        for name, neighbour in NEIGHBOURS.items()
+    ],
     Row("push-10000", "10,000 msg/s to the handler of a listener: p99", "ms", 3, measure_push(10_000), True),
     Row(
         "subjects-100k",

@@ -13,6 +13,7 @@ for one of the present lease. It is 0 for all other messages. Epoch and lease sh
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +33,10 @@ _POSITION_MASK = (1 << POSITION_BITS) - 1
 # Where a dead letter has the moves of its group.
 _MARK_BITS = POSITION_BITS + 1
 _MARKS = 1 << 16
+# Deliveries of a piece, and ranges of positions among them. A range costs some microseconds, a delivery some
+# nanoseconds.
+PIECE_ROWS_MAX = 16_384
+PIECE_RANGES_MAX = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +117,23 @@ def split_deliveries(deliveries: I64) -> list[DeliveryRanges]:
     first, last = int(deliveries[0]) >> POSITION_BITS, int(deliveries[-1]) >> POSITION_BITS
     if first == last and int(deliveries.min()) >> POSITION_BITS == int(deliveries.max()) >> POSITION_BITS:
         return [_part(first, deliveries)]
+    deliveries = np.sort(deliveries)
     codes = deliveries >> POSITION_BITS
-    return [_part(int(code), deliveries[codes == code]) for code in np.unique(codes)]
+    first_of = np.flatnonzero(codes[1:] != codes[:-1]) + 1
+    return [_part(int(part[0]) >> POSITION_BITS, part) for part in np.split(deliveries, first_of)]
+
+
+def pieces_of(deliveries: I64, ranges_max: int = PIECE_RANGES_MAX) -> Iterator[tuple[I64, int]]:
+    """Deliveries, i64[n] in any order, in pieces for steps of a millisecond or two, and how many ranges each piece has at
+    most."""
+    start = 0
+    while start < len(deliveries):
+        piece = deliveries[start : start + PIECE_ROWS_MAX]
+        breaks = np.flatnonzero(piece[1:] != piece[:-1] + 1)
+        if len(breaks) >= ranges_max:
+            piece = piece[: int(breaks[ranges_max - 1]) + 1]
+        yield piece, min(len(breaks) + 1, ranges_max)
+        start += len(piece)
 
 
 def _part(code: int, deliveries: I64) -> DeliveryRanges:

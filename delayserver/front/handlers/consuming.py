@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import asdict
+from collections.abc import Awaitable
+from dataclasses import fields
 from typing import Any
 
-import msgpack
 import numpy as np
 import trio
 from numpy.typing import NDArray
 
 from delayserver.config.settings import BrokerSettings
 from delayserver.front.connection import Connection
+from delayserver.front.handlers.messages import MessagesReply
 from delayserver.front.handlers.names import read_name, read_names
 from delayserver.operations.groups.broadcasting import Broadcasting
 from delayserver.operations.groups.consuming import (
@@ -20,18 +20,14 @@ from delayserver.operations.groups.consuming import (
     DELAY_MS_MAX,
     Consuming,
     Pull,
-    Pulled,
     PullFilter,
     PullRoom,
 )
 from delayserver.operations.groups.positions import EARLIEST, LATEST, TIME, Goal
 from delayserver.protocol.arguments import boolean, integer, invalid
-from delayserver.protocol.columns import I64, U32, pack_column, unpack_column, unpack_count
+from delayserver.protocol.columns import I64, unpack_column, unpack_count
 from delayserver.protocol.errors import InvalidArgument
-from delayserver.protocol.frames import REQUEST_ID_MAX, Request, encode_bulk_reply, encode_reply
-from delayserver.protocol.receipts import derived_message_id
-from store.records.batches import StoredBatch
-from store.records.columns import constant_column, has_any, ragged_rows
+from delayserver.protocol.frames import REQUEST_ID_MAX, FieldsReply, Request, encode_reply, encode_row
 
 # Consumer groups in one reply.
 GROUPS_AT_ONCE_MAX = 256
@@ -103,25 +99,31 @@ class ConsumingHandlers:
         acks: NDArray[np.int64] | None,
         waiting: trio.CancelScope,
     ) -> dict[str, Any] | None:
-        subject, name = pull.subject, self._consuming.name
-
-        def handed(pulled: Pulled, lost: Callable[[], None]) -> None:
-            connection.reply(encode_bulk_reply(request_id, reply_of(subject, columns, pulled, name)), lost)
-
+        reply = MessagesReply(connection, request_id, pull.subject, columns, self._consuming.name)
         answer = self._consuming.pull(
-            pull, acks, handed, PullRoom(connection.reply_bytes, connection.when_room), waiting
+            pull,
+            acks,
+            reply.handed,
+            PullRoom(connection.reply_bytes, connection.when_room),
+            waiting,
+            connection.work(),
         )
         del pull, acks  # they are views of the request, whose memory is freed before the wait
         try:
             answered = await answer
+        except BaseException:
+            reply.give_up()
+            raise
         finally:
             connection.waits.end(request_id, waiting)
-        return None if answered else reply_of(subject, columns, None, name)
+        await reply.finish()
+        return None if answered else reply.nothing()
 
     async def _broadcast(
         self, connection: Connection, request_id: int, columns: bool, pull: Pull, waiting: trio.CancelScope
     ) -> dict[str, Any] | None:
         """Pulls for a broadcast group of the connection."""
+        reply = MessagesReply(connection, request_id, pull.subject, columns, self._consuming.name)
         pulled = None
         try:
             if pull.filter is not None:
@@ -130,13 +132,9 @@ class ConsumingHandlers:
                 pulled = await self._broadcasting.pull(connection.broadcasts, pull, connection.in_room)
         finally:
             connection.waits.end(request_id, waiting)
-        subject, name = pull.subject, self._consuming.name
         if pulled is None:
-            return reply_of(subject, columns, None, name)
-        # The room of before may have gone to other replies.
-        connection.when_room(
-            lambda: connection.reply(encode_bulk_reply(request_id, reply_of(subject, columns, pulled, name)))
-        )
+            return reply.nothing()
+        await reply.send(pulled, {})
         return None
 
     def cancel_wait(self, connection: Connection, request: Request) -> None:
@@ -151,7 +149,7 @@ class ConsumingHandlers:
         names, deliveries = read_names(request.arguments), _deliveries(request.arguments)
         if names in connection.broadcasts:
             return {"acked": len(deliveries), "unknown": 0}
-        acked = await self._consuming.ack(*names, deliveries)
+        acked = await self._consuming.ack(*names, deliveries, connection.work())
         return {"acked": acked.acked, "unknown": acked.unknown}
 
     async def nack(self, _connection: Connection, request: Request) -> dict[str, Any]:
@@ -187,19 +185,24 @@ class ConsumingHandlers:
             return self._levels_ms[integer(arguments, "delay_level", 1, len(self._levels_ms)) - 1]
         return integer(arguments, "delay_ms", 0, DELAY_MS_MAX) if given else None
 
-    async def groups(self, connection: Connection, request: Request) -> dict[str, Any]:
+    async def groups(self, connection: Connection, request: Request) -> None:
         """A page of consumer groups with their backlogs, of subjects that are open to the client."""
         arguments = request.arguments
         count_max = integer(arguments, "max", 1, GROUPS_AT_ONCE_MAX, GROUPS_AT_ONCE_MAX)
-        page = await self._consuming.groups(arguments.get("subject"), _group_cursor(arguments.get("after")), count_max)
-        return {
-            "groups": [
-                asdict(each.row) | {"subject": each.subject, "group": each.group, "dead_letters": each.dead_letters}
-                for each in page.groups
-                if connection.access.may(each.subject)
-            ],
-            "next": None if page.next is None else list(page.next),
-        }
+        work = connection.work()
+        page = await self._consuming.groups(
+            arguments.get("subject"), _group_cursor(arguments.get("after")), count_max, work
+        )
+        reply, rows = FieldsReply(request.id), list[bytes]()
+        for each in page.groups:
+            await work.items()
+            if connection.access.may(each.subject):
+                row = {field.name: getattr(each.row, field.name) for field in fields(each.row)}
+                row |= {"subject": each.subject, "group": each.group, "dead_letters": each.dead_letters}
+                rows.append(encode_row(row))
+        reply.add_rows("groups", [rows])
+        reply.add({"next": None if page.next is None else list(page.next)})
+        connection.when_room(lambda: connection.reply(reply.frame()))
 
 
 def _reason(arguments: dict[str, Any]) -> str:
@@ -246,133 +249,3 @@ def start_of(start: object) -> Goal | None:
 def _deliveries(arguments: dict[str, Any]) -> NDArray[np.int64]:
     count = unpack_count(arguments.get("count"), 1 << 20)
     return unpack_column(arguments.get("deliveries"), count, I64, "deliveries")
-
-
-# -- messages in a reply
-
-
-def reply_of(subject: str, columns: bool, pulled: Pulled | None, name: Callable[[int], str]) -> dict[str, Any]:
-    """The result of a pull, in columns or rows. `name` gives the text of a tag's code."""
-    if columns:
-        return _as_columns(subject, pulled, name)
-    return {"messages": _as_rows(subject, pulled, name) if pulled is not None else []}
-
-
-def _as_columns(subject: str, pulled: Pulled | None, name: Callable[[int], str]) -> dict[str, Any]:
-    if pulled is None:
-        pulled = Pulled(StoredBatch.filled(0), np.empty(0, np.int64), np.empty(0, np.uint32))
-    batch = pulled.batch
-    servers, index = _server_ids(batch)
-    return {
-        "count": len(batch),
-        "subject": subject,
-        "server_ids": servers,
-        "server_index": pack_column(index, U32),
-        "sequence": pack_column(batch.sequence),
-        "due_ms": pack_column(batch.due_ms),
-        "accepted_us": pack_column(batch.accepted_us),
-        "dispatched_us": pack_column(batch.dispatched_us),
-        "expires_ms": pack_column(batch.expires_ms),
-        "attempt": pack_column(pulled.attempt, U32),
-        "message_ids": batch.ids,
-        "message_id_length": pack_column(batch.ids_length),
-        "properties": batch.properties,
-        "properties_length": pack_column(batch.properties_length),
-        "bodies": batch.bodies,
-        "body_length": pack_column(batch.bodies_length),
-        "delivery": pack_column(pulled.delivery),
-        "position": pack_column(positions_of(batch)),
-        **_rare_columns(batch, name),
-    }
-
-
-def _rare_columns(batch: StoredBatch, name: Callable[[int], str]) -> dict[str, Any]:
-    """Tags and order keys, if a message has one."""
-    fields: dict[str, Any] = {}
-    if has_any(batch.tag):
-        codes, index = np.unique(batch.tag, return_inverse=True)
-        fields["tags"] = [name(code) for code in codes.tolist() if code]
-        fields["tag_index"] = pack_column((index + (codes[0] != 0)).astype(np.uint32), U32)
-    if len(batch.order_keys):
-        fields |= {"order_keys": batch.order_keys, "order_key_length": pack_column(batch.order_keys_length)}
-    return fields
-
-
-def put_rare(rows: list[dict[str, Any]], batch: StoredBatch, name: Callable[[int], str]) -> None:
-    """Enters tags and order keys into the rows of those messages that have one."""
-    if has_any(batch.tag):
-        for row, code in zip(rows, batch.tag.tolist(), strict=True):
-            if code:
-                row["tag"] = name(code)
-    if len(batch.order_keys):
-        for row, key in zip(rows, ragged_rows(batch.order_keys, batch.order_keys_length), strict=True):
-            if key:
-                row["order_key"] = key.decode()
-
-
-def _as_rows(subject: str, pulled: Pulled, name: Callable[[int], str]) -> list[dict[str, Any]]:
-    batch = pulled.batch
-    servers, index = _server_ids(batch)
-    ids = ragged_rows(batch.ids, batch.ids_length)
-    properties = ragged_rows(batch.properties, batch.properties_length)
-    bodies = ragged_rows(batch.bodies, batch.bodies_length)
-    origin = np.where(batch.origin_sequence != 0, batch.origin_sequence, batch.sequence).tolist()
-    columns = [
-        column.tolist()
-        for column in (
-            batch.sequence,
-            batch.due_ms,
-            batch.accepted_us,
-            batch.dispatched_us,
-            batch.expires_ms,
-            pulled.attempt,
-            index,
-            positions_of(batch),
-        )
-    ]
-    rows = [
-        {
-            "message_id": ids[row].decode() if ids[row] else derived_message_id(servers[server], origin[row]),
-            "subject": subject,
-            "sequence": sequence,
-            "server_id": servers[server],
-            "due_ms": due_ms,
-            "accepted_us": accepted_us,
-            "dispatched_us": dispatched_us,
-            "expires_ms": expires_ms,
-            "attempt": attempt,
-            "body": bodies[row],
-            "properties": msgpack.unpackb(properties[row]) if properties[row] else {},
-            "delivery": delivery,
-            "position": position,
-        }
-        for row, (
-            sequence,
-            due_ms,
-            accepted_us,
-            dispatched_us,
-            expires_ms,
-            attempt,
-            server,
-            position,
-            delivery,
-        ) in enumerate(zip(*columns, pulled.delivery.tolist(), strict=True))
-    ]
-    put_rare(rows, batch, name)
-    return rows
-
-
-def positions_of(batch: StoredBatch) -> NDArray[np.int64]:
-    """The position of each message in its subject, i64[n]; -1 for a redelivery, which lies in a queue of its group."""
-    target_group = batch.target_group
-    if len(target_group) and target_group.strides == (0,) and not target_group[0]:
-        return batch.position
-    return np.where(target_group != 0, np.int64(-1), batch.position)
-
-
-def _server_ids(batch: StoredBatch) -> tuple[list[str], NDArray[np.uint32]]:
-    server_id = batch.server_id
-    if len(server_id) and bool((server_id == server_id[0]).all()):  # the usual case, ten times faster than np.unique
-        return [f"{int(server_id[0]):012x}"], constant_column(0, len(server_id), U32)
-    numbers, index = np.unique(server_id, return_inverse=True)
-    return [f"{number:012x}" for number in numbers.tolist()], index.astype(np.uint32)

@@ -8,7 +8,7 @@ import msgpack
 import numpy as np
 
 from delayserver.front.connection import Connection
-from delayserver.front.handlers.consuming import put_rare
+from delayserver.front.handlers.messages import put_rare
 from delayserver.operations.access.access import Access
 from delayserver.operations.groups.finding import FOUND_AT_ONCE_MAX, START, Finding, FoundPage, Search
 from delayserver.protocol.arguments import integer, invalid

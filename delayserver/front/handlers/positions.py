@@ -8,7 +8,8 @@ from typing import Any
 
 from delayserver.config.settings import BrokerSettings
 from delayserver.front.connection import Connection
-from delayserver.front.handlers.consuming import TIME_MS_MAX, reply_of
+from delayserver.front.handlers.consuming import TIME_MS_MAX
+from delayserver.front.handlers.messages import MessagesReply
 from delayserver.operations.groups.positions import (
     EARLIEST,
     LATEST,
@@ -17,10 +18,9 @@ from delayserver.operations.groups.positions import (
     Goal,
     QueuePositions,
     Read,
-    ReadResult,
 )
 from delayserver.protocol.arguments import boolean, integer, invalid, one_form
-from delayserver.protocol.frames import Request, encode_bulk_reply
+from delayserver.protocol.frames import Request
 
 _I64_MAX = (1 << 63) - 1
 
@@ -68,16 +68,9 @@ class PositionHandlers:
             connection.waits.end(-request.id, waiting)
         if waiting.cancelled_caught:  # the connection has ended
             return
-        connection.when_room(
-            lambda: connection.reply(encode_bulk_reply(request.id, self._read_reply(str(subject), columns, found)))
-        )
-
-    def _read_reply(self, subject: str, columns: bool, found: ReadResult) -> dict[str, Any]:
-        """Without `delivery` and `attempt`: nothing is leased."""
-        reply = reply_of(subject, columns, found.found, self._positions.name)
-        for row in [reply] if columns else reply["messages"]:
-            del row["delivery"], row["attempt"]
-        return {"status": found.status, "first": found.first, "end": found.end, "next": found.next, **reply}
+        reply = MessagesReply(connection, request.id, str(subject), columns, self._positions.name, leased=False)
+        fields = {"status": found.status, "first": found.first, "end": found.end, "next": found.next}
+        await reply.send(found.found, fields)
 
 
 def _names(arguments: dict[str, Any]) -> tuple[Any, Any]:

@@ -15,6 +15,7 @@ from delayserver.broker.actions.group_rows import GroupRow
 from delayserver.broker.filters.filter import FilterText
 from delayserver.broker.limits import NACK_DELAY_MS_MAX
 from delayserver.broker.pulled import PulledBatch
+from delayserver.broker.queues.deliveries import PIECE_ROWS_MAX, pieces_of
 from delayserver.broker.queues.groups import GroupKey
 from delayserver.broker.service.local_broker import LocalBroker
 from delayserver.broker.service.positions import EARLIEST, LATEST, Goal
@@ -26,6 +27,7 @@ from delayserver.operations.groups.policies import waiting_letters
 from delayserver.operations.groups.redelivery import Nacked, Redelivery, commit_errors
 from delayserver.protocol.errors import GroupsFull, QueueFull
 from delayserver.receive.intake import Intake
+from delayserver.runtime.fair_turns import Work
 from delayserver.runtime.runtime import Runtime
 from delayserver.runtime.turns import LARGE_ROWS
 from store.records.batches import I64
@@ -36,6 +38,8 @@ DELAY_MS_MAX: Final = NACK_DELAY_MS_MAX
 ACK_TIMEOUT_MS_MAX: Final = 86_400_000
 # Leases that are extended in one step of 10 ms or less, wherever they lie.
 EXTENDED_AT_ONCE: Final = 1024
+# A group with its backlog costs as much as so many small items.
+GROUP_ITEMS: Final = 20
 
 Pulled: TypeAlias = PulledBatch
 """Leased messages in columns."""
@@ -150,9 +154,9 @@ class Consuming:
         return self._names.name(code)
 
     async def pull(
-        self, pull: Pull, acks: I64 | None, handed: Handed, outlet: PullRoom, waiting: trio.CancelScope
+        self, pull: Pull, acks: I64 | None, handed: Handed, outlet: PullRoom, waiting: trio.CancelScope, work: Work
     ) -> bool:
-        """Acks `acks` (i64[n]), then gives messages to `handed` in the step that leases them.
+        """Acks `acks` (i64[n]) as `ack` does, then gives messages to `handed` in the step that leases them.
 
         False if none came in time or the caller cancelled `waiting`. Leases nothing while `outlet` has no room.
         Raises SubjectInvalid, FilterInvalid, FilterInUse, TagsFull, QueueFull, GroupsFull, PositionOutOfRange,
@@ -165,8 +169,7 @@ class Consuming:
         subject, group = self._known(name, group_name)
         wanted = None if filter_text is None else await self._filters.compile(filter_text)
         if acks is not None:
-            await self._turn_for(acks)
-            self._ack(subject, group, acks)
+            await self._ack(subject, group, acks, work)
             # The reply does not wait for the commit. After a crash before it these messages are delivered again.
             self._broker.commit.soon()
         del pull, acks  # they are views of the request, whose memory is freed before the wait
@@ -210,11 +213,11 @@ class Consuming:
 
     # -- ack and nack
 
-    async def ack(self, subject: str, group: str, deliveries: I64) -> Acked:
-        """Acks deliveries, i64[n] in any order, durably. Raises SubjectInvalid, DiskFull, StorageFailed."""
-        codes = self._known(subject, group)
-        await self._turn_for(deliveries)
-        acked = self._ack(*codes, deliveries)
+    async def ack(self, subject: str, group: str, deliveries: I64, work: Work) -> Acked:
+        """Acks deliveries, i64[n] in any order, durably. Many are acked in steps, as slices of `work`.
+
+        Raises SubjectInvalid, DiskFull, StorageFailed."""
+        acked = await self._ack(*self._known(subject, group), deliveries, work)
         await self._redelivery.durable()
         return acked
 
@@ -222,10 +225,15 @@ class Consuming:
         if len(deliveries) > LARGE_ROWS:
             await self._turns.take()
 
-    def _ack(self, subject: int, group: int, deliveries: I64) -> Acked:
+    async def _ack(self, subject: int, group: int, deliveries: I64, work: Work) -> Acked:
         if not subject or not group:  # no message of this group was ever handed out
             return Acked(0, len(deliveries))
-        return self._broker.ack(subject, group, deliveries)
+        await self._turn_for(deliveries)
+        acked = 0
+        for piece, ranges in pieces_of(deliveries):
+            acked += self._broker.ack(subject, group, piece).acked
+            await work.items(ranges)
+        return Acked(acked, len(deliveries) - acked)
 
     async def nack(
         self, subject: str, group: str, deliveries: I64, delay_ms: int | None, reason: str | None = ""
@@ -234,11 +242,17 @@ class Consuming:
 
         After the last attempt of the group's policy a message becomes a dead letter, which keeps the `reason`. With None
         no consumer has looked at the messages, so none becomes a dead letter.
+        More than PIECE_ROWS_MAX are nacked in steps; those of earlier steps are nacked when a later one fails.
         Raises SubjectInvalid, DiskFull, StorageFailed."""
         subject_code, group_code = self._known(subject, group)
         if not subject_code or not group_code:  # no message of this group was ever handed out
             return Nacked(0, len(deliveries), 0, 0)
-        return await self._redelivery.nack(subject_code, group_code, deliveries, delay_ms, reason)
+        total = Nacked(0, 0, 0, 0)
+        for piece, _ in pieces_of(deliveries, PIECE_ROWS_MAX):
+            await self._turn_for(deliveries)
+            nacked = await self._redelivery.nack(subject_code, group_code, piece, delay_ms, reason)
+            total = total + nacked
+        return total
 
     async def extend(self, subject: str, group: str, deliveries: I64, ack_timeout_ms: int, owner: int = 0) -> Extended:
         """Lets the leases of deliveries, i64[n] in any order, end in `ack_timeout_ms`. They belong to `owner` then. Many are
@@ -248,11 +262,15 @@ class Consuming:
         codes = self._known(subject, group)
         if not all(codes):  # no message of this group was ever handed out
             return Extended(0, len(deliveries))
-        extended, ordered = 0, np.unique(deliveries)
-        for first in range(0, len(ordered), EXTENDED_AT_ONCE):
-            await self._turn_for(ordered)
+        extended = 0
+        parts = (
+            ordered[first : first + EXTENDED_AT_ONCE]
+            for ordered in (np.unique(piece) for piece, _ in pieces_of(deliveries, PIECE_ROWS_MAX))
+            for first in range(0, len(ordered), EXTENDED_AT_ONCE)
+        )
+        for part in parts:
+            await self._turn_for(deliveries)
             lease_us = self._clock.monotonic_us()
-            part = ordered[first : first + EXTENDED_AT_ONCE]
             owner = owner if owner in self._owned else 0  # it may have ended between two steps
             step = self._core.extend(*codes, part, lease_us, ack_timeout_ms, owner)
             extended += step.extended
@@ -276,8 +294,8 @@ class Consuming:
 
     # -- groups
 
-    async def groups(self, subject: str | None, after: GroupKey, count_max: int) -> GroupPage:
-        """The first consumer groups behind `after`, of one subject or of all. Raises SubjectInvalid."""
+    async def groups(self, subject: str | None, after: GroupKey, count_max: int, work: Work) -> GroupPage:
+        """The first consumer groups behind `after`, of one subject or of all, as slices of `work`. Raises SubjectInvalid."""
         code = 0
         if subject is not None:
             code = self._names.code(SUBJECT, self._intake.check_subject(subject))
@@ -286,7 +304,7 @@ class Consuming:
         keys = self._core.group_keys(after, code, count_max)
         groups = []
         for key in keys:
-            await trio.lowlevel.checkpoint()
+            await work.items(GROUP_ITEMS)
             row = await self._broker.reads.answer(partial(self._core.group_row, key))
             if row is not None:
                 subject, group = self._names.name(row.subject), self._names.name(row.group)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+import trio
+
 from delayserver.broker.filters.fault import FilterError
 from delayserver.broker.filters.filter import Filter, FilterText, parse_filter
 from delayserver.protocol.errors import FilterInvalid
@@ -39,6 +41,8 @@ class FilterCompiler:
         self._workers = runtime.workers
         self._compiled: OrderedDict[FilterText, Compiled] = OrderedDict()
         self.characters = 0
+        # One at a time: the event loop waits for the GIL behind every thread that compiles.
+        self._compiles = trio.Lock()
 
     async def compile(self, text: FilterText) -> Compiled:
         """The compiled filter. A new tag gets its code now.
@@ -48,7 +52,8 @@ class FilterCompiler:
             return EVERYTHING
         found = self._compiled.get(text)
         if found is None:
-            found = await self._compile(text)
+            async with self._compiles:
+                found = self._compiled.get(text) or await self._compile(text)
             self._remember(text, found)
         self._remember(found.text, found)
         return found

@@ -64,6 +64,14 @@ class Nacked:
     expired: int
     dead_lettered: int
 
+    def __add__(self, other: Nacked) -> Nacked:
+        return Nacked(
+            self.nacked + other.nacked,
+            self.unknown + other.unknown,
+            self.expired + other.expired,
+            self.dead_lettered + other.dead_lettered,
+        )
+
 
 class Redelivery:
     """Takes deliveries back. `run` is a task of the server."""

@@ -105,13 +105,13 @@ async def test_a_pull_hands_messages_to_its_caller_and_takes_lost_ones_back(boot
         handed.append(pulled)
 
     await send(host, {"subject": "s", "body": "m", "delay_ms": 0})
-    assert await consuming.pull(pull, None, lose, UNBOUNDED, trio.CancelScope())
-    assert await consuming.pull(pull, None, keep, UNBOUNDED, trio.CancelScope())
+    assert await consuming.pull(pull, None, lose, UNBOUNDED, trio.CancelScope(), work_of(host))
+    assert await consuming.pull(pull, None, keep, UNBOUNDED, trio.CancelScope(), work_of(host))
     assert [pulled.attempt.tolist() for pulled in handed] == [[1], [2]]
     await host.until(lambda: consuming.given_back == 1)
-    acked = await consuming.ack("s", "g", handed[1].delivery)
+    acked = await consuming.ack("s", "g", handed[1].delivery, work_of(host))
     assert (acked.acked, acked.unknown) == (1, 0)
-    (group,) = (await consuming.groups("s", (0, 0), 10)).groups
+    (group,) = (await consuming.groups("s", (0, 0), 10, work_of(host))).groups
     assert (group.group, group.row.lag) == ("g", 0)
 
 
@@ -123,7 +123,9 @@ async def test_a_caller_ends_its_wait_by_the_scope_that_it_gave(boot: Boot) -> N
 
     async def consume() -> None:
         consuming = host.server.parts.operations([host.server.address]).consuming
-        answered.append(await consuming.pull(pull, None, lambda _pulled, _lost: None, UNBOUNDED, waiting))
+        answered.append(
+            await consuming.pull(pull, None, lambda _pulled, _lost: None, UNBOUNDED, waiting, work_of(host))
+        )
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(consume)

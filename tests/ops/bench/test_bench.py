@@ -49,6 +49,7 @@ NAMES = [
     "after-downtime-3d",
     "after-downtime-1y",
     "fairness",
+    *[f"neighbour-{name}" for name in ("status", "lookup", "pull", "read", "groups", "ack", "like")],
     "push-10000",
     "subjects-100k",
     "backlog-fairness",

@@ -290,3 +290,29 @@ async def test_one_of_two_filters_at_once_is_taken_and_the_other_is_refused(boot
         except DelayServerError as error:
             results.append(error.name)
     assert results in ([["a1", "a2"], "filter_in_use"], ["filter_in_use", ["b1"]])
+
+
+async def test_filters_are_compiled_one_at_a_time_and_each_text_once(boot: Boot) -> None:
+    """A thread that compiles takes the GIL from the event loop, and each further one takes as much again."""
+    host, client = await started(boot)
+    await put(host, client, *MIXED)
+    at_once, at_once_max, compiled = 0, 0, 0
+
+    async def slowly(function: str, work: Callable[[], Any]) -> Any:
+        nonlocal at_once, at_once_max, compiled
+        if "parse_filter" not in function:
+            return work()
+        at_once, compiled = at_once + 1, compiled + 1
+        at_once_max = max(at_once_max, at_once)
+        await trio.sleep(0.01)
+        at_once -= 1
+        return work()
+
+    host.workers.around = slowly
+    asked = [
+        await client.ask("pull", {"subject": "s", "group": f"g{number}", "where": f"price > {number % 5}"})
+        for number in range(20)
+    ]
+    for number in asked:
+        await client.reply(number)
+    assert (at_once_max, compiled) == (1, 5)
