@@ -84,6 +84,7 @@ MAXIMA: Final = {
     "message.body_bytes_max": U32_MAX,  # so are the length columns
     "message.subject_bytes_max": 255,  # the protocol's bound
     "message.message_id_bytes_max": 255,
+    "message.names_of_token_percent": 100,
     "storage.window_ms": DAY_MS,
     "broker.redelivery_cap_ms": 30 * DAY_MS,
     "transactions.checks_max": 1000,  # `CHECKS_MAX` of a prepare

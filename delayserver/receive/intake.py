@@ -39,6 +39,7 @@ from delayserver.protocol.errors import (
 )
 from delayserver.protocol.message_columns import DueColumn, MessageColumns
 from delayserver.protocol.receipts import DERIVED_ID_CHARACTERS, DIGITS, is_derived_id
+from delayserver.runtime.name_quota import NameQuota, acting
 from delayserver.runtime.runtime import Runtime
 from delayserver.state.windows.closed_windows import ClosedWindows
 from store.errors import DiskFullError, StoreError, TableFullError
@@ -267,8 +268,11 @@ class Intake:
     def intern(self, kind: int, names: list[str], *, fitting: bool = False) -> NDArray[np.uint32]:
         """The codes u32[n] of names; with `fitting`, 0 where the table has no room. Raises SubjectsFull, GroupsFull,
         TagsFull, DiskFull, and StorageFailed, after which the server stops."""
+        quota = acting()
+        within = names if quota is None else self._within(quota, kind, names, fitting=fitting)
+        before = self._names.count(kind)
         try:
-            codes = self._names.intern(kind, names, fitting=fitting)
+            self._names.intern(kind, within, fitting=fitting)
         except TableFullError as error:
             raise _FULL[kind](str(error)) from error
         except DiskFullError as error:
@@ -277,11 +281,27 @@ class Intake:
             failed = StorageFailed(str(error))
             self._storage_failed(failed)
             raise failed from error
-
+        if quota is not None:
+            quota.add(kind, self._names.count(kind) - before)
         if kind == SUBJECT and self._awaited:
-            for name in self._awaited.keys() & set(names):
+            for name in self._awaited.keys() & set(within):
                 self._awaited.pop(name).set()
-        return codes
+        return np.fromiter((self._names.code(kind, name) for name in names), np.uint32, len(names))
+
+    def _within(self, quota: NameQuota, kind: int, names: list[str], *, fitting: bool) -> list[str]:
+        """The names without the new ones for which the client has no place. Raises as `intern`, if not `fitting`."""
+        most = self._names.bound(kind) * self._settings.names_of_token_percent // 100
+        left = max(most - quota.added(kind), 0)
+        new = [name for name in dict.fromkeys(names) if not self._names.code(kind, name)]
+        if len(new) <= left:
+            return names
+        if not fitting:
+            raise _FULL[kind](
+                f"this token has added {quota.added(kind)} names since the server started, and at most {most} of one kind "
+                "may be new: use fewer names, or raise message.names_of_token_percent"
+            )
+        without = set(new[left:])
+        return [name for name in names if name not in without]
 
     async def first_message(self, subject: str, wait_ms: int) -> int:
         """Waits for the first message of a new subject. Returns its code, 0 if none came in time. Stores nothing."""

@@ -111,6 +111,10 @@ class Names:
         """Count of names, and so the highest code."""
         return len(self._names) - 1
 
+    def bound(self, kind: int) -> int:
+        """How many names of a kind there may be."""
+        return self._bounds[kind]
+
     def count(self, kind: int) -> int:
         """How many names of a kind there are."""
         return len(self._codes[kind])

@@ -137,13 +137,19 @@ async def _pour(stream: trio.SocketStream, data: bytes) -> None:
 
 
 def at_the_door(
-    tmp_path: Path, test: Callable[[Door], Awaitable[None]], certificates: Contexts | None = None, **listen: Any
+    tmp_path: Path,
+    test: Callable[[Door], Awaitable[None]],
+    certificates: Contexts | None = None,
+    parts: dict[str, Any] | None = None,
+    **listen: Any,
 ) -> None:
-    """Runs a server with these settings of `listen`, and the test beside it."""
+    """Runs a server with these settings of `listen` and other `parts`, and the test beside it."""
 
     async def main() -> None:
         settings = Settings(
-            listen=replace(ListenSettings(), **listen), storage=StorageSettings(data_dir=str(tmp_path / "data"))
+            listen=replace(ListenSettings(), **listen),
+            storage=StorageSettings(data_dir=str(tmp_path / "data")),
+            **(parts or {}),
         )
         server = DelayServer(settings)
         listener: Listener = SocketListener(("127.0.0.1",), 0)

@@ -11,9 +11,11 @@ import pytest
 import trio
 import trustme
 
+from delayserver.config.settings import BrokerSettings, MessageSettings
 from delayserver.front.connection import FIRST_FRAME_BYTES_MAX
+from delayserver.protocol.errors import DelayServerError
 from delayserver.protocol.frames import encode_request
-from tests.delayserver.front.real import HELLO, NORMAL, Door, OneContext, at_the_door
+from tests.delayserver.front.real import HELLO, NORMAL, Door, OneContext, Real, at_the_door
 from tests.fakes.host import Client, Host, small_settings
 
 Boot = Callable[..., Host]
@@ -274,6 +276,50 @@ async def test_a_token_with_many_connections_gets_the_turns_of_one_client(boot: 
     for client, number in zip(greedy, asked, strict=True):
         await client.reply(number)
     server.fair_turns.shares.check_invariants()
+
+
+# -- names
+
+
+def test_one_token_cannot_take_the_names_of_all(tmp_path: Path) -> None:
+    async def test(door: Door) -> None:
+        token = await door.token()
+        admin = await door.connect()
+        await admin.request("hello", HELLO | {"token": token})
+        greedy, other = await door.connect(), await door.connect()
+        for client, roles in ((greedy, ["send", "consume"]), (other, ["send", "consume"])):
+            made = await admin.request("token", {"action": "create", "roles": roles})
+            await client.request("hello", HELLO | {"token": made["token"]})
+
+        def row(name: str) -> dict[str, Any]:
+            return {"subject": name, "tag": name, "body": "b", "delay_ms": 0}
+
+        async def sent(client: Real, names: list[str], **same: str) -> list[str]:
+            rows = [row(name) | same for name in names]
+            results = (await client.request("send", {"messages": rows}))["results"]
+            return [each.get("error", "") for each in results]
+
+        async def joined(client: Real, group: str) -> str:
+            try:
+                await client.request("pull", {"subject": "first", "group": group, "wait_ms": 0})
+            except DelayServerError as error:
+                return error.name
+            return ""
+
+        assert await sent(greedy, ["first"]) == [""]
+        names = [f"n{number}" for number in range(20)]
+        assert await sent(greedy, names, tag="first") == [""] * 9 + ["subjects_full"] * 11
+        assert await sent(greedy, ["n30"], tag="first") == ["subjects_full"]
+        assert await sent(greedy, ["first"] * 20, subject="first") == [""] * 20
+        results = [await sent(greedy, ["first"], tag=name) for name in names]
+        assert results == [[""]] * 9 + [["tags_full"]] * 11
+        assert [await joined(greedy, name) for name in names] == [""] * 10 + ["groups_full"] * 10
+        assert await sent(greedy, ["n3"], tag="n3") == [""], "known names go on"
+        assert await sent(other, ["other"]) == [""]
+        assert await joined(other, "other") == ""
+
+    parts = {"message": MessageSettings(subjects_max=40, tags_max=40), "broker": BrokerSettings(groups_max=40)}
+    at_the_door(tmp_path, test, parts=parts)
 
 
 # -- the end of connections
