@@ -114,6 +114,14 @@ REQUESTS: dict[str, tuple[Any, ...]] = {
             ]
         },
     ),
+    "send again request": (
+        94,
+        "send",
+        {
+            "tell_duplicates": True,
+            "messages": [{"subject": "orders", "body": "hi again", "due_ms": DUE_MS, "message_id": "o-1"}],
+        },
+    ),
     "send columns request": (
         9,
         "send",
@@ -439,6 +447,24 @@ REPLIES: dict[str, tuple[Any, ...]] = {
                     "error": "subject_invalid",
                     "message": 'a subject is a text of at least one character, not ""',
                 },
+            ]
+        },
+    ),
+    "send again reply": (
+        94,
+        True,
+        {
+            "results": [
+                {
+                    "receipt": format_receipt(SERVER_ID, DUE_MS, 52),
+                    "message_id": "o-1",
+                    "subject": "orders",
+                    "due_ms": DUE_MS,
+                    "sequence": 52,
+                    "duplicate": True,
+                    "original_receipt": format_receipt(SERVER_ID, DUE_MS, 42),
+                    "outcome": "cancelled",
+                }
             ]
         },
     ),

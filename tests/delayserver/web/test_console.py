@@ -708,3 +708,20 @@ def test_each_condition_shows_itself_and_no_other(page: Page) -> None:
         ((found, facts),) = page.evaluate(judge, [HEALTHY | metrics, VIEW | view])
         assert found == name
         assert told in facts
+
+
+def test_the_command_that_pulls_goes_to_the_node_that_has_the_messages(visitor: Desk, tmp_path: Path) -> None:
+    config = tmp_path / "server.toml"
+    config.write_text(
+        '[[groups]]\nname = "far"\nnodes = ["127.0.0.1:1"]\n[[routes]]\npattern = "*"\ngroups = ["far"]\n'
+    )
+    web = serve("--data-dir", str(tmp_path / "data"), "--config", str(config))
+    try:
+        page = visitor.open(at=address(web))
+        expect(page.locator("#consumers-pull")).to_contain_text("delayserver pull orders")
+        assert "--server 127.0.0.1:1" in page.locator("#consumers-pull").inner_text()
+        assert "curl" not in page.locator("#welcome-pull").inner_text()
+        assert page.locator("#consumers-none .shell button").count() == 1
+    finally:
+        visitor.close()
+        stop(web)
