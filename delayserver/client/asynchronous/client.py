@@ -9,8 +9,9 @@ from __future__ import annotations
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from types import TracebackType
-from typing import Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 import anyio
 import anyio.abc
@@ -33,6 +34,10 @@ T = TypeVar("T")
 
 CLIENT_NAME: Final = "delayserver-python-async"
 
+GIVE_BACK_S: Final = 1.0
+"""At the end of its block a client gives back what cancelled pulls were given. If the server does not answer in this time,
+the messages come again after their ack timeout."""
+
 
 class AsyncClient(AsyncOperations):
     """A client for one server, for any number of tasks; use it as ``async with AsyncClient(...) as client``.
@@ -42,7 +47,7 @@ class AsyncClient(AsyncOperations):
     `Client`. Before its ``timeout_s`` a request waits at most as long for its turn on the connection, and then raises
     `QueueFull`.
     A task may be cancelled in any method: the connection stays whole, and the request may or may not take effect.
-    A cancelled pull ends at the server too; the messages that it was just given come again after the ack timeout.
+    A cancelled pull ends at the server too, and the client gives back the messages that it was just given.
     The block ends when the server has taken all one-way messages, or after ``timeout_s``.
     """
 
@@ -69,6 +74,8 @@ class AsyncClient(AsyncOperations):
         self._waits: dict[int, StreamConnection] = {}
         # Whether one-way requests were sent that the server may not have read.
         self._posted = False
+        # Whether callers of pulls have gone, so that messages may have to be given back.
+        self._given_up = False
         # Clients of other nodes, where this one publishes.
         self._nodes: dict[str, AsyncClient] = {}
         self._making_nodes = anyio.Lock()
@@ -102,8 +109,12 @@ class AsyncClient(AsyncOperations):
     ) -> None:
         assert self._tasks is not None
         try:
+            if self._given_up:
+                with anyio.move_on_after(GIVE_BACK_S, shield=True):
+                    await self._pass_ping()  # behind the replies of cancelled pulls
+                    await self._pass_ping()  # behind the nacks of what they brought
             if kind is None and self._posted:
-                await self._let_posted_arrive()
+                await self._pass_ping()
         finally:
             await self._close()
 
@@ -119,9 +130,9 @@ class AsyncClient(AsyncOperations):
         tasks.cancel_scope.cancel()
         await tasks.__aexit__(None, None, None)
 
-    async def _let_posted_arrive(self) -> None:
-        """The server drops what it has not begun when a client closes."""
-        connection, self._posted = self._connection, False
+    async def _pass_ping(self) -> None:
+        """Everything that was sent so far has reached the server. It drops what it has not begun when a client closes."""
+        connection = self._connection
         if connection is not None and not connection.closed:
             ping = self._core.ping()
             with suppress(DelayServerError):
@@ -193,8 +204,8 @@ class AsyncClient(AsyncOperations):
                 connection = await self._connected()
                 request_id, frame = self._core.encode(call)
                 sent = True
-                if call.wait_s:
-                    reply = await self._wait(connection, request_id, frame, call.wait_s)
+                if call.wait_s or call.give_back is not None:
+                    reply = await self._wait(connection, request_id, frame, call)
                 else:
                     reply = await connection.exchange(request_id, frame, self._timeout_s)
                 result = self._core.finish(call, reply)
@@ -206,17 +217,28 @@ class AsyncClient(AsyncOperations):
                     raise
             await anyio.sleep(pause_s)
 
-    async def _wait(self, connection: StreamConnection, request_id: int, frame: bytes, wait_s: float) -> Reply:
+    async def _wait(self, connection: StreamConnection, request_id: int, frame: bytes, call: Call[Any]) -> Reply:
         """The exchange of a request that waits at the server. If the caller is cancelled, the client tells the server."""
         self._waits[request_id] = connection
+        late = None if call.give_back is None else partial(self._give_back, connection, call)
         try:
-            return await connection.exchange(request_id, frame, self._timeout_s + wait_s)
+            return await connection.exchange(request_id, frame, self._timeout_s + call.wait_s, late)
         except anyio.get_cancelled_exc_class():
             # Else the server would hand out messages that the caller no longer takes.
             connection.post(self._core.encode(pull_calls.cancel_wait_call(request_id))[1])
+            self._given_up = True
             raise
         finally:
             del self._waits[request_id]
+
+    def _give_back(self, connection: StreamConnection, call: Call[Any], reply: Reply) -> None:
+        """Gives back what came for a caller that has gone. What the server does not take comes again by itself."""
+        assert call.give_back is not None
+        self._given_up = True
+        with suppress(DelayServerError):
+            back = call.give_back(self._core.finish(call, reply))
+            if back is not None:
+                connection.post(self._core.encode(back)[1])
 
     def _read_notices(self) -> None:
         """A task reads all the time."""

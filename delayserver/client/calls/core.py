@@ -49,7 +49,8 @@ class Call(Generic[T]):
     ``repeatable``: sending it twice has the effect of sending it once. So the client retries it although the first
     result is unknown. ``wait_s``: the server may hold the reply back so long on purpose. ``sent_us``: the local elapsed
     time when the last attempt left, if ``timed``. ``doubt``: corrects a result if an earlier attempt may have taken
-    effect; it gets the result and the error of that attempt.
+    effect; it gets the result and the error of that attempt. ``give_back``: the call that gives a result back whose caller
+    has gone.
     """
 
     operation: str
@@ -60,6 +61,7 @@ class Call(Generic[T]):
     timed: bool = False
     sent_us: int = 0
     doubt: Callable[[T, DelayServerError], T] | None = None
+    give_back: Callable[[T], Call[Any] | None] | None = None
 
     def leave(self, elapsed_us: int) -> None:
         """Note when an attempt leaves."""

@@ -84,7 +84,11 @@ def pull_call(
     def read(result: dict[str, Any], _: ServerInfo) -> PulledColumns:
         return read_pulled(result, max_messages)
 
-    return Call(PULL, arguments, read, wait_s=wait_ms / 1000)
+    def give_back(pulled: PulledColumns) -> Call[NackResult] | None:
+        return nack_call(subject, group, pulled, NO_DELAY, unseen=True) if pulled.count else None
+
+    # What a broadcast group has got does not come again.
+    return Call(PULL, arguments, read, wait_s=wait_ms / 1000, give_back=None if broadcast else give_back)
 
 
 def cancel_wait_call(request_id: int) -> Call[bool]:

@@ -1,7 +1,8 @@
 """One asynchronous connection: many requests in flight, one task that writes and one that reads.
 
-Callers only leave frames and wait for events. So a cancelled caller never leaves half a frame behind, and the connection
-drops its late reply. Any failure fails all requests in flight and closes the connection; the client retries.
+Callers only leave frames and wait for events. So a cancelled caller never leaves half a frame behind. The connection drops
+its late reply, or gives it to the caller's `Late`. Any failure fails all requests in flight and closes the connection; the
+client retries.
 """
 
 from __future__ import annotations
@@ -30,6 +31,11 @@ drops packets in silence would show only after the longest of their waits."""
 _RECEIVE_BYTES: Final = 256 * 1024
 
 
+LATE_MAX: Final = 4096
+"""Replies whose callers have gone and that are waited for. The messages of further ones come again after their ack
+timeout."""
+
+
 @dataclass(slots=True)
 class _Waiter:
     arrived: anyio.Event = field(default_factory=anyio.Event)
@@ -43,6 +49,9 @@ class _Waiter:
     def fail(self, failure: DelayServerError) -> None:
         self.failure = failure
         self.arrived.set()
+
+
+Late = Callable[[Reply], None]
 
 
 class StreamConnection:
@@ -64,6 +73,8 @@ class StreamConnection:
         self._note_refused = note_refused
         self._replies = ReplyStream(noticed)
         self._waiters: dict[int, _Waiter] = {}
+        # What gets the replies of requests whose callers have gone.
+        self._late: dict[int, Late] = {}
         self._slots = anyio.Semaphore(REQUESTS_IN_FLIGHT_MAX, fast_acquire=True)
         self._unwritten: list[bytes] = []
         self._unwritten_bytes = 0
@@ -104,16 +115,18 @@ class StreamConnection:
         self._make_room()
         self._scope.cancel()
 
-    async def exchange(self, request_id: int, frame: bytes, timeout_s: float) -> Reply:
+    async def exchange(self, request_id: int, frame: bytes, timeout_s: float, late: Late | None = None) -> Reply:
         """Send a request's frame and wait for its reply: ``timeout_s`` at most for its turn, and as long again for the
         reply. Raises `QueueFull` if its turn does not come, and `ConnectionLost`, `RequestTimedOut` or a protocol error.
+
+        ``late`` gets a reply that comes when the caller was cancelled, or no longer waits.
         """
         await self._turn(timeout_s)
         received_count = self._received_count
         try:
             # `fail_after` costs twice as much.
             with anyio.CancelScope(deadline=anyio.current_time() + timeout_s):
-                return await self._exchange(request_id, frame)
+                return await self._exchange(request_id, frame, late)
             if self._received_count == received_count:
                 # Not one byte in all that time: the server is gone, and other requests would wait in vain.
                 self.close(ConnectionLost(f"the server sent nothing for {timeout_s:g} s"))
@@ -165,13 +178,19 @@ class StreamConnection:
             self._written.set()
             self._written = None
 
-    async def _exchange(self, request_id: int, frame: bytes) -> Reply:
+    async def _exchange(self, request_id: int, frame: bytes, late: Late | None) -> Reply:
         if self._failure is not None:
             raise ConnectionLost(f"the connection is closed: {self._failure}")
         waiter = self._waiters[request_id] = _Waiter()
         self._leave(frame)
         try:
             await waiter.arrived.wait()
+        except BaseException:
+            if late is not None and waiter.reply is not None:  # it came in the step in which the caller was cancelled
+                late(waiter.reply)
+            elif late is not None and len(self._late) < LATE_MAX:
+                self._late[request_id] = late
+            raise
         finally:
             self._waiters.pop(request_id, None)
         if waiter.failure is not None:
@@ -219,6 +238,8 @@ class StreamConnection:
                     waiter = self._waiters.get(reply.id)
                     if waiter is not None:
                         waiter.answer(reply)
+                    elif (late := self._late.pop(reply.id, None)) is not None:
+                        late(reply)
                 self._replies.check()
         except anyio.EndOfStream:
             self.close(self._replies.ended)
