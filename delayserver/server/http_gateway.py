@@ -10,7 +10,6 @@ import dataclasses
 import json
 import socket
 import subprocess
-import sys
 from typing import Final, Self
 
 import trio
@@ -18,6 +17,7 @@ import trio
 from delayserver.config.settings import Settings
 from delayserver.logs.events import EventLogger
 from delayserver.net.listening import AddressError, listening_sockets
+from delayserver.runtime.child_process import child_command
 
 events = EventLogger()
 
@@ -78,7 +78,7 @@ class HttpGateway:
         """Run one child to its end, and return its exit code. When cancelled, end it."""
         descriptors = [each.fileno() for each in self._sockets]
         child = await trio.lowlevel.open_process(
-            [sys.executable, "-m", "delayserver.web.child", *map(str, descriptors)],
+            child_command("delayserver.web.child", *map(str, descriptors)),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             pass_fds=descriptors,

@@ -11,6 +11,7 @@ import errno
 import fcntl
 import mmap
 import os
+import stat
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -58,6 +59,7 @@ _ADVICE = {
     errno.EPERM: "give the data directory and its files to the user that runs the server",
     errno.ESTALE: "the file server lost the file; mount the file system again and restart the server",
     errno.ENOMEM: "this machine has no memory left",
+    errno.ELOOP: "this is a symbolic link, through which nothing is written; put the file itself there",
 }
 
 
@@ -366,8 +368,14 @@ class RealFileSystem:
 
     def _open(self, kind: type[F], path: str, *, create: bool, write: bool) -> F:
         flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        if write or create:
+            # A link could lead the bytes, or those of a tool that root runs, into a file of somebody else.
+            flags |= os.O_NOFOLLOW
         try:
-            return kind(path, self._descriptor(path, flags))
+            fd = self._descriptor(path, flags)
+            if create:
+                _give_to_owner_of_directory(path, fd)
+            return kind(path, fd)
         except OSError as error:
             if error.errno == errno.ENOENT and not create:
                 raise
@@ -407,6 +415,7 @@ class RealFileSystem:
                 probe = probe.parent
             for directory in reversed(missing):
                 directory.mkdir(mode=0o750, exist_ok=True)
+                _give_to_owner_of_directory(str(directory), str(directory))
                 if durable:
                     self.sync_directory(str(directory.parent))
         except OSError as error:
@@ -471,10 +480,10 @@ class RealFileSystem:
 
     def free_bytes(self, path: str) -> int:
         try:
-            stat = os.statvfs(path)
+            found = os.statvfs(path)
         except OSError as error:
             raise refusal(error, path, "tell the free space") from error
-        return stat.f_bavail * stat.f_frsize
+        return found.f_bavail * found.f_frsize
 
     def lock(self, path: str, content: bytes) -> RealFile:
         handle = self._open(_LockFile, path, create=True, write=True)
@@ -497,6 +506,21 @@ class RealFileSystem:
             handle.close()
             raise
         return handle
+
+
+def _give_to_owner_of_directory(path: str, made: int | str) -> None:
+    """What root has made belongs to the owner of its directory, so that the server reads what a tool of root has written.
+
+    `made` is the descriptor of a file, or the path of a directory."""
+    if os.geteuid():
+        return
+    # No name is followed that another user may have put in place meanwhile. A descriptor has none to follow.
+    follow = isinstance(made, int)
+    with suppress(OSError):  # such as in a container that may not give files away
+        found = os.stat(made, follow_symlinks=follow)  # noqa: PTH116 - of a descriptor too
+        owner = Path(directory_of(path)).stat()
+        if not found.st_uid and owner.st_uid and (stat.S_ISDIR(found.st_mode) or found.st_nlink == 1):
+            os.chown(made, owner.st_uid, owner.st_gid, follow_symlinks=follow)
 
 
 def refusal(error: OSError, path: str, operation: str) -> StoreError:

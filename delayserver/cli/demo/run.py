@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayserver.client import Client
+from delayserver.runtime.child_process import child_command
 from delayserver.runtime.clock import SystemClock
 
 SUBJECT: Final = "demo"
@@ -95,8 +95,7 @@ def running_server(directory: str) -> Iterator[RunningServer]:
     """
     data_dir = str(Path(directory) / "data")
     log = Path(directory) / "server.log"
-    command = [sys.executable, "-m", "delayserver", "serve", "--data-dir", data_dir, "--port", "0", "--json"]
-    command += ["--http-port", "0"]
+    command = child_command("delayserver", "serve", "--data-dir", data_dir, "--port", "0", "--json", "--http-port", "0")
     with log.open("wb") as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors)
     # Kills a server that neither starts nor ends, which would block `readline` below for ever.

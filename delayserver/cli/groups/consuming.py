@@ -17,7 +17,7 @@ import click
 import trio
 
 from delayserver.cli.terminal.deliveries import print_delivery
-from delayserver.cli.terminal.options import client_arguments
+from delayserver.cli.terminal.options import SECRET_VARIABLES, client_arguments
 from delayserver.cli.terminal.output import delivery_record, print_json, visible
 from delayserver.client import AsyncClient, Delivery, Listener, ListenerSettings, Retry
 from delayserver.client.listening.listener_run import ListenerRun
@@ -72,7 +72,7 @@ class Consumption:
                 ["/bin/sh", "-c", command],
                 stdin=delivery.body,
                 stdout=sys.stderr if self._as_json else None,
-                env={**os.environ, **variables(group, delivery)},
+                env=_without_secrets(os.environ) | variables(group, delivery),
                 check=False,
                 start_new_session=True,  # a Ctrl-C of the terminal is for `consume`, which lets commands end
                 deliver_cancel=_end,
@@ -106,6 +106,11 @@ async def _end(process: trio.Process) -> None:
         os.killpg(process.pid, signal.SIGTERM)
         await trio.sleep(KILL_AFTER_S)
         os.killpg(process.pid, signal.SIGKILL)
+
+
+def _without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables for a command. It handles messages of others, and needs no token of the consumer."""
+    return {name: value for name, value in environment.items() if name not in SECRET_VARIABLES}
 
 
 def variables(group: str, delivery: Delivery) -> dict[str, str]:

@@ -5,11 +5,14 @@ Expected failures have named errors and get a line. A bug keeps its traceback.
 
 from __future__ import annotations
 
+import io
 import sys
 from contextlib import suppress
 from typing import Final
 
 import click
+
+from delayserver.cli.terminal.output import visible_block
 
 FAILED: Final = 1
 USAGE: Final = 2
@@ -24,7 +27,9 @@ def report_failure(error: BaseException) -> int | None:
     if isinstance(error, click.exceptions.Exit):
         return error.exit_code
     if isinstance(error, click.ClickException):
-        error.show()
+        shown = io.StringIO()
+        error.show(shown)
+        click.echo(visible_block(shown.getvalue()), err=True, nl=False)  # it may repeat what the user pasted
         return error.exit_code
     if isinstance(error, (KeyboardInterrupt, click.Abort)):
         return INTERRUPTED
@@ -35,7 +40,7 @@ def report_failure(error: BaseException) -> int | None:
     if described is None:
         return None
     code, line = described
-    click.echo(f"Error: {line}", err=True)
+    click.echo(f"Error: {visible_block(line)}", err=True)
     return code
 
 

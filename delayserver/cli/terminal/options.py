@@ -109,6 +109,9 @@ _address = click.option(
 )
 
 TOKEN_VARIABLE: Final = "DELAYSERVER_TOKEN"
+TOKEN_FILE_VARIABLE: Final = "DELAYSERVER_TOKEN_FILE"
+SECRET_VARIABLES: Final = frozenset({TOKEN_VARIABLE, TOKEN_FILE_VARIABLE})
+"""Variables that lead to a token. Commands that a command runs do not get them."""
 
 
 def _keep(context: click.Context, parameter: click.Parameter, value: Any) -> None:
@@ -122,7 +125,7 @@ def server(command: Command) -> Command:
     token_file = click.option(
         "--token-file",
         type=click.File(),
-        envvar="DELAYSERVER_TOKEN_FILE",
+        envvar=TOKEN_FILE_VARIABLE,
         expose_value=False,
         callback=_keep,
         metavar="FILE",

@@ -17,10 +17,12 @@ if TYPE_CHECKING:
     from delayserver.protocol.errors import DelayServerError
 
 
-_CONTROLS: Final = re.compile("[\x00-\x1f\x7f-\x9f]")
-_CONTROLS_OF_A_BLOCK: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+# Characters that turn the direction of what follows, and line separators: text would look like another one.
+_TURNS: Final = "\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
+_CONTROLS: Final = re.compile(f"[\x00-\x1f\x7f-\x9f{_TURNS}]")
+_CONTROLS_OF_A_BLOCK: Final = re.compile(f"[\x00-\x08\x0b-\x1f\x7f-\x9f{_TURNS}]")
 # json.dumps escapes only those below U+0020.
-_CONTROLS_OF_JSON: Final = re.compile("[\x7f-\x9f]")
+_CONTROLS_OF_JSON: Final = re.compile(f"[\x7f-\x9f{_TURNS}]")
 
 
 def print_json(record: Mapping[str, Any]) -> None:
@@ -38,8 +40,9 @@ def _stdout_is_utf8() -> bool:
 
 
 def visible(text: str) -> str:
-    """Text for one line, with control characters escaped like \\x1b. So a message can neither control the reader's
-    terminal nor look like a line of the program."""
+    """Text for one line. Control characters are escaped like \\x1b, and those that turn the direction like \\u202e.
+
+    So a message can neither control the reader's terminal nor look like a line of the program."""
     return _CONTROLS.sub(_escape, text)
 
 
@@ -49,7 +52,8 @@ def visible_block(text: str) -> str:
 
 
 def _escape(found: re.Match[str]) -> str:
-    return f"\\x{ord(found[0]):02x}"
+    code = ord(found[0])
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
 def without_none(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from delayserver.cli.terminal.failures import FAILED
-from delayserver.cli.terminal.output import error_record, print_json
+from delayserver.cli.terminal.output import error_record, print_json, visible_block
 from delayserver.protocol.errors import DelayServerError
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def answer_each(
             if as_json:
                 print_json(record)
             else:
-                click.echo(line, err=isinstance(answer, DelayServerError))
+                click.echo(visible_block(line), err=isinstance(answer, DelayServerError))
     return code
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from delayserver.cli.terminal import options
-from delayserver.cli.terminal.output import print_json
+from delayserver.cli.terminal.output import print_json, visible
 from delayserver.config.units import parse_size_bytes
 from delayserver.protocol.tokens import OVERLAP_MS_DEFAULT, ROLES
 
@@ -101,7 +101,7 @@ def list_(data_dir: str | None, server: str, as_json: bool) -> None:
         if as_json:
             print_json(_fields(each))
         else:
-            click.echo(_line(each))
+            click.echo(visible(_line(each)))
     if not tokens and not as_json:
         click.echo("There are no tokens.")
 
@@ -120,7 +120,7 @@ def revoke(token_id: str, data_dir: str | None, server: str, as_json: bool) -> N
     if as_json:
         print_json(_fields(revoked) | {"revoked": True})
     else:
-        click.echo(f"Revoked {_line(revoked)}")
+        click.echo(f"Revoked {visible(_line(revoked))}")
 
 
 @token.command

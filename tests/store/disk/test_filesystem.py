@@ -370,3 +370,51 @@ def test_bytes_that_the_disk_cannot_read_raise_an_error_that_is_not_corruption()
             with_hole.pread(0, 8)
     finally:
         with_hole.close()
+
+
+def test_nothing_is_written_through_a_symbolic_link(tmp_path: Path) -> None:
+    """A file of somebody else stays as it is, whoever has put the link into the data directory."""
+    fs, foreign = RealFileSystem(), tmp_path / "foreign"
+    foreign.write_bytes(b"secret")
+    (tmp_path / "data").mkdir()
+    for name in ("tokens.tmp", "dangling"):
+        (tmp_path / "data" / name).symlink_to(foreign if name == "tokens.tmp" else tmp_path / "not there")
+    paths = [str(tmp_path / "data" / name) for name in ("tokens.tmp", "dangling")]
+    for path in paths:
+        with pytest.raises(DiskError, match="symbolic link"):
+            fs.open(path, create=True)
+        with pytest.raises(DiskError, match="symbolic link"):
+            fs.open(path)
+        with pytest.raises(DiskError, match="symbolic link"):
+            fs.lock(path, b"x")
+    with pytest.raises(DiskError, match="symbolic link"):
+        write_atomically(fs, str(tmp_path / "data" / "tokens"), b"new")
+    assert foreign.read_bytes() == b"secret" and not (tmp_path / "not there").exists()
+    reader = fs.open(paths[0], write=False)
+    assert reader.pread(0, 6) == b"secret", "reading follows links, such as those of certificates"
+    reader.close()
+
+
+def test_a_link_in_the_place_of_a_file_is_replaced_and_not_followed(tmp_path: Path) -> None:
+    foreign = tmp_path / "foreign"
+    foreign.write_bytes(b"secret")
+    (tmp_path / "tokens").symlink_to(foreign)
+    write_atomically(RealFileSystem(), str(tmp_path / "tokens"), b"new")
+    assert foreign.read_bytes() == b"secret" and (tmp_path / "tokens").read_bytes() == b"new"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files for others")
+def test_what_root_makes_belongs_to_the_owner_of_its_directory(tmp_path: Path) -> None:
+    """Else the server cannot read the token that an operator made as root."""
+    fs, data = RealFileSystem(), tmp_path / "data"
+    data.mkdir()
+    os.chown(data, 12_345, 23_456)
+    write_atomically(fs, str(data / "tokens"), b"x")
+    fs.make_directory(str(data / "quarantine" / "deep"))
+    for path in ("tokens", "quarantine", "quarantine/deep"):
+        found = (data / path).stat()
+        assert (found.st_uid, found.st_gid) == (12_345, 23_456), path
+    os.link(data / "tokens", tmp_path / "linked")
+    os.chown(data / "tokens", 0, 0)
+    fs.open(str(data / "tokens"), create=True).close()
+    assert (data / "tokens").stat().st_uid == 0, "a file with two names may be that of somebody else"

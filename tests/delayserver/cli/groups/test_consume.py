@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from delayserver.cli.groups.consuming import property_fields, variables
+from delayserver.cli.groups.consuming import _without_secrets, property_fields, variables
 from delayserver.client import Client
 from tests.delayserver.cli.conftest import COMMAND_SECONDS_MAX, Done, Server
 from tests.delayserver.client.listening.deliveries import delivery
@@ -55,6 +55,16 @@ def test_without_a_command_messages_are_printed_and_acked(server: Server, client
     send(client, subject, b"three")
     row = server.run("consume", subject, "--group", "g", "--max", "1", "--json").row
     assert (row["body"], row["subject"], row["attempt"]) == ("three", subject, 1)
+
+
+def test_a_command_does_not_get_the_token_of_its_consumer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    token = "dst_0123456789ab_" + "A" * 43
+    (tmp_path / "token").write_text(token)
+    monkeypatch.setenv("DELAYSERVER_TOKEN", token)
+    monkeypatch.setenv("DELAYSERVER_TOKEN_FILE", str(tmp_path / "token"))
+    monkeypatch.setenv("KEPT", "yes")
+    assert _without_secrets(os.environ).keys() == os.environ.keys() - {"DELAYSERVER_TOKEN", "DELAYSERVER_TOKEN_FILE"}
+    assert _without_secrets(os.environ)["KEPT"] == "yes"
 
 
 def test_a_command_gets_the_body_on_stdin_and_the_rest_in_variables(

@@ -112,3 +112,12 @@ def test_a_lookup_shows_hand_overs_without_an_answer_where_the_server_names_some
     assert isinstance(found, LookupResult)
     assert (found.attempts, found.unanswered_elsewhere) == (3, unanswered)
     assert lookup_record(receipt, found).get("unanswered_elsewhere") == unanswered
+
+
+def test_text_that_turns_its_direction_shows_that_it_does(capsys: pytest.CaptureFixture[str]) -> None:
+    turned = "a\u202eb\u2066c\u200fd\u2028e"
+    assert visible(turned) == visible_block(turned) == "a\\u202eb\\u2066c\\u200fd\\u2028e"
+    print_json({"x": turned})
+    text = capsys.readouterr().out
+    assert "\u202e" not in text and json.loads(text) == {"x": turned}
+    assert visible("größe 😀 \u05d0") == "größe 😀 \u05d0", "letters of any script stay"
