@@ -101,6 +101,11 @@ class GroupCommit:
             size += len(batch.bodies) + len(batch.properties) + len(batch.ids) + len(batch.order_keys)
         self._take(size).add(batch, done)
 
+    @property
+    def durable_end(self) -> int:
+        """The offset of message_log at or behind which items stand that are submitted from now on."""
+        return self._positions.durable.value
+
     async def commit(self, batch: MessageBatch | CancelBatch) -> Committed:
         """Submits a batch and waits until it is durable. Raises the named error if that fails."""
         results: list[Committed | DelayServerError] = []

@@ -101,6 +101,7 @@ from delayserver.server.group_memory import TIMERS_AT_ONCE, GroupMemory, has_one
 from delayserver.server.topology import Topology
 from delayserver.startup.opening import Opened, count_accepted, find_lost_broker
 from delayserver.startup.pending_subjects import pending_before
+from delayserver.startup.written_records import written_records
 from delayserver.state.connections.connections import Connections
 from delayserver.state.counts.balance import Balance
 from delayserver.state.counts.latency import LatencyHistogram
@@ -339,6 +340,7 @@ class Parts:
             self._clock.monotonic_us(),
             patient=self._patient,
         )
+        self._end_doubts(opened)
         self.broker_commit = BrokerCommit(self.broker, opened.believable, self._runtime)
         self.broker_reads = BrokerReads(self.broker.reads, self._runtime)
         self.pulls = PullService(self.broker, self.broker_reads, self._runtime, self._pacing.pulled_rows_max)
@@ -375,6 +377,12 @@ class Parts:
             self.groups, self.residency, opened.attempts.horizon, gate, self._pacing.slice_rows, self._runtime
         )
         self.complete_windows = CompleteWindows(self.book, opened.files.days, self.groups, self._runtime)
+
+    def _end_doubts(self, opened: Opened) -> None:
+        """Finds out which redeliveries were written before the last process ended."""
+        start = self.broker.doubts_from
+        if start is not None:
+            self.broker.end_doubts(written_records(opened.files.log, start))
 
     def _build_timers(self, opened: Opened) -> BrokerGroup:
         """The group of the timers of transactions, whose only node is a part of this server."""

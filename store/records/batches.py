@@ -287,7 +287,8 @@ class ProgressBatch(ColumnBatch):
     `stop`, and earlier rows of it and this queue are void; `times` counts such moves. `change` 6: the group was
     removed, and its earlier rows are void, as are the messages below `stop` in its retry queue; `times` counts moves.
     `change` 7: handed out for the `times`th time, and leased. `change` 8: handed out `times` times, and not leased.
-    Programs before these two wrote `change` 1.
+    Programs before these two wrote `change` 1. `change` 10: a record that replaces them may stand in message_log; a row
+    of `change` 9 before it says from which offset on (`stop`).
     `anew` is 1 on rows of change 5 and 6.
     """
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from delayserver.broker.files.progress import (
     ACKED,
     COUNTED,
+    FROM,
     HANDED,
     IN_PLACE,
     KEPT,
     MOVED,
     REMOVED,
+    RETURNING,
     TIMES_MAX,
     UNTIL,
     ProgressRows,
@@ -136,6 +138,14 @@ class ProgressNotes:
         """Note how often messages were handed out, for a snapshot of the log."""
         start, stop, times, leased = count
         rows.add(HANDED if leased else COUNTED, *key, retry, start, stop, min(times, TIMES_MAX))
+
+    def returning(self, key: GroupKey, retry: bool, place: Place, rows: ProgressRows | None = None) -> None:
+        """Note messages of which a record may stand in message_log from the offset `until_ms` on, for the log (or a snapshot
+        of it)."""
+        self.awaited |= rows is None
+        for to in self._counts_of(key) if rows is None else [rows]:
+            to.add(FROM, *key, retry, 0, place.until_ms)
+            to.add(RETURNING, *key, retry, place.start, place.stop, place.times)
 
     def wrote_redeliveries(self, key: GroupKey, start_ms: int, count: int, rows: ProgressRows | None = None) -> None:
         """Note bytes of durable redeliveries, for the log (or a snapshot of it)."""

@@ -141,7 +141,7 @@ def retry_messages(parts: Sequence[StoredBatch], times_before: Sequence[I64], gr
         due_ms=due_ms,
         accepted_us=waits_since_us(stored),
         expires_ms=stored.expires_ms,
-        origin_sequence=_origins(stored),
+        origin_sequence=origins(stored),
         subject=stored.subject,
         target_group=group,
         redelivery=attempts_before(stored.redelivery) + 1 + np.concatenate(times_before),
@@ -166,7 +166,8 @@ def waits_since_us(stored: StoredBatch) -> I64:
     return since_us
 
 
-def _origins(stored: StoredBatch) -> I64:
+def origins(stored: StoredBatch) -> I64:
+    """The sequences of the messages that were accepted first, i64[n]."""
     origins: I64 = np.where(stored.origin_sequence != 0, stored.origin_sequence, stored.sequence)
     return origins
 
@@ -180,7 +181,7 @@ def written_ids(stored: StoredBatch) -> tuple[NDArray[np.uint32], bytes | memory
     ids: list[bytes | memoryview] = []
     position = 0
     for server_id, sequence, length in zip(
-        stored.server_id.tolist(), _origins(stored).tolist(), lengths.tolist(), strict=True
+        stored.server_id.tolist(), origins(stored).tolist(), lengths.tolist(), strict=True
     ):
         ids.append(stored.ids[position : position + length] if length else b"%012x-%012x" % (server_id, sequence))
         position += length

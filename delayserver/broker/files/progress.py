@@ -29,7 +29,7 @@ from store.records.segment import (
     is_unfinished,
 )
 
-ACKED, SEEN, UNTIL, IN_PLACE, KEPT, MOVED, REMOVED, HANDED, COUNTED = 0, 1, 2, 3, 4, 5, 6, 7, 8
+ACKED, SEEN, UNTIL, IN_PLACE, KEPT, MOVED, REMOVED, HANDED, COUNTED, FROM, RETURNING = range(11)
 # A row in memory.
 PROGRESS_ROW_BYTES = 56
 # The largest `times` of a row.

@@ -9,6 +9,7 @@ with an order key are in `KeyOrder` until they are acked, with a state and a dea
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable
 from itertools import pairwise
 
 import numpy as np
@@ -50,6 +51,7 @@ class Cursor:
         "_owner",
         "_places",
         "_prune_at",
+        "_returning",
         "_settled",
         "_unasked",
         "acked",
@@ -88,6 +90,9 @@ class Cursor:
         self._unasked: RangeSet | None = None
         # Claimed positions, with the counts that they had.
         self._claimed: Places | None = None
+        # Positions of which a record may stand in message_log, from the offset `until_ms` on. They are being retried; at a
+        # start they are not.
+        self._returning: Places | None = None
         self._prune_at = _PRUNE_MIN
         self._settled = 0
 
@@ -541,19 +546,38 @@ class Cursor:
     def give_back(self, parts: list[Place]) -> None:
         """End a claim: the positions are ready to be handed out. A group that a seek moved stays there."""
         for place in parts:
-            if self._claimed is not None:
-                self._claimed.remove(place.start, place.stop)
+            for others in (self._claimed, self._returning):
+                if others is not None:
+                    others.remove(place.start, place.stop)
             for low, high in self.retrying.common(place.start, place.stop):
                 self.retrying.remove(low, high)
                 self.places.put(Place(low, high, place.times, READY))
+
+    @property
+    def returning(self) -> Iterable[Place]:
+        """Positions of which a record may stand in message_log from the offset `until_ms` on."""
+        return self._returning or ()
+
+    def begin_return(self, start: int, stop: int, offset: int) -> list[Place]:
+        """Records of positions that are being retried are about to be written to message_log, at or behind an offset.
+        Returns the positions."""
+        found = [Place(low, high, 0, READY, 0, offset) for low, high in self.retrying.common(start, stop)]
+        for place in found:
+            self.restore_return(place)
+        return found
+
+    def end_returns(self) -> None:
+        """Nothing is in doubt any more."""
+        self._returning = None
 
     def settle(self, start: int, stop: int) -> list[Range]:
         """The retries of these positions are durable elsewhere: count the positions as acked. Returns their ranges.
         Positions that are not in `retrying` any more are left alone: a seek came between."""
         settled = self.retrying.common(start, stop)
         self.retrying.remove(start, stop)
-        if self._claimed is not None:
-            self._claimed.remove(start, stop)
+        for others in (self._claimed, self._returning):
+            if others is not None:
+                others.remove(start, stop)
         for low, high in settled:
             self._acked(low, high)
         return settled
@@ -562,6 +586,8 @@ class Cursor:
         """The retries could not be made: lease the positions again until the deadline. False if a seek came between."""
         abandoned = self.retrying.common(start, stop)
         self.retrying.remove(start, stop)
+        if self._returning is not None:
+            self._returning.remove(start, stop)
         for low, high in abandoned:
             self._lease_in_place(low, high, deadline_us)
             if self._order is not None:
@@ -611,7 +637,7 @@ class Cursor:
         self._leases = []
         if self._order is not None:
             self._order.clear()
-        self._places = self._claimed = self._unasked = self._order = None
+        self._places = self._claimed = self._returning = self._unasked = self._order = None
         self._prune_at = _PRUNE_MIN
 
     def next_deadline_us(self) -> int | None:
@@ -698,6 +724,8 @@ class Cursor:
     def restore(self, place: Place) -> None:
         """Restore positions that waited in their place or were leased there, from a row of the progress log."""
         self.seen.set(place.start, place.stop, place.times, leased=False)
+        if self._returning is not None:
+            self._returning.remove(place.start, place.stop)
         for start, stop in self.acked.missing(max(place.start, self.committed), place.stop):
             self.places.put(place._replace(start=start, stop=stop))
 
@@ -706,9 +734,17 @@ class Cursor:
         self.seen.forget_below(self.committed)
         if stop > self.committed:
             self.seen.set(max(start, self.committed), stop, times, leased=leased)
+        if self._returning is not None:
+            self._returning.remove(start, stop)
         if self._places is not None:
             for place in self._places.parts(start, stop):
                 self._places.put(Place(place.start, place.stop, times, READY))
+
+    def restore_return(self, place: Place) -> None:
+        """Note positions of which a record may stand in message_log, also from a row of the progress log."""
+        self._returning = Places() if self._returning is None else self._returning
+        self._returning.remove(0, self.committed)
+        self._returning.put(place)
 
     def restart(self, end: int) -> None:
         """To be called after the progress log was read. Leased positions are deliverable again, as one more attempt."""
@@ -716,6 +752,12 @@ class Cursor:
         self.logged = self.committed
         if self.seen:
             self.seen.restart(self.acked.missing(self.committed, max(self.committed, min(end, self.seen.stop))))
+        if self._returning is not None:
+            unacked = self.acked.missing(self.committed, max(self.committed, min(end, self._returning.stop)))
+            parts = [part for span in unacked for part in self._returning.parts(*span)]
+            self._returning = None
+            for part in parts:
+                self.restore_return(part)
         if self._places is not None:
             self._restart_places(self._places, end)
 

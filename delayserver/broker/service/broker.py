@@ -10,7 +10,7 @@ another one. No call waits for a read of the disk: it raises ReadNeeded, or it i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, Self
 
 from delayserver.broker.actions.arrivals import Arrivals, Published, Stored
@@ -20,6 +20,7 @@ from delayserver.broker.actions.dead_queue import Claim, DeadQueue, Letters
 from delayserver.broker.actions.delivering import Delivered
 from delayserver.broker.actions.finding import FindPlan, FindQuery, FindResult, Indexes
 from delayserver.broker.actions.group_rows import GroupBacklog, GroupRow, group_backlogs, group_keys, group_row
+from delayserver.broker.actions.in_doubt import InDoubt
 from delayserver.broker.actions.indexing import IndexPlan
 from delayserver.broker.actions.positions import Positions
 from delayserver.broker.actions.retention import BlockCuts, block_cuts, retirable, retire_store
@@ -43,7 +44,7 @@ from delayserver.runtime.marks import Bell
 from store.disk.filesystem import FileSystem
 from store.errors import DiskFullError, StoreError
 from store.logs.message_log import MessageLog
-from store.records.batches import I64, StoredBatch
+from store.records.batches import I64, MessageBatch, StoredBatch
 from store.records.stored_rows import StoredRows
 
 
@@ -59,6 +60,7 @@ class Broker:
         self._dead_letters = DeadLetters(state, self._arrivals)
         self._dead_queue = DeadQueue(state, self._dead_letters)
         self._durability = Durability(state)
+        self._in_doubt = InDoubt(state)
         self._indexes = Indexes(state)
         # Hand-outs wait for a sync, which may come later. Leases have ended, because their process did.
         self.counted, self.ended = Bell(), Bell()
@@ -282,6 +284,21 @@ class Broker:
         """When `expired_leases` has work, by the clock of `lease_us`; None while no message is leased or waits."""
         return self._retries.next_deadline_us()
 
+    def begin_retry(self, batch: RetryBatch, offset: int) -> None:
+        """The internal records of the batch are about to be written to the message_log, at or behind this offset. They must
+        not be there before the next sync has ended."""
+        self._in_doubt.begin_retry(batch, offset)
+
+    @property
+    def doubts_from(self) -> int | None:
+        """From which offset of message_log on records may stand that replace messages here; None if there are none."""
+        return self._in_doubt.first_offset()
+
+    def end_doubts(self, batches: Iterable[tuple[int, MessageBatch]]) -> None:
+        """Ack the messages that such records replace, and only these. `batches`: all of message_log from `doubts_from` on,
+        with their offsets. Reads the disk at once: to be called at a start, before anything is handed out."""
+        self._in_doubt.settle(batches)
+
     def settle_retry(self, batch: RetryBatch) -> None:
         """The internal records of the batch are durable in the message_log. Counts the deliveries as acked."""
         self._retries.settle(batch)
@@ -315,6 +332,10 @@ class Broker:
 
         `settle_dead` follows when they are durable elsewhere, `give_back_dead` otherwise. Raises ReadNeeded."""
         return self._dead_queue.claim(key, wanted, after, count_max, bytes_max)
+
+    def begin_dead(self, claim: Claim, offset: int) -> None:
+        """As `begin_retry`, for claimed letters."""
+        self._in_doubt.begin(claim.key, [(part.start, part.stop) for part in claim.parts], (), offset)
 
     def settle_dead(self, claim: Claim) -> None:
         """The claimed letters are durable elsewhere: they are done here, durably after the next sync."""

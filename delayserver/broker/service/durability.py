@@ -228,6 +228,8 @@ class Durability:
                         self._state.notes.in_place(key, retry, place, rows)
                 for count in cursor.counts():
                     self._state.notes.count(key, retry, count, rows)
+                for place in cursor.returning:
+                    self._state.notes.returning(key, retry, place, rows)
             if group.redelivery_bytes:
                 for start_ms, count in self._state.kept(key).steps():
                     self._state.notes.wrote_redeliveries(key, start_ms, count, rows)

@@ -18,11 +18,13 @@ from delayserver.broker.files.policies import read_policies
 from delayserver.broker.files.progress import (
     ACKED,
     COUNTED,
+    FROM,
     HANDED,
     IN_PLACE,
     KEPT,
     MOVED,
     REMOVED,
+    RETURNING,
     SEEN,
     UNTIL,
     ProgressLog,
@@ -200,7 +202,7 @@ def _read_progress(
     """Apply the progress log, and the acks that follow from dead letters. `complete`: a checkpoint named all queues, also
     those whose messages were removed."""
     lost: dict[QueueKey, int] = {}
-    until_ms = 0
+    until_ms, offset = 0, 0
     for row in state.files.progress.rows():
         if row.change == UNTIL:
             until_ms = row.stop
@@ -212,6 +214,11 @@ def _read_progress(
             stop = _stored_stop(state, row)
             group.cursor(row.retry).restore(Place(row.start, stop, row.times, *waits))
             until_ms = 0
+        elif row.change == FROM:
+            offset = row.stop
+        elif row.change == RETURNING:
+            place = Place(row.start, _stored_stop(state, row), 0, READY, 0, offset)
+            _group(state, row).cursor(row.retry).restore_return(place)
         elif row.change == REMOVED:
             _remove(state, row)
         else:

@@ -98,7 +98,7 @@ class DeadLetterOperations:
         """Sends letters to the group again, the first ones or those of the positions `wanted` (i64[n]), due from
         `first_ms` on, `rate` a second. Their attempts begin anew. Durable on return.
 
-        A crash on the way leaves letters where they are, and at most this request's may come a second time.
+        A crash on the way leaves letters where they are, or sends them: each letter is in one place.
         Raises SubjectInvalid, GroupUnknown, InvalidArgument, DiskFull, StorageFailed and the errors of the pipeline."""
         key, codes = self._keys(subject, group)
         step_ms = 0.0 if rate is None else 1000 / rate
@@ -111,7 +111,7 @@ class DeadLetterOperations:
             delays = first_ms + (np.arange(len(letters)) * step_ms).astype(np.int64)
             messages = resent_messages(letters, *codes, delays - (-now_us // 1000), now_us)
             try:
-                await self._redelivery.commit(messages)
+                await self._redelivery.commit(messages, partial(self._core.begin_dead, claim))
             except DelayServerError:
                 self._core.give_back_dead(claim)
                 raise

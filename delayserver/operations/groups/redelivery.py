@@ -2,17 +2,19 @@
 them was not received.
 
 They go through the delay pipeline again, as internal records for one consumer group, committed to message_log like
-messages. The old delivery is settled only when these records are durable. After the last attempt of the group's policy a
-message is stored as a dead letter instead, and acked in the same sync of the broker.
+messages. The broker's progress log first names what they will replace, and the old delivery is settled only when these
+records are durable. So a start finds out what a crash left. After the last attempt of the group's policy a message is stored
+as a dead letter instead, and acked in the same sync of the broker.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from heapq import heappop, heappush
 
 import trio
@@ -165,9 +167,12 @@ class Redelivery:
         with commit_errors():
             await self._broker.commit.durable()
 
-    async def commit(self, messages: MessageBatch) -> None:
-        """Commits internal records to message_log. Raises DiskFull, and the errors of the pipeline."""
+    async def commit(self, messages: MessageBatch, begin: Callable[[int], None]) -> None:
+        """Commits internal records to message_log. `begin` notes before that they will be there, with their lowest offset.
+        Raises DiskFull, StorageFailed, and the errors of the pipeline."""
         self._require_room(messages)
+        begin(self._pipeline.durable_end)
+        await self.durable()
         await self._pipeline.commit(messages)
 
     def sent(self, messages: MessageBatch) -> None:
@@ -187,7 +192,7 @@ class Redelivery:
         buried = batch.given_up is None or self._bury(batch, len(batch.given_up))
         if batch.messages is not None:
             try:
-                await self.commit(batch.messages)
+                await self.commit(batch.messages, partial(core.begin_retry, batch))
             except DelayServerError:
                 core.abandon_retry(batch, self._clock.monotonic_us())
                 raise

@@ -255,3 +255,31 @@ def test_messages_in_the_place_of_lost_ones_were_never_handed_out() -> None:
             lost += 2 not in found
             broker = killed(broker, disk)
     assert lost, "no seed took the messages"
+
+
+@pytest.mark.parametrize("snapshot", [False, True], ids=["rows", "snapshot"])
+@pytest.mark.parametrize("written", [False, True], ids=["not written", "written"])
+def test_a_start_settles_a_redelivery_by_whether_it_was_written(written: bool, snapshot: bool) -> None:
+    disk = FakeDisk()
+    limits = replace(LIMITS, progress_bytes_max=1 if snapshot else LIMITS.progress_bytes_max)
+    broker = DirectBroker.open(disk, "/data/broker", SERVER, NOW_US, limits)
+    broker.deliver(keyed(1, *[""] * 20), False, NOW_US)
+    pulled = broker.pull(SUBJECT, GROUP, 2, 1 << 20, NOW_US, NOW_US)
+    assert pulled is not None
+    for _ in range(15):  # until the log is long
+        attempts(broker, 1)
+    batch = broker.nack(SUBJECT, GROUP, pulled.delivery[:1], 0, NOW_US, NOW_US, Failure(NACKED, "no"))
+    assert batch.messages is not None
+    broker.begin_retry(batch, 4_000)
+    plan = broker.sync_plan()
+    assert plan.progress.snapshot == snapshot
+    plan.run()
+    broker.finish_sync(plan)
+    broker.abandon()
+    disk.kill()
+    broker = open_broker(disk)
+    assert [broker.doubts_from] == [4_000]
+    earlier = [(3_000, batch.messages)]  # the record of which the message itself came
+    broker.end_doubts([*earlier, (5_000, batch.messages)] if written else earlier)
+    assert [broker.doubts_from] == [None]
+    assert attempts(broker, 2) == ({2: 2, 3: 2} if written else {1: 2, 2: 2})
