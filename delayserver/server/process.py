@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import trio
 
-from delayserver.config.settings import Settings
+from delayserver.config.settings import ListenSettings, Settings
 from delayserver.config.toml_file import ConfigError
 from delayserver.front.audit import tell_reload_by_signal
 from delayserver.front.front import BROKER, SERVER
@@ -184,7 +184,18 @@ def within_descriptors(settings: Settings, fs: FileSystem) -> Settings:
     return replace(
         settings,
         storage=replace(storage, open_files_max=files),
-        listen=replace(listen, connections_max=connections),
+        listen=fewer_connections(listen, connections),
+    )
+
+
+def fewer_connections(listen: ListenSettings, connections: int) -> ListenSettings:
+    """The settings for so many connections. The bounds of one client and of new connections keep their part of them."""
+    before = listen.connections_max
+    return replace(
+        listen,
+        connections_max=connections,
+        connections_of_client_max=max(listen.connections_of_client_max * connections // before, 1),
+        connections_new_max=max(listen.connections_new_max * connections // before, 1),
     )
 
 

@@ -11,10 +11,11 @@ import pytest
 import trio
 import trustme
 
-from delayserver.config.settings import BrokerSettings, MessageSettings
+from delayserver.config.settings import BrokerSettings, ListenSettings, MessageSettings
 from delayserver.front.connection import FIRST_FRAME_BYTES_MAX
 from delayserver.protocol.errors import DelayServerError
 from delayserver.protocol.frames import encode_request
+from delayserver.server.process import fewer_connections
 from tests.delayserver.front.real import HELLO, NORMAL, Door, OneContext, Real, at_the_door
 from tests.fakes.host import Client, Host, small_settings
 
@@ -98,6 +99,11 @@ def test_one_token_cannot_take_all_places(tmp_path: Path) -> None:
         assert (await again.request("hello", HELLO | {"token": token}))["roles"] == ["admin"]
 
     at_the_door(tmp_path, test, connections_of_client_max=10)
+
+
+def test_with_fewer_descriptors_one_client_still_leaves_places_to_others() -> None:
+    listen = fewer_connections(ListenSettings(), 100)
+    assert (listen.connections_max, listen.connections_of_client_max, listen.connections_new_max) == (100, 25, 12)
 
 
 @pytest.mark.parametrize("secured", [False, True])
