@@ -44,6 +44,7 @@ from delayserver.operations.messages.transactions import Transactions
 from delayserver.operations.sending.send import SentColumns, SentRows
 from delayserver.protocol.errors import DelayServerError, FilterInvalid, TooFar
 from delayserver.protocol.outcomes import Outcome
+from delayserver.receive.group_commit import GroupCommit
 from delayserver.receive.intake import Intake
 from delayserver.replay import publisher
 from delayserver.replay.deduplication import Deduplication
@@ -574,6 +575,11 @@ def a_gate_that_waits_for_nothing() -> list[Change]:
     return [(OrderGate, "limit_ms", lambda _right: lambda _gate, to_ms: to_ms)]
 
 
+def a_gate_that_forgets_running_commits() -> list[Change]:
+    """A message with an order key leaves the wheel while an earlier one of its key, accepted in time, waits for its sync."""
+    return [(GroupCommit, "_commit_group", lambda _right: GroupCommit.__dict__["_commit_numbered"])]
+
+
 def refused_without_a_word() -> list[Change]:
     """A message of a one-way request is refused, and the producer never hears of it."""
     return [(Connection, "refuse_one_way", lambda _right: lambda _connection, _messages, _error: None)]
@@ -723,6 +729,7 @@ MISTAKES: tuple[Callable[[], list[Change]], ...] = (
     a_batch_in_the_order_of_acceptance,
     queues_emptied_for_nobody,
     back_to_a_group_that_is_gone,
+    a_gate_that_forgets_running_commits,
     a_gate_that_waits_for_nothing,
     refused_without_a_word,
     one_way_send_that_loses_its_last,

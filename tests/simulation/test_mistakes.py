@@ -29,11 +29,12 @@ SEEDS = tuple(dict.fromkeys([*QUICK, *range(40)]))
 # others are tried, and a new number here saves that time.
 NOTICED_BY = {
     "a_batch_in_the_order_of_acceptance": 10,
+    "a_gate_that_forgets_running_commits": 31,
     "a_gate_that_waits_for_nothing": 58,
     "a_read_that_ends_wakes_no_pull": 5,
     "ack_before_sync": 2,
-    "back_to_a_group_that_is_gone": 31,
-    "batches_of_one_key_at_once": 10,
+    "back_to_a_group_that_is_gone": 45,
+    "batches_of_one_key_at_once": 9,
     "cancelled_and_delivered": 4,
     "checkpoint_before_sync": 2,
     "cleanup_by_age": 5,
