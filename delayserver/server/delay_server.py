@@ -40,6 +40,7 @@ from delayserver.state.connections.parties import Parties
 from delayserver.state.positions.readiness import Readiness, Stage
 from store.disk.filesystem import FileSystem, RealFileSystem
 from store.errors import DiskFullError, StoreError, UnreadableError
+from store.tables.checkpoint import Uncertain
 
 events = EventLogger()
 
@@ -375,13 +376,18 @@ class DelayServer:
         await self._settle_attempts()
         if replayed.value < accepted:
             raise DiskFullError(self.replay_room.text)
-        await parts.checkpointing.write(clean=True)
+        uncertain = self._uncertain()
+        await parts.checkpointing.write(clean=True, uncertain=uncertain)
         self.handlers.close()
         parts.segments_ahead.drop()
         await parts.publishing.close()
         await parts.local_broker.close()
-        if self._attempts_settled():
+        if parts.opened.attempts.attempted.any_unknown:
+            return  # the next start must take the end for a crash, and ask
+        if uncertain is None:
             parts.opened.sequences.close_clean()
+        else:
+            parts.opened.sequences.close_orderly()
 
     async def _leave(self) -> None:
         """A stop in the middle of a start: there is nothing to write down but what was delivered meanwhile."""
@@ -401,15 +407,16 @@ class DelayServer:
         await parts.recorder.flush()
         await parts.broker_commit.durable()
 
-    def _attempts_settled(self) -> bool:
-        """Whether no attempt has an unknown result; otherwise the next start must take the end for a crash, and ask."""
+    def _uncertain(self) -> Uncertain | None:
+        """The messages that a process before this one may have delivered without a known result; None where all of them
+        have an outcome now. Messages that this process accepted are never among them."""
         parts = self.parts
         attempted = parts.opened.attempts.attempted
-        if any(day.start_ms < attempted.due_before_ms for day in parts.files.days.draining()):
-            return False  # what a crash took from its minutes waits in the file of the day
-        return not attempted.any_unknown and not any(
-            True for _ in parts.book.incomplete_before(attempted.due_before_ms)
-        )
+        # What a crash took from the minutes of a draining day waits in the file of the day.
+        draining = any(day.start_ms < attempted.due_before_ms for day in parts.files.days.draining())
+        if draining or any(True for _ in parts.book.incomplete_before(attempted.due_before_ms)):
+            return Uncertain(attempted.due_before_ms, attempted.sequence_before)
+        return None
 
     def close(self) -> None:
         """Close all files. A clean end has closed those of the broker already; a crash has not."""

@@ -32,7 +32,7 @@ from store.logs.windows import DAY_MS, day_of
 from store.records.batches import I64
 from store.records.scan import Damage
 from store.tables import checkpoint as checkpoint_file
-from store.tables.checkpoint import Checkpoint
+from store.tables.checkpoint import Checkpoint, Uncertain
 from store.tables.checkpoint_marks import (
     dispatch_losses,
     dispatch_marks,
@@ -197,12 +197,11 @@ def _open(
     sequences = SequenceReservation.open(fs, path, server_id, above=above, clock_us=reserved_us)
     for found in (*found_damages, *_lost_before(schedule, dispatch)):
         damage.report(found)
-    attempted, horizon = Attempted(0, 0), AttemptHorizon(peak_us)
+    horizon = AttemptHorizon(peak_us)
+    uncertain = checkpoint.uncertain if reservation.orderly and not lost else None
+    attempted = Attempted(0, 0)
     if not sequences.clean and not directory.created:
-        # Without the horizon of the last process, the horizon with which this one would begin is used.
-        latest_ms = max(clock.now_ms(), horizon.due_ms) if peak_us else clock.now_ms() + AHEAD_MS
-        # Messages due in this millisecond may have been attempted in it.
-        attempted = Attempted(latest_ms + 1, sequences.next)
+        attempted = _attempted(uncertain, horizon, sequences.next, clock.now_ms())
     # A new directory has no files that a wrong clock could remove.
     known_us = clock.now_us() if directory.created else checkpoint.believable_us
     return Opened(
@@ -213,6 +212,17 @@ def _open(
         Attempts(attempted, horizon),
         BelievableClock(clock, storage.clock_hold_ms, known_us),
     )
+
+
+def _attempted(uncertain: Uncertain | None, horizon: AttemptHorizon, next_sequence: int, now_ms: int) -> Attempted:
+    """The attempts of before this start whose results are not known. `uncertain`: the last process ended in order, and knew
+    the results of its own."""
+    if uncertain is not None:
+        return Attempted(uncertain.due_before_ms, uncertain.sequence_before)
+    # Without the horizon of the last process, the horizon with which this one would begin is used.
+    latest_ms = max(now_ms, horizon.due_ms) if horizon.peak_us else now_ms + AHEAD_MS
+    # Messages due in this millisecond may have been attempted in it.
+    return Attempted(latest_ms + 1, next_sequence)
 
 
 def _require_readable(damages: Iterable[CorruptionError]) -> None:

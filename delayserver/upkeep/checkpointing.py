@@ -19,7 +19,14 @@ from delayserver.upkeep.progress import Captured, Progress
 from store.errors import DiskFullError
 from store.logs.dispatch_log import DispatchKey, DispatchMark
 from store.records.batches import I64
-from store.tables.checkpoint import Checkpoint, CoarseDays, OrphanedOutcomes, PendingRedeliveries, PendingSubjects
+from store.tables.checkpoint import (
+    Checkpoint,
+    CoarseDays,
+    OrphanedOutcomes,
+    PendingRedeliveries,
+    PendingSubjects,
+    Uncertain,
+)
 from store.tables.checkpoint_marks import dispatch_table, lost_table, schedule_table
 
 POLL_MS = 250
@@ -101,12 +108,12 @@ class Checkpointing:
         moved = self._positions.replayed.value != self._written_position
         return moved or self._progress.outcomes != self._written_outcomes
 
-    async def write(self, *, clean: bool = False) -> None:
+    async def write(self, *, clean: bool = False, uncertain: Uncertain | None = None) -> None:
         """Syncs and writes a checkpoint, after any in progress. Raises DiskFullError; SyncFailedError is final."""
         async with self._writing:  # a clean stop and the periodic checkpoint use the same temporary file
-            await self._write(clean)
+            await self._write(clean, uncertain)
 
-    async def _write(self, clean: bool) -> None:
+    async def _write(self, clean: bool, uncertain: Uncertain | None) -> None:
         captured, peak_us = self._progress.capture(), self._clock.now_us()
         self._begun_position = captured.position
         await self._decided.all_written()
@@ -115,7 +122,7 @@ class Checkpointing:
             captured.redeliveries.merge(self._progress.ended_redeliveries(), -1)
             marks = await self._run(self._files.dispatch.marks)
         pending = None if captured.subjects is None else _difference(captured.subjects, ended)
-        await self._run(partial(self._save, captured, marks, pending, peak_us, clean))
+        await self._run(partial(self._save, captured, marks, pending, peak_us, clean, uncertain))
         self._written_position, self._written_outcomes = captured.position, captured.outcomes
         self._positions.checkpointed.advance(captured.position)
         self._horizon.move(peak_us)
@@ -142,6 +149,7 @@ class Checkpointing:
         pending: I64 | None,
         peak_us: int,
         clean: bool,
+        uncertain: Uncertain | None,
     ) -> None:
         # The marks of outcomes were taken before the syncs, which then make the message of each of these outcomes durable.
         # Of outcomes that come meanwhile the messages may be lost with the power, and a start looks only behind the marks
@@ -174,6 +182,7 @@ class Checkpointing:
                 believable_us=captured.believable_us,
                 pending=None if pending is None else PendingSubjects.of(pending),
                 redeliveries=None if pending is None else _redeliveries_table(captured.redeliveries),
+                uncertain=uncertain,
             ),
             peak_us,
         )

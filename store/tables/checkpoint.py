@@ -223,6 +223,15 @@ class PendingRedeliveries(Table):
 
 
 @dataclass(frozen=True, slots=True)
+class Uncertain:
+    """Messages that a process before the last one may have delivered without a known result: due before `due_before_ms`,
+    with a sequence below `sequence_before`, and without an outcome."""
+
+    due_before_ms: int
+    sequence_before: int
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
     """`replay_offset`: logical offset of message_log below which everything is in synced schedule files;
     `replayed_sequence`: the highest sequence below it. `totals`: global counters by name. `clean`: written by an
@@ -230,7 +239,8 @@ class Checkpoint:
     were not counted since the files were written anew. `window_ms`: the length of the windows, 0 if it is not known. `lost`:
     files that lost rows, carried from checkpoint to checkpoint until `recover rebuild` writes one without them.
     `believable_us`: the time that removals may go by, 0 if it is not known; never later than the clock showed.
-    `pending` and `redeliveries`: None if they were not counted; the next start then counts the files."""
+    `pending` and `redeliveries`: None if they were not counted; the next start then counts the files. `uncertain`: only where
+    `clean`, and valid only if `sequences` says that the end was orderly."""
 
     server_id: int
     replay_offset: int = 0
@@ -247,11 +257,13 @@ class Checkpoint:
     believable_us: int = 0
     pending: PendingSubjects | None = None
     redeliveries: PendingRedeliveries | None = None
+    uncertain: Uncertain | None = None
 
 
-# The keys of the counts by subject, and of redeliveries.
+# The keys of the counts by subject, of redeliveries, and of `uncertain`.
 _PENDING = "pending"
 _REDELIVERIES = "redeliveries"
+_UNCERTAIN = "uncertain"
 # A step is a power of two of milliseconds.
 _STEP_MS_MAX = 1 << 40
 # Codes of names are below it, and so are arrays that are made of them.
@@ -275,12 +287,14 @@ def encode(checkpoint: Checkpoint) -> bytes:
         value = getattr(checkpoint, entry.name)
         values[entry.name] = value._pack() if isinstance(value, Table) else value
     # In `totals`, where programs of before pass over what they do not know. As a key of its own it would be damage to them.
-    del values["pending"], values["redeliveries"]
+    del values["pending"], values["redeliveries"], values["uncertain"]
     values["totals"] = dict(checkpoint.totals)
     if checkpoint.pending is not None:
         values["totals"][_PENDING] = checkpoint.pending._pack()
     if checkpoint.redeliveries is not None:
         values["totals"][_REDELIVERIES] = checkpoint.redeliveries._pack()
+    if checkpoint.uncertain is not None:
+        values["totals"][_UNCERTAIN] = [checkpoint.uncertain.due_before_ms, checkpoint.uncertain.sequence_before]
     version = FORMAT_VERSION if len(checkpoint.lost) else _VERSION_WITHOUT_LOST
     if version == _VERSION_WITHOUT_LOST:
         del values["lost"]
@@ -323,6 +337,8 @@ def _build(values: dict[str, Any], server_id: int) -> Checkpoint:
         raise ValueError("a subject that is none")
     redeliveries = values["totals"].pop(_REDELIVERIES, None)
     values["redeliveries"] = None if redeliveries is None else _checked(PendingRedeliveries._unpack(redeliveries))
+    uncertain = values["totals"].pop(_UNCERTAIN, None)
+    values["uncertain"] = None if uncertain is None else Uncertain(*map(int, uncertain))
     if values["server_id"] != server_id:
         raise ValueError("two server ids")
     checkpoint = Checkpoint(**values)

@@ -33,6 +33,8 @@ _MINUTE_US = 60_000_000
 _FILE_BYTES = 64
 _IDENTITY = struct.Struct("<8sHHIQ")
 _SEQUENCES = struct.Struct("<8sHHIQqq")
+# Flags of `sequences`. A program that knows only the first takes an orderly end for a crash.
+_CLEAN, _ORDERLY = 1, 2
 _IDENTITY_MAGIC, _SEQUENCES_MAGIC = b"DELAYIDN", b"DELAYSEQ"
 # Names that a crash may leave while the directory is made, and the one that a fresh mount holds.
 _UNFINISHED = {LOCK, SEQUENCES, f"{SEQUENCES}.tmp", f"{IDENTITY}.tmp", "lost+found"}
@@ -79,12 +81,14 @@ def _read_identity(fs: FileSystem, path: str) -> tuple[int, ...]:
 @dataclass(frozen=True, slots=True)
 class Reservation:
     """The contents of `sequences`: sequences below `reserved` may have been used; `next` is exact where `clean`. No
-    checkpoint has a time behind `clock_us`, microseconds since 1970; 0: this is not known."""
+    checkpoint has a time behind `clock_us`, microseconds since 1970; 0: this is not known. `orderly`: all attempts of the
+    last process have known results, and the checkpoint says which older ones have none."""
 
     clean: bool
     next: int
     reserved: int
     clock_us: int
+    orderly: bool = False
 
 
 def read_reservation(fs: FileSystem, path: str, server_id: int) -> Reservation:
@@ -96,7 +100,9 @@ def read_reservation(fs: FileSystem, path: str, server_id: int) -> Reservation:
         raise CorruptionError(path, 0, "the reservation of sequences is missing") from None
     if owner != server_id:
         raise FormatError(path, f"belongs to server {owner:012x}, this data directory to {server_id:012x}")
-    return Reservation(bool(flags & 1), following, reserved, clock_minute * _MINUTE_US)
+    return Reservation(
+        bool(flags & _CLEAN), following, reserved, clock_minute * _MINUTE_US, orderly=bool(flags & (_CLEAN | _ORDERLY))
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +166,7 @@ def _refuse_other_role(fs: FileSystem, path: str, role: str) -> None:
 def _create(fs: FileSystem, path: str, server_id: int, role: str) -> None:
     """The identity comes last: a directory that has one is complete."""
     assert 0 < server_id < 1 << SERVER_ID_BITS, "a server id is 48 bits and never 0"
-    _write_sequences(fs, path, server_id, clean=True, following=1, reserved=1, clock_minute=0)
+    _write_sequences(fs, path, server_id, _CLEAN, following=1, reserved=1, clock_minute=0)
     _write_identity(fs, path, server_id, role)
 
 
@@ -176,9 +182,9 @@ def _write_identity(fs: FileSystem, path: str, server_id: int, role: str) -> Non
 
 
 def _write_sequences(
-    fs: FileSystem, path: str, server_id: int, *, clean: bool, following: int, reserved: int, clock_minute: int
+    fs: FileSystem, path: str, server_id: int, flags: int, *, following: int, reserved: int, clock_minute: int
 ) -> None:
-    head = _SEQUENCES.pack(_SEQUENCES_MAGIC, FORMAT_VERSION, int(clean), clock_minute, server_id, following, reserved)
+    head = _SEQUENCES.pack(_SEQUENCES_MAGIC, FORMAT_VERSION, flags, clock_minute, server_id, following, reserved)
     write_atomically(fs, f"{path}/{SEQUENCES}", _seal(head))
     # The next start reserves sequences before anything else, and it may meet a full disk.
     keep_room(fs, f"{path}/{SEQUENCES}", len(head))
@@ -229,7 +235,7 @@ class SequenceReservation:
         """Replace a lost reservation: go on two blocks behind the highest sequence that any log holds."""
         # The lost file may have reserved a block and a half beyond the last sequence that reached a log.
         reserved = above + 1 + 2 * BLOCK
-        _write_sequences(fs, path, server_id, clean=False, following=above + 1, reserved=reserved, clock_minute=0)
+        _write_sequences(fs, path, server_id, 0, following=above + 1, reserved=reserved, clock_minute=0)
         return cls.open(fs, path, server_id)
 
     @property
@@ -278,7 +284,7 @@ class SequenceReservation:
             self._fs,
             self._path,
             self._server_id,
-            clean=False,
+            0,
             following=self.next,
             reserved=reserved,
             clock_minute=clock_minute,
@@ -295,10 +301,25 @@ class SequenceReservation:
                 self._fs,
                 self._path,
                 self._server_id,
-                clean=True,
+                _CLEAN,
                 following=following,
                 reserved=following,
                 clock_minute=0,
+            )
+
+    def close_orderly(self) -> None:
+        """Store the end of a process that knows the results of all its attempts. Attempts of a process before it are still
+        unknown: the checkpoint says which. Nothing may be taken afterwards."""
+        with self._extending:
+            self._closed = True
+            _write_sequences(
+                self._fs,
+                self._path,
+                self._server_id,
+                _ORDERLY,
+                following=self.next,
+                reserved=self.next,
+                clock_minute=self._clock_minute,
             )
 
 

@@ -178,3 +178,11 @@ def test_ten_thousand_files_stay_small() -> None:
         7, schedule=ScheduleFiles.filled(10_000), dispatch=DispatchFiles.filled(10_000, outcomes=outcomes)
     )
     assert len(checkpoints.encode(full)) < 800_000
+
+
+def test_uncertain_messages_stand_where_older_programs_pass_over_them() -> None:
+    written = replace(sample(), uncertain=checkpoints.Uncertain(1_000, 7))
+    values = msgpack.unpackb(checkpoints.encode(written)[64:])
+    assert values["totals"].pop("uncertain") == [1_000, 7] and "uncertain" not in values
+    assert checkpoints.decode(checkpoints.encode(written), PATH).uncertain == written.uncertain
+    assert checkpoints.decode(checkpoints.encode(sample()), PATH).uncertain is None

@@ -154,6 +154,20 @@ def test_after_an_unclean_stop_sequences_go_on_behind_the_reservation() -> None:
     assert reservation(fs).next == 1 + BLOCK
 
 
+def test_an_orderly_end_is_exact_and_the_next_start_forgets_it() -> None:
+    fs = FakeDisk()
+    opened(fs).close()
+    sequences = reservation(fs)
+    sequences.take(6)
+    sequences.close_orderly()
+    found = read_reservation(fs, "/d/sequences", 0xABC)
+    assert (found.clean, found.orderly, found.next, found.reserved) == (False, True, 7, 7)
+    sequences = reservation(fs)
+    assert (sequences.next, sequences.clean) == (7, False)
+    found = read_reservation(fs, "/d/sequences", 0xABC)
+    assert (found.clean, found.orderly) == (False, False)
+
+
 def test_taking_does_not_touch_the_disk_while_it_is_covered() -> None:
     fs = FakeDisk()
     opened(fs).close()
