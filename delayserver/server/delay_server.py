@@ -402,8 +402,10 @@ class DelayServer:
 
     async def _settle_attempts(self) -> None:
         parts = self.parts
-        while any(group.running for group in parts.residency.groups.values()):
-            await self.clock.sleep_ms(5)
+        for group in list(parts.residency.groups.values()):
+            while group.running:
+                group.ended.hush()
+                await group.ended.rung()
         await parts.recorder.flush()
         await parts.broker_commit.durable()
 

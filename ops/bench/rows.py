@@ -11,6 +11,7 @@ from ops.bench.backlog import measure_backlog
 from ops.bench.cancelling import measure_cancel
 from ops.bench.delivering import measure_steady, measure_thunder
 from ops.bench.downtime import measure_downtime
+from ops.bench.expiring import measure_cancel_beside_expiries
 from ops.bench.fairness import measure_fairness
 from ops.bench.figures import Figure, Options, Run, median_details, rounded
 from ops.bench.filtering import measure_filter
@@ -84,6 +85,14 @@ ROWS: Final = (
     Row("pending-10m", "10 M pending, due in a day: server RSS", "MB", 300, measure_pending, True),
     Row("restart-10m", "kill -9 with 10 M pending, until it serves", "s", 2, measure_restart, True),
     Row("cancel", "batches of 1,000 receipts", "msg/s", 200_000, measure_cancel),
+    Row(
+        "cancel-beside-expiries",
+        "16 clients ask for messages of which 400,000 expire at once: the worst ping of another",
+        "ms",
+        100,
+        measure_cancel_beside_expiries,
+        True,
+    ),
     Row("isolation", "p99 beside 1 M due at once against alone", "ratio", 2, measure_isolation, True),
     Row(
         "isolation-backlog",

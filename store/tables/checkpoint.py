@@ -239,8 +239,8 @@ class Checkpoint:
     were not counted since the files were written anew. `window_ms`: the length of the windows, 0 if it is not known. `lost`:
     files that lost rows, carried from checkpoint to checkpoint until `recover rebuild` writes one without them.
     `believable_us`: the time that removals may go by, 0 if it is not known; never later than the clock showed.
-    `pending` and `redeliveries`: None if they were not counted; the next start then counts the files. `uncertain`: only where
-    `clean`, and valid only if `sequences` says that the end was orderly."""
+    `pending` and `redeliveries`: None if they were not counted; the next start then counts the files.
+    `uncertain`: only where `clean`, and valid only if `sequences` says that the end was orderly."""
 
     server_id: int
     replay_offset: int = 0

@@ -113,11 +113,8 @@ class Cancellation:
         After a crash before that the message would be due again, and the server would ask the node for it instead of
         expiring it. Raises StorageFailed if the outcomes can never be written."""
         promised = message[(answer == EXPIRED) | (answer == DEAD_LETTERED)]
-        while len(promised) and any(np.isin(promised, rows.sequence).any() for rows in self._decided.unwritten()):
-            if self._decided.gave_up:
-                raise StorageFailed("what became of it could not be written; ask again when the server is back")
-            self._decided.hurry.ring()
-            await self._clock.sleep_ms(1)
+        if not await self._decided.promises_written(promised):
+            raise StorageFailed("what became of it could not be written; ask again when the server is back")
 
     async def cancel(self, sequence: I64, due_ms: I64) -> U8:
         """Cancels n messages. Outcome codes u8[n], durable when this returns. Raises named errors of the commit."""

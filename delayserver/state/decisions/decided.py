@@ -27,6 +27,7 @@ from delayserver.state.decisions.day_overlays import DayOverlays
 from delayserver.state.decisions.holds import Holds
 from delayserver.state.decisions.open_messages import OpenMessages
 from delayserver.state.decisions.outcome_rows import suppressed_outcomes
+from delayserver.state.decisions.promises import Promises
 from delayserver.state.membership import is_member
 from delayserver.state.positions.positions import Positions
 from store.errors import CorruptionError, FormatError
@@ -96,13 +97,16 @@ class Decided:
         self.wanted = Bell()
         # Rung each time that the recorder meets a full disk.
         self.disk_full = Bell()
-        # Whether outcomes could not be made durable: the server ends, and its next start decides again.
-        self.gave_up = False
+        # Outcomes that promise that a message never comes, and are not durable.
+        self._promises = Promises()
+        self._given_up = trio.Event()
         # Counts of the balance (i64[16]) by outcome: of all that is decided, and of what is durable.
         self.totals: I64 = np.zeros(16, dtype=np.int64)
         self.durable_totals: I64 = np.zeros(16, dtype=np.int64)
         self._indexes: dict[DispatchKey, OutcomeIndex] = {}
         self._loading: dict[DispatchKey, list[OutcomeBatch]] = {}
+        # Set when the load of an index has ended.
+        self._loaded: dict[DispatchKey, trio.Event] = {}
         self._pins: dict[DispatchKey, int] = {}
         # Sequences decided before their round was published: of one round at most.
         self._early: list[I64] = []
@@ -118,6 +122,7 @@ class Decided:
             self._waiting_since_us = self._clock.monotonic_us()
         self._buffer.append(batch)
         self._added += len(batch)
+        self._promises.add(batch, self._added)
         self._hot |= len(batch) >= HOT_ROWS
         if not moved:
             self._buffer_counted.append(batch)
@@ -205,6 +210,23 @@ class Decided:
             self.wanted.ring()
             await self.written.reached(self._added)
 
+    async def promises_written(self, sequences: I64) -> bool:
+        """Return when those of these messages that were decided never to come have durable outcomes: True. False where the
+        disk failed for good before."""
+        position = self._promises.position_of(sequences)
+        if position <= self.written.value:
+            return True
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._cancel_when_given_up, nursery.cancel_scope)
+            self.hurry.ring()
+            await self.written.reached(position)
+            nursery.cancel_scope.cancel()
+        return position <= self.written.value
+
+    async def _cancel_when_given_up(self, scope: trio.CancelScope) -> None:
+        await self._given_up.wait()
+        scope.cancel()
+
     # -- for the recorder
 
     @property
@@ -221,6 +243,7 @@ class Decided:
         """All that waits; `wrote` or `give_up` must follow before the next call."""
         assert not self._writing
         self._writing, self._buffer = self._buffer, []
+        self._promises.seal()
         self._writing_counted, self._buffer_counted = self._buffer_counted, []
         self._writing_redelivered, self._buffer_redelivered = self._buffer_redelivered, []
         self._writing_since_us = self._waiting_since_us
@@ -233,12 +256,18 @@ class Decided:
         self._writing, self._writing_counted, self._writing_redelivered = [], [], []
         self.durable_totals = totals
         self.written.advance(self.written.value + rows)
+        self._promises.forget(self.written.value)
         self._settle.add(self._clock.monotonic_us() - self._writing_since_us)
 
     def give_up(self) -> None:
         """The write that was begun will never be durable. Its outcomes stay unwritten until the end."""
-        self.gave_up = True
+        self._given_up.set()
         self.arrived.ring()
+
+    @property
+    def gave_up(self) -> bool:
+        """Whether outcomes could not be made durable: the server ends, and its next start decides again."""
+        return self._given_up.is_set()
 
     # -- files
 
@@ -299,7 +328,7 @@ class Decided:
         try:
             while key not in self._indexes:
                 if key in self._loading:
-                    await self._clock.sleep_ms(1)
+                    await self._loaded[key].wait()
                 else:
                     await self._load_index(key)
             index = self._indexes.pop(key)
@@ -336,7 +365,7 @@ class Decided:
         captured = [
             part for batch in self.unwritten() for owner, part in self.by_file(self._near(batch, key)) if owner == key
         ]
-        self._loading[key] = captured
+        self._loading[key], self._loaded[key] = captured, trio.Event()
         read = partial(self._read_index, key, self._log.end(key))
         try:
             index = await self._workers.run(read) if self._log.end(key) else read()
@@ -352,6 +381,7 @@ class Decided:
             raise
         finally:
             del self._loading[key]
+            self._loaded.pop(key).set()
         self._evict()
 
     def _near(self, batch: OutcomeBatch, key: DispatchKey) -> OutcomeBatch:
@@ -380,6 +410,7 @@ class Decided:
         self.written.check_invariants()
         self.holds.check_invariants()
         self.overlays.check_invariants()
+        self._promises.check_invariants(self.written.value, self._added)
         assert self.rows_waiting == sum([len(batch) for batch in self.unwritten()])
         assert (self.durable_totals <= self.totals).all()
         assert not self._indexes.keys() & self._loading.keys()

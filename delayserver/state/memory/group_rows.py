@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from delayserver.config.settings import DispatchSettings
 from delayserver.runtime.clock import Clock
+from delayserver.runtime.marks import Bell
 from delayserver.state.membership import is_member
 from delayserver.state.memory.group_queue import GroupQueue, Spilled
 from delayserver.state.memory.node_health import NodeHealth
@@ -82,6 +83,8 @@ class GroupRows:
         self._settings = settings
         self._clock = clock
         self._in_flight: dict[int, I64] = {}
+        # Rung when an attempt has ended, for a stop.
+        self.ended = Bell()
         self._attempts = 0
 
     @property
@@ -180,6 +183,7 @@ class GroupRows:
     def end(self, attempt: int) -> None:
         """An attempt is over; also one that has ended already."""
         self._in_flight.pop(attempt, None)
+        self.ended.ring()
 
     def is_running(self, attempt: int) -> bool:
         """Whether an attempt has begun and not ended."""

@@ -44,6 +44,7 @@ NAMES = [
     "pending-10m",
     "restart-10m",
     "cancel",
+    "cancel-beside-expiries",
     "isolation",
     "isolation-backlog",
     "after-downtime-3d",
