@@ -167,7 +167,15 @@ TOP_OF_TESTS = {"tests.simulation", "tests.crash", "tests.failing", "tests.packa
 
 # Asynchronous functions of `state`: they wait for marks and bells, and two read the outcomes of a window for who asks.
 WAITS_IN_STATE = {
-    "decided.py": {"wait_for_room", "all_written", "pinned", "told", "_load_index"},
+    "decided.py": {
+        "wait_for_room",
+        "all_written",
+        "pinned",
+        "told",
+        "_cancel_when_given_up",
+        "promises_written",
+        "_load_index",
+    },
     "holds.py": {"wait_released"},
     "log_queue.py": {"linger"},
 }
