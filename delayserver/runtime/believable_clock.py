@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from delayserver.runtime.clock import Clock
+from delayserver.runtime.clock import Clock, read_both
 
 # The history keeps the bounds of this many parts of `hold_ms`, however many readings there are.
 PARTS = 16
@@ -47,8 +47,8 @@ class BelievableClock:
 
     def _read(self) -> int:
         """Add a reading of both clocks to the history; returns the monotonic one."""
-        monotonic_us = self._clock.monotonic_us()
-        difference_us = self._clock.now_us() - monotonic_us
+        both = read_both(self._clock)
+        monotonic_us, difference_us = both.monotonic_us, both.apart_us
         # The wall clock may have been set at any time between two readings: the older difference counts up to now.
         self._note(monotonic_us, self._last_us)
         self._note(monotonic_us, difference_us)

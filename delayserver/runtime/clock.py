@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from dataclasses import dataclass
 from typing import Protocol
 
 import trio
@@ -41,6 +42,40 @@ class Clock(Protocol):
     async def sleep_until_us(self, wall_us: int) -> None:
         """Wait until the wall clock shows `wall_us`, to the microsecond if the system can, but at most LOOK_AGAIN_MS.
         The caller looks at the clock again."""
+
+
+# Readings of both clocks that belong together take some hundred nanoseconds. Where they took longer, the process stood
+# still between them, and it reads again; a machine that never reads them together gives the closest readings.
+TOGETHER_US = 1_000
+READINGS_MAX = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Both:
+    """Both clocks at one moment, in microseconds."""
+
+    wall_us: int
+    monotonic_us: int
+
+    @property
+    def apart_us(self) -> int:
+        """The wall clock minus the monotonic one: it changes only when the wall clock is set."""
+        return self.wall_us - self.monotonic_us
+
+
+def read_both(clock: Clock) -> Both:
+    """Both clocks at one moment. The monotonic clock is read on both sides of the wall clock: the process may stand still
+    between two readings, and that time is no step of a clock."""
+    closest_us, both = 1 << 62, Both(0, 0)
+    for _ in range(READINGS_MAX):
+        before_us = clock.monotonic_us()
+        wall_us = clock.now_us()
+        took_us = clock.monotonic_us() - before_us
+        if took_us < closest_us:
+            closest_us, both = took_us, Both(wall_us, before_us + took_us // 2)
+        if took_us <= TOGETHER_US:
+            break
+    return both
 
 
 class SystemClock:

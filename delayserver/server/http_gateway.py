@@ -22,12 +22,18 @@ from delayserver.runtime.child_process import child_command
 events = EventLogger()
 
 PAUSE_S: Final = 0.5
-"""The pause before the first restart of the child. It doubles up to `PAUSE_S_MAX`, and begins anew once a child has run
-for `STEADY_S`."""
+"""The pause before the first restart of the child. It doubles up to `PAUSE_S_MAX` while children end soon after their start:
+they cannot serve, and each start costs a second of a processor."""
 PAUSE_S_MAX: Final = 30.0
-STEADY_S: Final = 60.0
+STEADY_S: Final = 5.0
+"""A child that has run for so long could serve. Its end, such as a kill, is no reason to keep clients waiting."""
 STOP_S: Final = 5.0
 """A child that has not ended so long after the end of its pipe is killed."""
+
+
+def next_pause_s(before_s: float, ran_s: float) -> float:
+    """Seconds to wait before the next child. The last one ran for `ran_s`, after a wait of `before_s` (0 for the first)."""
+    return PAUSE_S if ran_s >= STEADY_S or not before_s else min(before_s * 2, PAUSE_S_MAX)
 
 
 class HttpAddressError(AddressError):
@@ -59,12 +65,11 @@ class HttpGateway:
     async def run(self, server: str, token: str) -> None:
         """Keep a child running until cancelled. ``server`` is the address of the server's own protocol. With ``token`` the
         child reads for itself."""
-        pause_s = PAUSE_S
+        pause_s = 0.0
         while True:
             begin_s = trio.current_time()
             code = await self._run_child(server, token)
-            if trio.current_time() - begin_s > STEADY_S:
-                pause_s = PAUSE_S
+            pause_s = next_pause_s(pause_s, trio.current_time() - begin_s)
             events.error(
                 "http_gateway_ended",
                 "the HTTP gateway ended with code {code}; it starts again in {pause_s} s",
@@ -72,7 +77,6 @@ class HttpGateway:
                 pause_s=pause_s,
             )
             await trio.sleep(pause_s)
-            pause_s = min(pause_s * 2, PAUSE_S_MAX)
 
     async def _run_child(self, server: str, token: str) -> int:
         """Run one child to its end, and return its exit code. When cancelled, end it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from delayserver.config.settings import StorageSettings
 from delayserver.config.units import format_duration
 from delayserver.logs.events import EventLogger
+from delayserver.runtime.clock import read_both
 from delayserver.runtime.marks import Bell
 from delayserver.runtime.runtime import Runtime
 from delayserver.upkeep.kept_room import KeptRoom
@@ -49,14 +50,14 @@ class Housekeeping:
 
     async def run(self) -> None:
         """Checks the clock and the disk until cancelled."""
-        offset_us = self._clock.now_us() - self._clock.monotonic_us()
+        offset_us = read_both(self._clock).apart_us
         while True:
             await self._clock.sleep_ms(INTERVAL_MS)
             offset_us = self._look_at_clock(offset_us)
             self.look_at_disk()
 
     def _look_at_clock(self, offset_us: int) -> int:
-        now_us = self._clock.now_us() - self._clock.monotonic_us()
+        now_us = read_both(self._clock).apart_us
         step_ms = (now_us - offset_us) // 1000
         if abs(step_ms) >= STEP_MS:
             self.clock_steps += 1
