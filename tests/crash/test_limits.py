@@ -138,15 +138,24 @@ def test_with_too_few_descriptors_it_says_how_many_it_needs(limited: Limited) ->
     assert "Traceback" not in limited.said()
 
 
+# The root of the memory controller and the file of its limit: control groups of version 2, and of version 1.
+CONTROLLERS = (
+    ("/sys/fs/cgroup/cgroup.controllers", "memory.max"),
+    ("/sys/fs/cgroup/memory/cgroup.procs", "memory.limit_in_bytes"),
+)
+
+
 @contextlib.contextmanager
 def memory_of(bytes_max: int) -> Iterator[str]:
     """The limit for `Limited`: a control group of this machine, or the resource limit where there is none to be had."""
-    group = Path(f"/sys/fs/cgroup/delayserver-test-{os.getpid()}")
+    known, limit = next((found for found in CONTROLLERS if Path(found[0]).exists()), ("", ""))
+    group = Path(known).parent / f"delayserver-test-{os.getpid()}"
     try:
+        if not known:
+            raise FileNotFoundError
         group.mkdir()
-        (group / "memory.max").write_text(str(bytes_max))
-        (group / "cgroup.procs").read_text()
-    except OSError:
+        (group / limit).write_text(str(bytes_max))
+    except OSError:  # not root, or the controller is not for this machine
         with contextlib.suppress(OSError):
             group.rmdir()
         yield f"RLIMIT_DATA={bytes_max}"
