@@ -77,14 +77,20 @@ class Limited:
         """Ask it to stop; the exit code."""
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(WITHIN_S)
+        self.process.wait(WITHIN_S)
+        return self._close()
 
     def clean_up(self) -> None:
+        """End it, if it lives."""
         if self.process is not None:
             self.process.kill()
-            self.process.wait()
-            assert self.process.stdout is not None
-            self.process.stdout.close()
+            self._close()
+
+    def _close(self) -> int:
+        process, self.process = self.process, None
+        assert process is not None and process.stdout is not None
+        process.stdout.close()
+        return process.wait(WITHIN_S)
 
 
 @pytest.fixture
@@ -215,8 +221,7 @@ def test_on_a_disk_of_64_mib_it_says_what_it_needs_and_serves_with_smaller_segme
                 time.sleep(0.05)
             assert f"needs about {256 * MIB} bytes on a disk with" in limited.said()
             assert "at least 1 bytes" not in limited.said()
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(WITHIN_S) == 0, limited.said()
+            assert limited.stop() == 0, limited.said()
             limited.settings = (
                 "storage.message_log_segment_bytes=4MiB",
                 "storage.free_bytes_min=4MiB",
