@@ -9,6 +9,18 @@ from delayserver.client.asynchronous.transaction_operations import AsyncTransact
 from delayserver.client.blocking.batching import Batcher
 from delayserver.client.blocking.client import Client
 from delayserver.client.blocking.transaction_operations import Transaction
+from delayserver.client.calls.dead_letter_calls import DeadLetter, DropResult, ResendResult
+from delayserver.client.calls.figure_calls import (
+    Metrics,
+    PendingBucket,
+    PendingPage,
+    PendingSubject,
+    PendingSubjectsPage,
+)
+from delayserver.client.calls.find_calls import FoundMessage
+from delayserver.client.calls.policy_calls import GroupPolicy, PolicyChanges
+from delayserver.client.calls.subject_calls import SubjectsPage
+from delayserver.client.calls.token_calls import MadeToken, Token
 from delayserver.client.calls.transaction_calls import CheckBack, Ended, check_back_of
 from delayserver.client.consuming.consumer import Consumer, Received
 from delayserver.client.listening.handling import CutOff, Handling, Hooks, ListenerStats
@@ -30,16 +42,22 @@ from delayserver.client.values.messages import (
     NackResult,
     Node,
     PublishResult,
+    ReadMessage,
+    ReadPage,
     RejectedRow,
     RescheduleResult,
     Route,
     SendResult,
     ServerInfo,
+    Sought,
+    Status,
 )
 from delayserver.client.values.pulled import PulledColumns
 from delayserver.client.values.retry import Retry
+from delayserver.client.values.timing import Instant, Seconds, Span
 from delayserver.protocol.errors import DelayServerError
 from delayserver.protocol.frames import OneWayRefused
+from delayserver.protocol.limits import Limits
 from delayserver.protocol.outcomes import Outcome
 
 __all__ = [
@@ -53,37 +71,59 @@ __all__ = [
     "Client",
     "ColumnsPublished",
     "ColumnsSent",
-    "DuplicateRow",
     "Consumer",
     "ConsumerGroup",
     "CutOff",
+    "DeadLetter",
     "DelayServerError",
     "Delivery",
+    "DropResult",
+    "DuplicateRow",
     "Ended",
     "ExtendResult",
+    "FoundMessage",
+    "GroupPolicy",
     "Handle",
     "Handling",
     "Hooks",
+    "Instant",
+    "Limits",
     "Listener",
     "ListenerSettings",
     "ListenerStats",
     "LookupResult",
+    "MadeToken",
     "Message",
     "MessageKey",
+    "Metrics",
     "NackResult",
     "Node",
     "OneWayRefused",
     "Outcome",
+    "PendingBucket",
+    "PendingPage",
+    "PendingSubject",
+    "PendingSubjectsPage",
+    "PolicyChanges",
     "PublishResult",
     "PulledColumns",
+    "ReadMessage",
+    "ReadPage",
     "Received",
     "RejectedRow",
     "RescheduleResult",
+    "ResendResult",
     "Retry",
     "Route",
+    "Seconds",
     "SendResult",
     "ServerInfo",
+    "Sought",
+    "Span",
+    "Status",
+    "SubjectsPage",
     "ThreadListener",
+    "Token",
     "Transaction",
     "check_back_of",
 ]

@@ -13,6 +13,7 @@ import anyio.lowlevel
 
 from delayserver.client.calls.batch_queue import DRAIN_S, BatchQueue, refuse_times
 from delayserver.client.values.messages import Message, PublishResult
+from delayserver.client.values.timing import Instant, Span, span_ms
 from delayserver.protocol.errors import ConnectionLost, DelayServerError
 from delayserver.protocol.limits import Limits
 
@@ -30,7 +31,7 @@ class AsyncSender(Protocol[R]):
     def limits(self) -> Limits: ...
 
     async def resolve_due_ms(
-        self, due_ms: int | None, delay_ms: int | None, at: datetime | None, delay: timedelta | None
+        self, due_ms: Instant | None, delay_ms: Span | None, at: datetime | None, delay: timedelta | None
     ) -> int | None: ...
 
     async def send_many(self, messages: Sequence[Message]) -> list[R | DelayServerError]: ...
@@ -56,7 +57,7 @@ class AsyncPublishSender:
         return self._client.limits
 
     async def resolve_due_ms(
-        self, due_ms: int | None, delay_ms: int | None, at: datetime | None, delay: timedelta | None
+        self, due_ms: Instant | None, delay_ms: Span | None, at: datetime | None, delay: timedelta | None
     ) -> None:
         """Raises `InvalidArgument` if a time is given."""
         refuse_times(due_ms, delay_ms, at, delay)
@@ -114,14 +115,14 @@ class AsyncBatcher(Generic[R]):
         subject: str | None,
         *,
         batch_messages_max: int,
-        linger_ms: int,
+        linger_ms: Span,
         pending_messages_max: int,
     ) -> None:
         self._client = client
         self._queue = BatchQueue[Handle[R]](
             subject, batch_messages_max=batch_messages_max, pending_messages_max=pending_messages_max
         )
-        self._linger_s = linger_ms / 1000
+        self._linger_s = span_ms(linger_ms) / 1000
         self._sending: list[Handle[R]] = []
         self._arrived = anyio.Event()  # the first message, a full batch or a flush
         self._answered = anyio.Event()
@@ -164,13 +165,13 @@ class AsyncBatcher(Generic[R]):
         body: bytes | str,
         subject: str | None = None,
         *,
-        due_ms: int | None = None,
-        delay_ms: int | None = None,
+        due_ms: Instant | None = None,
+        delay_ms: Span | None = None,
         at: datetime | None = None,
         delay: timedelta | None = None,
         message_id: str | None = None,
         properties: Mapping[str, str] | None = None,
-        expires_ms: int | None = None,
+        expires_ms: Instant | None = None,
         tag: str | None = None,
         order_key: str | None = None,
     ) -> Handle[R]:

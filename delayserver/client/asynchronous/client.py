@@ -18,14 +18,14 @@ import anyio.abc
 import sniffio
 
 from delayserver.client.asynchronous.operations import AsyncOperations
-from delayserver.client.calls import message_calls, pull_calls
+from delayserver.client.calls import pull_calls
 from delayserver.client.calls.core import Call
 from delayserver.client.calls.retries import Attempts
 from delayserver.client.connections.addresses import Given, HostAndPort, cannot_connect, none_connects
 from delayserver.client.connections.asyncio_stream import AsyncioStream
 from delayserver.client.connections.stream_connection import StreamConnection
 from delayserver.client.connections.tls import TLS, context_of
-from delayserver.client.values.messages import ConsumerGroup
+from delayserver.client.values.timing import Seconds, span_s
 from delayserver.protocol.errors import ConnectionLost, DelayServerError, copied
 from delayserver.protocol.frames import Reply
 from delayserver.protocol.keepalive import keep_alive
@@ -55,8 +55,8 @@ class AsyncClient(AsyncOperations):
         self,
         address: Given = None,
         *,
-        timeout_s: float = 10.0,
-        connect_timeout_s: float = 5.0,
+        timeout_s: Seconds = 10.0,
+        connect_timeout_s: Seconds = 5.0,
         retries: int = 3,
         token: str | None = None,
         tls: TLS = None,
@@ -64,8 +64,8 @@ class AsyncClient(AsyncOperations):
         super().__init__(address, CLIENT_NAME, retries, token)
         self._token = token
         self._tls = context_of(tls)
-        self._timeout_s = timeout_s
-        self._connect_timeout_s = connect_timeout_s
+        self._timeout_s = span_s(timeout_s)
+        self._connect_timeout_s = span_s(connect_timeout_s)
         self._connection: StreamConnection | None = None
         self._connecting = anyio.Lock()
         self._connect_failure: DelayServerError | None = None  # the last one
@@ -184,15 +184,6 @@ class AsyncClient(AsyncOperations):
         """End the pulls that wait now. Each returns the messages that it was just given, mostly none."""
         for request_id, connection in self._waits.items():
             connection.post(self._core.encode(pull_calls.cancel_wait_call(request_id))[1])
-
-    async def groups(self, subject: str | None = None) -> list[ConsumerGroup]:
-        """The consumer groups of this node, or those of one subject, asked for a page at a time."""
-        page = await self._run(message_calls.groups_call(subject, None))
-        groups = page.groups
-        while page.next is not None:
-            page = await self._run(message_calls.groups_call(subject, page.next))
-            groups += page.groups
-        return groups
 
     async def _run(self, call: Call[T], close_count: int | None = None) -> T:
         if close_count is not None and close_count != self._blocks_left:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TypeVar, Unpack
 
 from delayserver.client.calls import dead_letter_calls, policy_calls
 from delayserver.client.calls.core import Call
 from delayserver.client.calls.dead_letter_calls import DeadLetter, DropResult, ResendResult
-from delayserver.client.calls.policy_calls import GroupPolicy
+from delayserver.client.calls.policy_calls import GroupPolicy, PolicyChanges
 
 T = TypeVar("T")
 
@@ -28,10 +28,11 @@ class AsyncGroupOperations(ABC):
         """How a consumer group of this node is served. A group without a policy has the defaults of the node."""
         return await self._run(policy_calls.policy_call(subject, group, None, reset=False))
 
-    async def set_policy(self, subject: str, group: str, *, reset: bool = False, **changes: Any) -> GroupPolicy:
-        """Change fields of a group's policy, durably: ``attempts``, ``first_ms``, ``factor``, ``cap_ms``,
-        ``first_level``, ``tags``, ``where``, ``failed_key``. None sets a field back to the default; ``reset`` sets back all
-        others.
+    async def set_policy(
+        self, subject: str, group: str, *, reset: bool = False, **changes: Unpack[PolicyChanges]
+    ) -> GroupPolicy:
+        """Change fields of a group's policy, durably; see `PolicyChanges`. None sets a field back to the default;
+        ``reset`` sets back all others.
 
         The policy is that of one node: set it at every node of the subject's route. It applies from then on, also to
         messages that are being retried. The group need not have pulled before.

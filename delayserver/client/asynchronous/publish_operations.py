@@ -15,9 +15,10 @@ from delayserver.client.calls import publish_calls
 from delayserver.client.calls.core import Call
 from delayserver.client.calls.published_at import PublishedAt
 from delayserver.client.calls.retries import RESULT_UNKNOWN
-from delayserver.client.calls.send_calls import Integers, SendColumns
+from delayserver.client.calls.send_calls import Instants, Integers, SendColumns
 from delayserver.client.connections.addresses import Addresses
 from delayserver.client.values.messages import ColumnsPublished, Message, PublishResult, Route
+from delayserver.client.values.timing import Instant, Span
 from delayserver.protocol.errors import ConnectionLost, DelayServerError, PublishedElsewhere
 
 T = TypeVar("T")
@@ -58,7 +59,7 @@ class AsyncPublishOperations(ABC):
         *,
         message_id: str | None = None,
         properties: Mapping[str, str] | None = None,
-        expires_ms: int | None = None,
+        expires_ms: Instant | None = None,
         tag: str | None = None,
         order_key: str | None = None,
     ) -> PublishResult:
@@ -118,7 +119,7 @@ class AsyncPublishOperations(ABC):
         subject_index: Integers | None = None,
         message_ids: Sequence[str] | None = None,
         properties: Sequence[Mapping[str, str] | None] | None = None,
-        expires_ms: Integers | None = None,
+        expires_ms: Instants | None = None,
         count: int | None = None,
         tags: str | Sequence[str | None] | None = None,
         tag_index: Integers | None = None,
@@ -153,7 +154,7 @@ class AsyncPublishOperations(ABC):
         subject: str | None = None,
         *,
         batch_messages_max: int = 1000,
-        linger_ms: int = 5,
+        linger_ms: Span = 5,
         pending_messages_max: int = 100_000,
     ) -> AsyncBatcher[PublishResult]:
         """Publish in the background, in batches; see `AsyncBatcher`. Its ``send`` takes no time."""

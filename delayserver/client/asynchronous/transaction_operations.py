@@ -18,6 +18,7 @@ from delayserver.client.calls.message_calls import only_row
 from delayserver.client.calls.retries import RetryPolicy
 from delayserver.client.calls.transaction_calls import CHECK_SUFFIX, CheckBack, Ended, check_backs_of
 from delayserver.client.values.messages import Delivery, Message, SendResult
+from delayserver.client.values.timing import Instant, Seconds, Span, instant_ms
 from delayserver.protocol.errors import DelayServerError, TransactionEnded
 from delayserver.protocol.outcomes import Outcome
 
@@ -40,12 +41,12 @@ class AsyncTransactionOperations(ABC):
 
     @abstractmethod
     async def resolve_due_ms(
-        self, due_ms: int | None, delay_ms: int | None, at: datetime | None, delay: timedelta | None
+        self, due_ms: Instant | None, delay_ms: Span | None, at: datetime | None, delay: timedelta | None
     ) -> int:
         """The absolute due time of exactly one of the four, by the server's clock."""
 
     @abstractmethod
-    async def pull(self, subject: str, group: str, max_messages: int = 100, wait_s: float = 0.0) -> list[Delivery]:
+    async def pull(self, subject: str, group: str, max_messages: int = 100, wait_s: Seconds = 0.0) -> list[Delivery]:
         """Up to ``max_messages`` deliveries."""
 
     async def prepare(
@@ -54,24 +55,25 @@ class AsyncTransactionOperations(ABC):
         body: bytes | str,
         *,
         group: str,
-        due_ms: int | None = None,
-        delay_ms: int | None = None,
+        due_ms: Instant | None = None,
+        delay_ms: Span | None = None,
         at: datetime | None = None,
         delay: timedelta | None = None,
         message_id: str | None = None,
         properties: Mapping[str, str] | None = None,
-        expires_ms: int | None = None,
+        expires_ms: Instant | None = None,
         tag: str | None = None,
         order_key: str | None = None,
         check_after: timedelta | None = None,
+        check_after_ms: Span | None = None,
         checks_max: int | None = None,
         policy: str | None = None,
     ) -> SendResult:
         """Store a message that consumers do not see until `commit` makes it visible. The message is durable on return.
 
         Without a due time it is due at its commit. ``group`` is the producer's group: without a commit or a rollback the
-        server asks it (see `check_backs`) after ``check_after``, ``checks_max`` times. Then ``policy`` decides,
-        ``"rollback"`` or ``"commit"``. The server has defaults for the three. Ids are made as by `send`.
+        server asks it (see `check_backs`) after ``check_after`` or ``check_after_ms``, ``checks_max`` times. Then ``policy``
+        decides, ``"rollback"`` or ``"commit"``. The server has defaults for the three. Ids are made as by `send`.
         """
         if due_ms is None and delay_ms is None and at is None and delay is None:
             delay_ms = 0
@@ -88,7 +90,9 @@ class AsyncTransactionOperations(ABC):
             tag=tag,
             order_key=order_key,
         )
-        terms = transaction_calls.terms(group, check_after, checks_max, policy)
+        terms = transaction_calls.terms(
+            group, check_after if check_after_ms is None else check_after_ms, checks_max, policy
+        )
         return await self._run(transaction_calls.prepare_call(send, terms))
 
     async def prepare_many(
@@ -97,6 +101,7 @@ class AsyncTransactionOperations(ABC):
         *,
         group: str,
         check_after: timedelta | None = None,
+        check_after_ms: Span | None = None,
         checks_max: int | None = None,
         policy: str | None = None,
     ) -> list[SendResult | DelayServerError]:
@@ -106,19 +111,21 @@ class AsyncTransactionOperations(ABC):
         """
         if not messages:
             return []
-        terms = transaction_calls.terms(group, check_after, checks_max, policy)
+        terms = transaction_calls.terms(
+            group, check_after if check_after_ms is None else check_after_ms, checks_max, policy
+        )
         if any(m.delay_ms is not None or m.delay is not None for m in messages):
             await self._learn_clock()
         send = send_calls.send_many_call(messages, self._core.clock, make_ids=self._retries.retries > 0)
         return await self._run(transaction_calls.prepare_call(send, terms))
 
-    async def commit(self, receipt: str, *, due_ms: int | None = None) -> Ended:
+    async def commit(self, receipt: str, *, due_ms: Instant | None = None) -> Ended:
         """Make the message of a transaction visible, due as it was prepared, or at ``due_ms``. Durable on return.
 
         Again for a transaction that is committed it gives the same result. Raises `TransactionEnded` if it ended otherwise
         before, and `TransactionUnknown`.
         """
-        rows = await self._run(transaction_calls.commit_call([receipt], due_ms))
+        rows = await self._run(transaction_calls.commit_call([receipt], None if due_ms is None else instant_ms(due_ms)))
         return only_row(rows)
 
     async def commit_many(self, receipts: Sequence[str]) -> list[Ended | DelayServerError]:
@@ -140,16 +147,17 @@ class AsyncTransactionOperations(ABC):
         body: bytes | str,
         *,
         group: str,
-        due_ms: int | None = None,
-        delay_ms: int | None = None,
+        due_ms: Instant | None = None,
+        delay_ms: Span | None = None,
         at: datetime | None = None,
         delay: timedelta | None = None,
         message_id: str | None = None,
         properties: Mapping[str, str] | None = None,
-        expires_ms: int | None = None,
+        expires_ms: Instant | None = None,
         tag: str | None = None,
         order_key: str | None = None,
         check_after: timedelta | None = None,
+        check_after_ms: Span | None = None,
         checks_max: int | None = None,
         policy: str | None = None,
     ) -> AsyncTransaction:
@@ -174,6 +182,7 @@ class AsyncTransactionOperations(ABC):
                 "tag": tag,
                 "order_key": order_key,
                 "check_after": check_after,
+                "check_after_ms": check_after_ms,
                 "checks_max": checks_max,
                 "policy": policy,
             },
@@ -181,7 +190,7 @@ class AsyncTransactionOperations(ABC):
 
     # --- check-backs
 
-    async def check_backs(self, group: str, max_messages: int = 100, wait_s: float = 0.0) -> list[CheckBack]:
+    async def check_backs(self, group: str, max_messages: int = 100, wait_s: Seconds = 0.0) -> list[CheckBack]:
         """The questions of the server to a producer's group; waits up to ``wait_s`` for the first. Give each to `answer`.
 
         One that is not answered comes again after the ack timeout, or with the next check-back. Messages of the subject
@@ -246,7 +255,7 @@ class AsyncTransaction:
         assert self.prepared is not None, "within its block only"
         return self.prepared.receipt
 
-    async def commit(self, *, due_ms: int | None = None) -> Ended:
+    async def commit(self, *, due_ms: Instant | None = None) -> Ended:
         """Commit before the end of the block, maybe with another due time. See `AsyncTransactionOperations.commit`.
 
         Where it fails, the block rolls nothing back.

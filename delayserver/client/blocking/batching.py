@@ -18,6 +18,7 @@ from weakref import WeakSet
 
 from delayserver.client.calls.batch_queue import DRAIN_S, BatchQueue, refuse_times
 from delayserver.client.values.messages import Message, PublishResult
+from delayserver.client.values.timing import Instant, Seconds, Span, span_ms, span_s
 from delayserver.protocol.errors import ConnectionLost, DelayServerError, InvalidArgument, RequestTimedOut
 from delayserver.protocol.limits import Limits
 
@@ -53,7 +54,7 @@ class Sender(Protocol[R]):
     def limits(self) -> Limits: ...
 
     def resolve_due_ms(
-        self, due_ms: int | None, delay_ms: int | None, at: datetime | None, delay: timedelta | None
+        self, due_ms: Instant | None, delay_ms: Span | None, at: datetime | None, delay: timedelta | None
     ) -> int | None: ...
 
     def send_many(self, messages: Sequence[Message]) -> list[R | DelayServerError]: ...
@@ -87,7 +88,7 @@ class PublishSender:
         return self._client.limits
 
     def resolve_due_ms(
-        self, due_ms: int | None, delay_ms: int | None, at: datetime | None, delay: timedelta | None
+        self, due_ms: Instant | None, delay_ms: Span | None, at: datetime | None, delay: timedelta | None
     ) -> None:
         """Raises `InvalidArgument` if a time is given."""
         refuse_times(due_ms, delay_ms, at, delay)
@@ -121,14 +122,14 @@ class Batcher(Generic[R]):
         subject: str | None,
         *,
         batch_messages_max: int,
-        linger_ms: int,
+        linger_ms: Span,
         pending_messages_max: int,
     ) -> None:
         self._client = client
         self._queue = BatchQueue[_Entry[R]](
             subject, batch_messages_max=batch_messages_max, pending_messages_max=pending_messages_max
         )
-        self._linger_s = linger_ms / 1000
+        self._linger_s = span_ms(linger_ms) / 1000
         self._changed = threading.Condition()
         self._closing = False
         self._thread = threading.Thread(target=self._work, name="delayserver-batcher", daemon=True)
@@ -170,13 +171,13 @@ class Batcher(Generic[R]):
         body: bytes | str,
         subject: str | None = None,
         *,
-        due_ms: int | None = None,
-        delay_ms: int | None = None,
+        due_ms: Instant | None = None,
+        delay_ms: Span | None = None,
         at: datetime | None = None,
         delay: timedelta | None = None,
         message_id: str | None = None,
         properties: Mapping[str, str] | None = None,
-        expires_ms: int | None = None,
+        expires_ms: Instant | None = None,
         tag: str | None = None,
         order_key: str | None = None,
     ) -> Future[R]:
@@ -199,13 +200,13 @@ class Batcher(Generic[R]):
                 self._changed.notify_all()
         return entry.future
 
-    def flush(self, timeout_s: float | None = None) -> None:
+    def flush(self, timeout_s: Seconds | None = None) -> None:
         """Wait until all messages handed over so far are answered; raise the first error since the last flush, if any.
 
         Raises `RequestTimedOut` after ``timeout_s``; messages without an answer stay with the batcher. Raises
         RuntimeError in a callback of a future: the callback runs in the thread for which it would wait.
         """
-        error = self._all_answered(timeout_s)
+        error = self._all_answered(None if timeout_s is None else span_s(timeout_s))
         if error is not None:
             raise error
 

@@ -6,20 +6,18 @@ the ``*_calls`` modules give them their meaning.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
 from delayserver.client.asynchronous.client import AsyncClient
 from delayserver.client.blocking.line import Connection, Line
 from delayserver.client.blocking.operations import BlockingOperations
-from delayserver.client.calls import message_calls
 from delayserver.client.calls.core import Call
 from delayserver.client.connections.addresses import Given, HostAndPort, none_connects
 from delayserver.client.connections.socket_connection import SocketConnection
 from delayserver.client.connections.tls import TLS, context_of
 from delayserver.client.connections.tls_connection import TlsConnection
-from delayserver.client.values.messages import ConsumerGroup
+from delayserver.client.values.timing import Seconds, span_s
 from delayserver.protocol.errors import ConnectionLost
 from delayserver.protocol.operations import PING
 
@@ -48,8 +46,8 @@ class Client(BlockingOperations):
         self,
         address: Given = None,
         *,
-        timeout_s: float = 10.0,
-        connect_timeout_s: float = 5.0,
+        timeout_s: Seconds = 10.0,
+        connect_timeout_s: Seconds = 5.0,
         retries: int = 3,
         token: str | None = None,
         tls: TLS = None,
@@ -57,8 +55,8 @@ class Client(BlockingOperations):
         super().__init__(address, CLIENT_NAME, retries, token)
         self._token = token
         self._tls = context_of(tls)
-        self._timeout_s = timeout_s
-        self._connect_timeout_s = connect_timeout_s
+        self._timeout_s = span_s(timeout_s)
+        self._connect_timeout_s = span_s(connect_timeout_s)
         self._main = self._new_line()
         # The second connection is made when a thread calls while another one waits in a long pull. `setdefault` of a
         # dictionary is one step for all threads, and needs no lock that a fork could leave locked.
@@ -129,14 +127,6 @@ class Client(BlockingOperations):
             token=self._token,
             tls=self._tls,
         )
-
-    def groups(self, subject: str | None = None) -> Iterator[ConsumerGroup]:
-        """The consumer groups of this node, or those of one subject, asked for a page at a time."""
-        page = self._run(message_calls.groups_call(subject, None))
-        yield from page.groups
-        while page.next is not None:
-            page = self._run(message_calls.groups_call(subject, page.next))
-            yield from page.groups
 
     def _run(self, call: Call[T], close_count: int | None = None) -> T:
         if call.wait_s:

@@ -18,6 +18,7 @@ from delayserver.client.calls.figure_calls import (
     PendingSubject,
     PendingSubjectsPage,
 )
+from delayserver.client.values.timing import Instant, instant_ms
 
 T = TypeVar("T")
 
@@ -39,8 +40,8 @@ class BlockingFigureOperations(ABC):
         self,
         by: str = "minute",
         *,
-        from_ms: int | None = None,
-        to_ms: int | None = None,
+        from_ms: Instant | None = None,
+        to_ms: Instant | None = None,
     ) -> list[PendingBucket]:
         """How many messages are pending, by the ``"minute"`` or ``"hour"`` in which they are due, from counters of the
         server. Times without any are left out.
@@ -59,11 +60,17 @@ class BlockingFigureOperations(ABC):
         self,
         by: str = "minute",
         *,
-        from_ms: int | None = None,
-        to_ms: int | None = None,
+        from_ms: Instant | None = None,
+        to_ms: Instant | None = None,
     ) -> PendingPage:
         """A page of `pending`."""
-        return self._run(figure_calls.pending_call(by, from_ms, to_ms))
+        return self._run(
+            figure_calls.pending_call(
+                by,
+                None if from_ms is None else instant_ms(from_ms),
+                None if to_ms is None else instant_ms(to_ms),
+            )
+        )
 
     def pending_by_subject(self) -> list[PendingSubject]:
         """How many messages of each subject are pending. Subjects without any are left out. It asks for a page at a time.

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from datetime import datetime, timedelta
 from typing import TypeVar
 
 from delayserver.client.calls import publish_calls, send_calls
 from delayserver.client.calls.core import Call, ClientCore
+from delayserver.client.values.timing import Instant, Span
 from delayserver.protocol.frames import OneWayRefused
 
 T = TypeVar("T")
@@ -28,6 +30,12 @@ class BlockingOneWayOperations(ABC):
     _core: ClientCore
 
     @abstractmethod
+    def resolve_due_ms(
+        self, due_ms: Instant | None, delay_ms: Span | None, at: datetime | None, delay: timedelta | None
+    ) -> int:
+        """The absolute due time of exactly one of the four, by the server's clock."""
+
+    @abstractmethod
     def _post(self, call: Call[T]) -> None:
         """Send a request that gets no reply. Connects if not connected."""
 
@@ -38,7 +46,7 @@ class BlockingOneWayOperations(ABC):
         *,
         message_id: str | None = None,
         properties: Mapping[str, str] | None = None,
-        expires_ms: int | None = None,
+        expires_ms: Instant | None = None,
         tag: str | None = None,
         order_key: str | None = None,
     ) -> None:
@@ -60,19 +68,22 @@ class BlockingOneWayOperations(ABC):
         self,
         subject: str,
         body: bytes | str,
-        due_ms: int,
+        due_ms: Instant | None = None,
         *,
+        delay_ms: Span | None = None,
+        at: datetime | None = None,
+        delay: timedelta | None = None,
         message_id: str | None = None,
         properties: Mapping[str, str] | None = None,
-        expires_ms: int | None = None,
+        expires_ms: Instant | None = None,
         tag: str | None = None,
         order_key: str | None = None,
     ) -> None:
-        """Send one message, without a reply."""
+        """Send one message, without a reply. Its due time is given as for `send`."""
         call = send_calls.send_call(
             subject,
             body,
-            due_ms,
+            self.resolve_due_ms(due_ms, delay_ms, at, delay),
             message_id=message_id,
             properties=properties,
             expires_ms=expires_ms,

@@ -36,12 +36,13 @@ from delayserver.client.calls.message_calls import Target
 from delayserver.client.calls.published_at import PublishedAt
 from delayserver.client.calls.pull_calls import Deliveries
 from delayserver.client.calls.retries import RetryPolicy
-from delayserver.client.calls.send_calls import Integers, SendColumns
+from delayserver.client.calls.send_calls import Instants, Integers, SendColumns, Spans
 from delayserver.client.connections.addresses import Addresses, Given
 from delayserver.client.values.messages import (
     AckResult,
     CancelResult,
     ColumnsSent,
+    ConsumerGroup,
     Delivery,
     ExtendResult,
     LookupResult,
@@ -54,7 +55,7 @@ from delayserver.client.values.messages import (
     Status,
 )
 from delayserver.client.values.pulled import PulledColumns
-from delayserver.client.values.timing import resolve_due_ms
+from delayserver.client.values.timing import Instant, Seconds, Span, instant_ms, resolve_due_ms, span_ms, span_s
 from delayserver.protocol.errors import DelayServerError, InvalidArgument
 from delayserver.protocol.limits import Limits
 
@@ -143,15 +144,17 @@ class BlockingOperations(
         *,
         name: str = "",
         expires: datetime | int = 0,
+        expires_ms: Instant = 0,
         rate: int = 0,
         bytes_rate: int = 0,
         pending_max: int = 0,
     ) -> token_calls.MadeToken:
         """Make a token for ``send``, ``consume``, ``look`` or ``admin``, or several of them, and for subjects that match one
-        of the patterns. ``expires`` is a time, or milliseconds since 1970; 0 for never. The limits are messages a second,
-        bytes a second, and messages that wait at a time; 0 for none. Not repeated after a lost reply: it would make two.
+        of the patterns. ``expires`` is a datetime, or ``expires_ms`` gives the time; 0 for never. The limits are messages a
+        second, bytes a second, and messages that wait at a time; 0 for none. Not repeated after a lost reply: it would make
+        two.
         """
-        wanted = token_calls.WantedToken(role, subjects, name, expires, rate, bytes_rate, pending_max)
+        wanted = token_calls.WantedToken(role, subjects, name, expires or expires_ms, rate, bytes_rate, pending_max)
         return self._run(token_calls.create_call(wanted))
 
     def tokens(self) -> list[token_calls.Token]:
@@ -162,9 +165,11 @@ class BlockingOperations(
         """End a token at once. Connections that use it are closed."""
         return self._run(token_calls.revoke_call(token_id))
 
-    def rotate_token(self, token_id: str, overlap: timedelta | float | None = None) -> token_calls.MadeToken:
-        """Give a token a new secret. The old one stays valid for the ``overlap``, an hour by default."""
-        return self._run(token_calls.rotate_call(token_id, overlap))
+    def rotate_token(
+        self, token_id: str, overlap: timedelta | float | None = None, *, overlap_s: Seconds | None = None
+    ) -> token_calls.MadeToken:
+        """Give a token a new secret. The old one stays valid for the ``overlap`` or ``overlap_s``, an hour by default."""
+        return self._run(token_calls.rotate_call(token_id, overlap if overlap_s is None else overlap_s))
 
     def subjects(self, pattern: str | None = None, *, prefix: str = "") -> list[str]:
         """The subjects that this node has met, or those that match a shell-style ``pattern`` and begin with ``prefix``.
@@ -183,14 +188,23 @@ class BlockingOperations(
         """A page of `subjects`: those that the node met behind ``after``."""
         return self._run(subject_calls.subjects_call(pattern, prefix, after))
 
+    def groups(self, subject: str | None = None) -> list[ConsumerGroup]:
+        """The consumer groups of this node, or those of one subject, asked for a page at a time."""
+        page = self._run(message_calls.groups_call(subject, None))
+        groups = page.groups
+        while page.next is not None:
+            page = self._run(message_calls.groups_call(subject, page.next))
+            groups += page.groups
+        return groups
+
     def find(
         self,
         message_id: str | None = None,
         *,
         key: str | None = None,
         subject: str | None = None,
-        from_ms: int | None = None,
-        to_ms: int | None = None,
+        from_ms: Instant | None = None,
+        to_ms: Instant | None = None,
         max_messages: int = 1000,
     ) -> list[find_calls.FoundMessage]:
         """Messages that are stored on this node, consumed or not: by their id, by a word of their property ``keys``, or all
@@ -198,15 +212,17 @@ class BlockingOperations(
 
         ``from_ms`` and ``to_ms`` (not included) bound the time of their dispatch to the node. It asks for a page at a time.
         """
-        page = self._run(find_calls.find_call(message_id, key, subject, from_ms, to_ms, None))
+        first_ms = None if from_ms is None else instant_ms(from_ms)
+        end_ms = None if to_ms is None else instant_ms(to_ms)
+        page = self._run(find_calls.find_call(message_id, key, subject, first_ms, end_ms, None))
         found = page.messages
         while page.next is not None and len(found) < max_messages:
-            page = self._run(find_calls.find_call(message_id, key, subject, from_ms, to_ms, page.next))
+            page = self._run(find_calls.find_call(message_id, key, subject, first_ms, end_ms, page.next))
             found += page.messages
         return found[:max_messages]
 
     def resolve_due_ms(
-        self, due_ms: int | None, delay_ms: int | None, at: datetime | None, delay: timedelta | None
+        self, due_ms: Instant | None, delay_ms: Span | None, at: datetime | None, delay: timedelta | None
     ) -> int:
         """The absolute due time of exactly one of the four, by the server's clock."""
         if delay_ms is not None or delay is not None:
@@ -228,13 +244,13 @@ class BlockingOperations(
         subject: str,
         body: bytes | str,
         *,
-        due_ms: int | None = None,
-        delay_ms: int | None = None,
+        due_ms: Instant | None = None,
+        delay_ms: Span | None = None,
         at: datetime | None = None,
         delay: timedelta | None = None,
         message_id: str | None = None,
         properties: Mapping[str, str] | None = None,
-        expires_ms: int | None = None,
+        expires_ms: Instant | None = None,
         tag: str | None = None,
         order_key: str | None = None,
         delay_level: int | None = None,
@@ -290,23 +306,26 @@ class BlockingOperations(
     def send_columns(
         self,
         subjects: str | Sequence[str],
-        due_ms: Integers | None = None,
-        bodies: bytes | Sequence[bytes] = (),
+        given: send_calls.Bodies | Instants | None = None,
+        then_bodies: send_calls.Bodies | None = None,
         *,
-        delay_ms: Integers | None = None,
+        bodies: send_calls.Bodies | None = None,
+        due_ms: Instants | None = None,
+        delay_ms: Spans | None = None,
         body_length: Integers | None = None,
         subject_index: Integers | None = None,
         message_ids: Sequence[str] | None = None,
         properties: Sequence[Mapping[str, str] | None] | None = None,
-        expires_ms: Integers | None = None,
+        expires_ms: Instants | None = None,
         count: int | None = None,
         tags: str | Sequence[str | None] | None = None,
         tag_index: Integers | None = None,
         order_keys: Sequence[str | None] | None = None,
         tell_duplicates: bool = False,
     ) -> ColumnsSent:
-        """Send arrays: the fast way. ``due_ms`` (or ``delay_ms``) is i64[n] or one integer, ``bodies`` a list or one
-        blob with ``body_length``.
+        """Send arrays: the fast way, as ``send_columns("orders", bodies, delay_ms=...)``. ``due_ms`` (or ``delay_ms``) is
+        i64[n] or one value, ``bodies`` a list or one blob with ``body_length``. The form of before, ``send_columns("orders",
+        due_ms, bodies)``, works too.
 
         ``subjects`` is one subject, or a list with ``subject_index`` u32[n]. ``tags`` is one tag, a list with one for each
         row, or a list with ``tag_index`` u32[n] that counts from 1 (0: none). The client makes no ids here. Without
@@ -314,6 +333,7 @@ class BlockingOperations(
         `ConnectionLost`. ``tell_duplicates``: the answer names rows that the server had before. It then comes after their
         replay, some milliseconds later.
         """
+        due_ms, bodies = send_calls.columns_given(given, then_bodies, due_ms, bodies)
         if delay_ms is not None:
             self._learn_clock()
         columns = SendColumns(
@@ -339,7 +359,7 @@ class BlockingOperations(
         subject: str | None = None,
         *,
         batch_messages_max: int = 1000,
-        linger_ms: int = 5,
+        linger_ms: Span = 5,
         pending_messages_max: int = 100_000,
     ) -> Batcher[SendResult]:
         """Send in the background, in batches; see `Batcher`."""
@@ -369,13 +389,13 @@ class BlockingOperations(
         self,
         target: Target,
         *,
-        due_ms: int | None = None,
-        delay_ms: int | None = None,
+        due_ms: Instant | None = None,
+        delay_ms: Span | None = None,
         at: datetime | None = None,
         delay: timedelta | None = None,
         body: bytes | str | None = None,
         properties: Mapping[str, str] | None = None,
-        expires_ms: int | None = None,
+        expires_ms: Instant | None = None,
     ) -> RescheduleResult:
         """Move a message to another due time in one atomic step. Fields that are not given stay as they are.
         ``delay_ms=0`` delivers it now.
@@ -383,7 +403,11 @@ class BlockingOperations(
         Not retried once its request has left: after `ConnectionLost` ask `lookup` what became of it.
         """
         new_due_ms = self.resolve_due_ms(due_ms, delay_ms, at, delay)
-        return self._run(message_calls.reschedule_call(target, new_due_ms, body, properties, expires_ms))
+        return self._run(
+            message_calls.reschedule_call(
+                target, new_due_ms, body, properties, None if expires_ms is None else instant_ms(expires_ms)
+            )
+        )
 
     def lookup(self, target: Target, *, body: bool = False, times: bool = False) -> LookupResult:
         """The fate of one message, by receipt or `MessageKey`; with ``body`` also what it says, with ``times`` also when it
@@ -408,11 +432,12 @@ class BlockingOperations(
         subject: str,
         group: str,
         max_messages: int = 100,
-        wait_s: float = 0.0,
+        wait_s: Seconds = 0.0,
         *,
-        ack_timeout_s: float | None = None,
+        ack_timeout_s: Seconds | None = None,
         ack: Deliveries | None = None,
-        start: str | int | datetime | None = None,
+        start: str | datetime | int | None = None,
+        start_ms: Instant | None = None,
         broadcast: bool = False,
         tags: str | None = None,
         where: str | None = None,
@@ -426,6 +451,7 @@ class BlockingOperations(
             ack_timeout_s=ack_timeout_s,
             ack=ack,
             start=start,
+            start_ms=start_ms,
             broadcast=broadcast,
             tags=tags,
             where=where,
@@ -437,20 +463,21 @@ class BlockingOperations(
         subject: str,
         group: str,
         max_messages: int = 1000,
-        wait_s: float = 0.0,
+        wait_s: Seconds = 0.0,
         *,
-        ack_timeout_s: float | None = None,
+        ack_timeout_s: Seconds | None = None,
         max_bytes: int | None = None,
         ack: Deliveries | None = None,
-        start: str | int | datetime | None = None,
+        start: str | datetime | int | None = None,
+        start_ms: Instant | None = None,
         broadcast: bool = False,
         tags: str | None = None,
         where: str | None = None,
     ) -> PulledColumns:
         """Deliveries as columns. ``ack`` settles earlier ones in the same round trip.
 
-        ``start`` counts if this pull makes the group: ``"earliest"`` (the default), ``"latest"``, or a time
-        (milliseconds since 1970, or a datetime): the first message that was dispatched at or after it.
+        ``start`` counts if this pull makes the group: ``"earliest"`` (the default), ``"latest"``, or a datetime,
+        as ``start_ms`` gives a time: the first message that was dispatched at or after it.
 
         ``broadcast``: the group belongs to this client's connection. It begins at the latest message unless ``start``
         says otherwise, needs no acks, and ends with the connection; after a lost connection it begins anew. A client
@@ -464,8 +491,8 @@ class BlockingOperations(
         A delivery that is not acked within ``ack_timeout_s`` (default: the server's) comes again. The client splits a
         ``wait_s`` beyond the server's bound into several requests.
         """
-        ack_timeout_ms = None if ack_timeout_s is None else round(ack_timeout_s * 1000)
-        wait_ms = round(wait_s * 1000)
+        ack_timeout_ms = None if ack_timeout_s is None else round(span_s(ack_timeout_s) * 1000)
+        wait_ms = round(span_s(wait_s) * 1000)
         close_count = self._close_count
         self.connect()  # Before it the server's bound of a wait is not known.
         while True:
@@ -479,7 +506,7 @@ class BlockingOperations(
                 ack_timeout_ms=ack_timeout_ms,
                 max_bytes=max_bytes,
                 ack=ack,
-                start=position_calls.start_argument(start),
+                start=position_calls.start_argument(start if start_ms is None else instant_ms(start_ms)),
                 broadcast=broadcast,
                 tags=tags,
                 where=where,
@@ -506,26 +533,31 @@ class BlockingOperations(
         deliveries: Deliveries,
         delay: timedelta | None = None,
         *,
+        delay_ms: Span | None = None,
         level: int | None = None,
         reason: str = "",
         unseen: bool = False,
     ) -> NackResult:
-        """Hand deliveries back. They come again after ``delay``, after the delay level ``level``, or without one after the
-        growing pauses of the group.
+        """Hand deliveries back. They come again after ``delay`` or ``delay_ms``, or after the delay level ``level``. Without
+        any of these they come after the growing pauses of the group.
 
         After the last attempt of the group's policy a message becomes a dead letter, which keeps the ``reason``.
         ``unseen``: the consumer has not begun to handle the messages, so they do not become dead letters.
         """
+        if delay_ms is not None:
+            if delay is not None:
+                raise InvalidArgument("give one of delay and delay_ms")
+            delay = timedelta(milliseconds=span_ms(delay_ms))
         call = pull_calls.nack_call(subject, group, deliveries, delay, level=level, reason=reason, unseen=unseen)
         return self._run(call)
 
     def extend(
-        self, subject: str, group: str, deliveries: Deliveries, *, ack_timeout_s: float | None = None
+        self, subject: str, group: str, deliveries: Deliveries, *, ack_timeout_s: Seconds | None = None
     ) -> ExtendResult:
         """Let the leases of deliveries go on: they end ``ack_timeout_s`` from now (default: the server's).
 
         A consumer that works longer than its lease extends it in time. Listeners do so by themselves. A restart of the
         node ends all leases.
         """
-        ack_timeout_ms = None if ack_timeout_s is None else round(ack_timeout_s * 1000)
+        ack_timeout_ms = None if ack_timeout_s is None else round(span_s(ack_timeout_s) * 1000)
         return self._run(pull_calls.extend_call(subject, group, deliveries, ack_timeout_ms))

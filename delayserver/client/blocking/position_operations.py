@@ -13,6 +13,7 @@ from typing import TypeVar
 from delayserver.client.calls import position_calls
 from delayserver.client.calls.core import Call
 from delayserver.client.values.messages import ConsumerGroup, ReadPage, ServerInfo, Sought
+from delayserver.client.values.timing import Seconds, span_s
 from delayserver.protocol.limits import Limits
 
 T = TypeVar("T")
@@ -51,12 +52,18 @@ class BlockingPositionOperations(ABC):
         self._run(position_calls.remove_group_call(subject, group))
 
     def read(
-        self, subject: str, position: int, max_messages: int = 100, wait_s: float = 0.0, *, max_bytes: int | None = None
+        self,
+        subject: str,
+        position: int,
+        max_messages: int = 100,
+        wait_s: Seconds = 0.0,
+        *,
+        max_bytes: int | None = None,
     ) -> ReadPage:
         """Messages of a subject from ``position`` on, without a group or a lease; see `ReadPage`.
 
         At the end of the subject it waits up to ``wait_s`` for the next message, at most the server's bound of a wait.
         """
         self.connect()  # Before it the server's bound of a wait is not known.
-        wait_ms = min(round(wait_s * 1000), self.limits.wait_ms_max)
+        wait_ms = min(round(span_s(wait_s) * 1000), self.limits.wait_ms_max)
         return self._run(position_calls.read_call(subject, position, max_messages, wait_ms, max_bytes))

@@ -13,6 +13,7 @@ from typing import Final, Generic, Protocol, TypeVar
 from delayserver.client import tracing
 from delayserver.client.calls.send_calls import check_message
 from delayserver.client.values.messages import Message
+from delayserver.client.values.timing import Instant
 from delayserver.protocol.errors import InvalidArgument
 from delayserver.protocol.limits import Limits
 
@@ -57,7 +58,7 @@ class BatchQueue(Generic[E]):
         due_ms: int | None,
         message_id: str | None,
         properties: Mapping[str, str] | None,
-        expires_ms: int | None,
+        expires_ms: Instant | None,
         tag: str | None = None,
         order_key: str | None = None,
     ) -> Message:

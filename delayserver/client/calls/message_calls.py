@@ -23,6 +23,7 @@ from delayserver.client.values.messages import (
     ServerInfo,
     Status,
 )
+from delayserver.client.values.timing import Instant
 from delayserver.protocol.columns import I64, U8, pack_column, unpack_column
 from delayserver.protocol.errors import DelayServerError, InvalidArgument, MalformedFrame, error_from_map
 from delayserver.protocol.operations import CANCEL, GROUPS, LOOKUP, RELOAD, RESCHEDULE, ROUTE, STATUS
@@ -67,7 +68,7 @@ def reschedule_call(
     due_ms: int,
     body: bytes | str | None,
     properties: Mapping[str, str] | None,
-    expires_ms: int | None,
+    expires_ms: Instant | None,
 ) -> Call[RescheduleResult]:
     """Cancel and send in one atomic step. Not repeatable: a second attempt would say "already cancelled" and hide the new
     receipt.

@@ -22,6 +22,7 @@ from delayserver.client.calls.send_calls import (
     rows_in_doubt,
 )
 from delayserver.client.values.messages import ColumnsPublished, Message, PublishResult, ServerInfo
+from delayserver.client.values.timing import Instant
 from delayserver.protocol.columns import I64, unpack_column
 from delayserver.protocol.errors import DelayServerError, InvalidArgument, error_from_map
 from delayserver.protocol.operations import PUBLISH
@@ -34,7 +35,7 @@ def publish_call(
     *,
     message_id: str | None,
     properties: Mapping[str, str] | None,
-    expires_ms: int | None,
+    expires_ms: Instant | None,
     tag: str | None,
     order_key: str | None,
 ) -> Call[PublishResult]:

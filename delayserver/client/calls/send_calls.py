@@ -6,7 +6,8 @@ import secrets
 import uuid
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeAlias, TypeVar
+from datetime import datetime, timedelta
+from typing import Any, Final, TypeAlias, TypeVar, cast
 
 import msgpack
 import numpy as np
@@ -14,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from delayserver.client.calls.core import Call, in_doubt
 from delayserver.client.values.messages import ColumnsSent, DuplicateRow, Message, RejectedRow, SendResult, ServerInfo
-from delayserver.client.values.timing import ServerClock, resolve_due_ms
+from delayserver.client.values.timing import Instant, ServerClock, datetime_to_ms, instant_ms, resolve_due_ms
 from delayserver.protocol.columns import I64, U32, pack_column, pack_ragged, unpack_column, unpack_count
 from delayserver.protocol.errors import (
     DelayServerError,
@@ -35,6 +36,15 @@ T = TypeVar("T")
 
 Integers: TypeAlias = int | ArrayLike
 """One integer for all rows, or an array with one integer for each."""
+
+Instants: TypeAlias = Integers | datetime
+"""One `Instant` for all rows, or an array of milliseconds since 1970."""
+
+Spans: TypeAlias = Integers | timedelta
+"""One `Span` for all rows, or an array of milliseconds."""
+
+Bodies: TypeAlias = bytes | Sequence[bytes]
+"""One blob, or one body for each row."""
 
 ROWS_MAX: Final = 16
 """Up to so many messages travel as rows. Columns cost less for each message, and more for each request."""
@@ -60,7 +70,7 @@ def send_call(
     *,
     message_id: str | None,
     properties: Mapping[str, str] | None,
-    expires_ms: int | None,
+    expires_ms: Instant | None,
     tag: str | None = None,
     order_key: str | None = None,
     tell_duplicates: bool = False,
@@ -79,7 +89,7 @@ def message_row(
     body: bytes | str,
     message_id: str | None,
     properties: Mapping[str, str] | None,
-    expires_ms: int | None,
+    expires_ms: Instant | None,
     tag: str | None,
     order_key: str | None,
 ) -> dict[str, Any]:
@@ -91,7 +101,7 @@ def message_row(
     if properties:
         row["properties"] = text_map(properties)
     if expires_ms is not None:
-        row["expires_ms"] = expires_ms
+        row["expires_ms"] = instant_ms(expires_ms)
     if tag is not None:
         row["tag"] = tag
     if order_key is not None:
@@ -138,7 +148,7 @@ class SendColumns:
     subject_index: Integers | None = None
     message_ids: Sequence[str] | None = None
     properties: Sequence[Mapping[str, str] | None] | None = None
-    expires_ms: Integers | None = None
+    expires_ms: Instants | None = None
     count: int | None = None
     tags: str | Sequence[str | None] | None = None
     tag_index: Integers | None = None
@@ -212,7 +222,9 @@ def column_arguments(columns: SendColumns) -> tuple[int, dict[str, Any]]:
         packed = [_packed_properties(row) for row in columns.properties]
         arguments["properties"], arguments["properties_length"] = _ragged(packed, count, "properties")
     if columns.expires_ms is not None:
-        arguments["expires_ms"] = _column(columns.expires_ms, count, I64, "expires_ms")
+        expires = columns.expires_ms
+        expires_ms = datetime_to_ms(expires) if isinstance(expires, datetime) else expires
+        arguments["expires_ms"] = _column(expires_ms, count, I64, "expires_ms")
     arguments |= _tag_arguments(columns, count)
     if columns.order_keys is not None and any(columns.order_keys):
         keys = [(key or "").encode() for key in columns.order_keys]
@@ -223,8 +235,9 @@ def column_arguments(columns: SendColumns) -> tuple[int, dict[str, Any]]:
 def check_message(message: Message) -> None:
     """Raises the named error of a message that cannot be encoded. Without this check its whole batch would fail."""
     _check_types(message.subject, message.body, message.message_id, message.expires_ms, message.tag, message.order_key)
-    if message.due_ms is not None and (type(message.due_ms) is not int or not -(2**63) <= message.due_ms < 2**63):
-        raise InvalidArgument("due_ms is a number of milliseconds since 1970")
+    due_ms = None if message.due_ms is None else instant_ms(message.due_ms)
+    if due_ms is not None and (type(due_ms) is not int or not -(2**63) <= due_ms < 2**63):
+        raise InvalidArgument("due_ms is a number of milliseconds since 1970, or a datetime")
     _packed_properties(message.properties)
     try:
         # Python allows lone surrogates in text; UTF-8 does not.
@@ -238,7 +251,7 @@ def _check_types(
     subject: str,
     body: bytes | str,
     message_id: str | None,
-    expires_ms: int | None,
+    expires_ms: Instant | None,
     tag: str | None,
     order_key: str | None,
 ) -> None:
@@ -248,8 +261,10 @@ def _check_types(
         raise SubjectInvalid("a subject is text")
     if message_id is not None and (not isinstance(message_id, str) or not message_id):
         raise MessageIdInvalid("a message_id is text that is not empty")
+    if isinstance(expires_ms, datetime):
+        expires_ms = datetime_to_ms(expires_ms)
     if expires_ms is not None and (type(expires_ms) is not int or not 0 <= expires_ms < 2**63):
-        raise InvalidArgument("expires_ms is a number of milliseconds since 1970")
+        raise InvalidArgument("expires_ms is a number of milliseconds since 1970, or a datetime")
     for name, value in (("a tag", tag), ("an order_key", order_key)):
         if value is not None and (not isinstance(value, str) or not value):
             raise InvalidArgument(f"{name} is text that is not empty")
@@ -324,7 +339,7 @@ def columns_of(messages: Sequence[Message], due_ms: Integers, message_ids: list[
         bodies=[message.body.encode() if isinstance(message.body, str) else message.body for message in messages],
         message_ids=message_ids if any(message_ids) else None,
         properties=[message.properties for message in messages],
-        expires_ms=[message.expires_ms or 0 for message in messages]
+        expires_ms=[instant_ms(message.expires_ms or 0) for message in messages]
         if any(message.expires_ms for message in messages)
         else None,
         tags=[message.tag for message in messages],
@@ -348,13 +363,27 @@ def delay_of_level(server: ServerInfo, level: int) -> int:
     return levels_ms[level - 1]
 
 
-def resolve_due_column(clock: ServerClock, due_ms: Integers | None, delay_ms: Integers | None) -> Integers:
+def columns_given(
+    given: Bodies | Instants | None, then_bodies: Bodies | None, due_ms: Instants | None, bodies: Bodies | None
+) -> tuple[Instants | None, Bodies]:
+    """The due times and bodies of a columnar send, whose positional arguments are the bodies, or the due times and the
+    bodies. Raises `InvalidArgument` if one of them is given twice.
+    """
+    if then_bodies is None and bodies is None:
+        return due_ms, cast(Bodies, () if given is None else given)
+    if (given is not None and due_ms is not None) or (then_bodies is not None and bodies is not None):
+        raise InvalidArgument("give due_ms and bodies once each")
+    found = bodies if then_bodies is None else then_bodies
+    return due_ms if given is None else given, cast(Bodies, found)
+
+
+def resolve_due_column(clock: ServerClock, due_ms: Instants | None, delay_ms: Spans | None) -> Integers:
     """The absolute due times. Raises `InvalidArgument` unless exactly one of the two is given."""
     if (due_ms is None) == (delay_ms is None):
         raise InvalidArgument("give one of due_ms and delay_ms")
     if due_ms is not None:
-        return due_ms
-    if type(delay_ms) is int:
+        return datetime_to_ms(due_ms) if isinstance(due_ms, datetime) else due_ms
+    if type(delay_ms) is int or isinstance(delay_ms, timedelta):
         return resolve_due_ms(clock, None, delay_ms, None, None)
     delays = np.asarray(delay_ms)
     if delays.dtype.kind not in "iu" or (delays < 0).any() or (delays >= 1 << 62).any():

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from typing import Any, Final, TypeVar
 
 from delayserver.client.calls.core import Call
 from delayserver.client.values.messages import Delivery
+from delayserver.client.values.timing import Span, span_ms
 from delayserver.protocol.errors import (
     DelayServerError,
     InvalidArgument,
@@ -65,13 +65,13 @@ class CheckBack:
     delivery: int
 
 
-def terms(group: str, check_after: timedelta | None, checks_max: int | None, policy: str | None) -> dict[str, Any]:
+def terms(group: str, check_after: Span | None, checks_max: int | None, policy: str | None) -> dict[str, Any]:
     """The arguments of a prepare beside its messages."""
     if not isinstance(group, str) or not group:
         raise InvalidArgument("group is the producer's group, a text that is not empty")
     arguments: dict[str, Any] = {"group": group}
     if check_after is not None:
-        arguments["check_after_ms"] = check_after // timedelta(milliseconds=1)
+        arguments["check_after_ms"] = span_ms(check_after)
     if checks_max is not None:
         arguments["checks_max"] = checks_max
     if policy is not None:

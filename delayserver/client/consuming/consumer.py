@@ -24,6 +24,7 @@ from delayserver.client.consuming.held_leases import Held, HeldLeases, unsettled
 from delayserver.client.consuming.node_pulling import ROUTE_INTERVAL_S, RouteFollower, pull_persistently
 from delayserver.client.consuming.said_lately import SaidLately, held_back_words
 from delayserver.client.values.messages import Delivery
+from delayserver.client.values.timing import Seconds, span_s
 from delayserver.logs.events import EventLogger
 from delayserver.protocol.errors import ConnectionLost, DelayServerError, UnknownOperation
 
@@ -103,16 +104,16 @@ class Consumer:
         group: str,
         *,
         max_messages: int = 100,
-        wait_s: float = 20.0,
-        ack_timeout_s: float = ACK_TIMEOUT_S,
+        wait_s: Seconds = 20.0,
+        ack_timeout_s: Seconds = ACK_TIMEOUT_S,
         **options: Unpack[ConsumerOptions],
     ) -> None:
         self._client = client
         self._subject = subject
         self._group = group
         self._max_messages = max_messages
-        self._wait_s = wait_s
-        self._ack_timeout_s = ack_timeout_s
+        self._wait_s = span_s(wait_s)
+        self._ack_timeout_s = span_s(ack_timeout_s)
         self._extend_max_s = options.pop("extend_max_s", EXTEND_MAX_S)
         self._only = PullFilter(tags=options.get("tags"), where=options.get("where"))
         self._tasks: anyio.abc.TaskGroup | None = None

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from delayserver.client.values.timing import Instant, Span
 from delayserver.protocol.errors import DelayServerError
 from delayserver.protocol.limits import Limits
 from delayserver.protocol.outcomes import Outcome
@@ -31,13 +32,13 @@ class Message:
 
     subject: str
     body: bytes | str
-    due_ms: int | None = None
-    delay_ms: int | None = None
+    due_ms: Instant | None = None
+    delay_ms: Span | None = None
     at: datetime | None = None
     delay: timedelta | None = None
     message_id: str | None = None
     properties: Mapping[str, str] | None = None
-    expires_ms: int | None = None
+    expires_ms: Instant | None = None
     tag: str | None = None
     order_key: str | None = None
 

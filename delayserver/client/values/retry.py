@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Final
 
-from delayserver.client.values.timing import timedelta_to_ms
+from delayserver.client.values.timing import Span, timedelta_to_ms
 from delayserver.protocol.errors import InvalidArgument
 
 DELAY_MS_MAX: Final = 2_592_000_000
@@ -22,7 +22,7 @@ class Retry(Exception):
         self,
         reason: str = "",
         *,
-        delay_ms: int | None = None,
+        delay_ms: Span | None = None,
         delay: timedelta | None = None,
         level: int | None = None,
     ) -> None:
@@ -31,6 +31,8 @@ class Retry(Exception):
             raise InvalidArgument("give one of delay_ms, delay and level")
         if delay is not None:
             delay_ms = timedelta_to_ms(delay)
+        if isinstance(delay_ms, timedelta):
+            delay_ms = timedelta_to_ms(delay_ms)
         if delay_ms is not None and (type(delay_ms) is not int or not 0 <= delay_ms <= DELAY_MS_MAX):
             raise InvalidArgument(f"a delay is a number of milliseconds from 0 to {DELAY_MS_MAX}, not {delay_ms!r}")
         self.delay_ms = delay_ms

@@ -9,9 +9,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Final, TypeAlias
 
 from delayserver.protocol.errors import InvalidArgument
+
+Instant: TypeAlias = int | datetime
+"""A moment, where the name ends in ``_ms``: milliseconds since 1970 UTC, or a datetime with a time zone."""
+
+Span: TypeAlias = int | timedelta
+"""A length of time, where the name ends in ``_ms``: milliseconds, or a timedelta."""
+
+Seconds: TypeAlias = float | timedelta
+"""A length of time, where the name ends in ``_s``: seconds, or a timedelta."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -93,10 +102,12 @@ class ServerClock:
 
 
 def resolve_due_ms(
-    clock: ServerClock, due_ms: int | None, delay_ms: int | None, at: datetime | None, delay: timedelta | None
+    clock: ServerClock, due_ms: Instant | None, delay_ms: Span | None, at: datetime | None, delay: timedelta | None
 ) -> int:
     """The absolute due time in ms. Raises `InvalidArgument` unless exactly one of the four is given and makes sense."""
     if delay_ms is None and at is None and delay is None:
+        if isinstance(due_ms, datetime):
+            return datetime_to_ms(due_ms)
         if type(due_ms) is not int:
             raise InvalidArgument("give one of due_ms, delay_ms, at and delay; due_ms and delay_ms are integers")
         return due_ms
@@ -106,6 +117,8 @@ def resolve_due_ms(
         return datetime_to_ms(at)
     if delay is not None:
         delay_ms = timedelta_to_ms(delay)
+    if isinstance(delay_ms, timedelta):
+        delay_ms = timedelta_to_ms(delay_ms)
     if type(delay_ms) is not int or delay_ms < 0:
         raise InvalidArgument(f"a delay is a number of milliseconds from 0 on, not {delay_ms!r}")
     return clock.now_ms() + delay_ms
@@ -127,3 +140,18 @@ def timedelta_to_ms(delay: timedelta) -> int:
     if not isinstance(delay, timedelta):
         raise InvalidArgument(f"a delay is a timedelta, as timedelta(seconds=5), not {delay!r:.64}")
     return -(-(delay // _MICROSECOND) // 1000)
+
+
+def instant_ms(moment: Instant) -> int:
+    """Milliseconds since 1970. A number is taken as it is, and checked where it is used."""
+    return datetime_to_ms(moment) if isinstance(moment, datetime) else moment
+
+
+def span_ms(length: Span) -> int:
+    """Milliseconds. A number is taken as it is, and checked where it is used."""
+    return timedelta_to_ms(length) if isinstance(length, timedelta) else length
+
+
+def span_s(length: Seconds) -> float:
+    """Seconds."""
+    return length.total_seconds() if isinstance(length, timedelta) else length
