@@ -213,7 +213,8 @@ def test_no_request_about_another_tenant_is_served_and_nothing_of_it_changes(
     for method, path, document in FORBIDDEN:
         filled = None if document is None else json.loads(theirs.fill(json.dumps(document)))
         guessed = "{receipt}" in path and (method == "GET" or role == "other")
-        expected = (404, "message_unknown") if guessed else (403, "forbidden")
+        unknown = "transaction_unknown" if "/transactions/" in path else "message_unknown"
+        expected = (404, unknown) if guessed else (403, "forbidden")
         problem(guarded.ask(token, method, theirs.fill(path), filled), *expected)
     for method, path, document in LEFT_OUT:
         reply = guarded.ask(token, method, path, document)
