@@ -129,6 +129,7 @@ from delayserver.upkeep.retention import Retention
 from delayserver.upkeep.segments_ahead import SegmentsAhead
 from delayserver.upkeep.subject_counting import SubjectCounting
 from store.disk.filesystem import FileSystem
+from store.errors import StoreError
 from store.records.transaction_timer import TIMER
 from wheel.cursors import LoadCursors
 
@@ -340,6 +341,12 @@ class Parts:
             self._clock.monotonic_us(),
             patient=self._patient,
         )
+        try:
+            # All files are open: from here on the start is not refused, and sequences may be taken.
+            opened.sequences.extend()
+        except StoreError:
+            self.broker.abandon()
+            raise
         self._end_doubts(opened)
         self.broker_commit = BrokerCommit(self.broker, opened.believable, self._runtime)
         self.broker_reads = BrokerReads(self.broker.reads, self._runtime)
