@@ -120,7 +120,8 @@ class Consuming:
         client = await self._clients.of_request(request.scope)
         asked = read_json(await self._read(request), _nack_decoder)
         delay = None if asked.delay_ms is None else _duration(asked.delay_ms)
-        result = await client.calls.nack(names["subject"], names["group"], numbers_of(asked.deliveries), delay)
+        numbers = numbers_of(asked.deliveries)
+        result = await client.calls.nack(names["subject"], names["group"], numbers, delay, snooze=asked.snooze)
         if result.unknown and not result.nacked:
             raise _none_in_flight(nacked=0, unknown=result.unknown)
         return json_answer(NackReply(result.nacked, result.unknown, result.expired, result.dead_lettered))

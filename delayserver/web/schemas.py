@@ -223,10 +223,12 @@ class AckReply(Struct):
 
 
 class NackRequest(Struct, forbid_unknown_fields=True):
-    """Deliveries to give back. They come again after `delay_ms`, or after the pause of their group."""
+    """Deliveries to give back. They come again after `delay_ms`, or after the pause of their group. `snooze`: nothing has
+    failed, and it counts as no attempt."""
 
     deliveries: Annotated[list[DeliveryName], Meta(max_length=16_384)]
     delay_ms: Milliseconds | None = None
+    snooze: bool = False
 
 
 class NackReply(Struct):

@@ -157,6 +157,7 @@ WORDS: Final[Mapping[str, Words]] = {
     "unanswered_elsewhere": Words("Attempts at other nodes whose result is unknown.", 0),
     "unknown": Words("Deliveries that are not in flight: they ended before, or belong to another group.", 0),
     "unreadable": Words("Dead letters that the node cannot read.", 0),
+    "snooze": Words("Nothing has failed: the messages come again later, and it counts as no attempt.", True),
     "wait_ms": Words("Wait so many milliseconds for the first message.", 20_000),
     "waiting_in_place": Words("Messages that wait in their place in the queue for their redelivery.", 0),
     "where": Words("A filter: an expression over properties.", "price > 3 AND country = 'de'"),

@@ -383,8 +383,8 @@ class Retries:
             try:
                 batch = yield from having_read(partial(self._state.messages.read, run, patient=True))
             except UnreadableError:  # a later read may succeed, as for a pull
-                until_us = moment.lease_us + 1000 * max(moment.delay_ms or 0, self._state.limits.ack_timeout_ms_default)
-                self._lease_again(key, cursor, (position, position + count), until_us)
+                timeout_ms = max(moment.delay_ms or 0, self._state.limits.ack_timeout_ms_default)
+                self._lease_again(key, cursor, (position, position + count), moment.lease_us + 1000 * timeout_ms)
                 continue
             if cursor.retrying.common(position, stop) != left or not self._is_current(key, retry, cursor):
                 continue
@@ -425,8 +425,8 @@ class Retries:
                     gathered.look(part)
                     rest = np.flatnonzero(part.order_hash == 0)
                     part, before, positions, due_ms = part.take(rest), before[rest], positions[rest], due_ms[rest]
-                if len(part) and not gathered.add(part, before, due_ms):
-                    self._wait_in_place(key, retry, cursor, positions, before + 1, due_ms, moment)
+                if len(part) and not gathered.add(part, before + moment.attempts - 1, due_ms):
+                    self._wait_in_place(key, retry, cursor, positions, before + moment.attempts, due_ms, moment)
             position += count
         return position
 
@@ -558,6 +558,11 @@ class _Moment:
     delay_ms: int | None
     failure: Failure | None
     gone: bool = False
+
+    @property
+    def attempts(self) -> int:
+        """The attempts that the hand-outs count as: none where nothing has failed."""
+        return int(self.failure is not None)
 
     def due_ms(self, policy: RedeliveryPolicy, number: I64) -> I64:
         """When each message comes again, i64[n]. `number` i64[n] counts its redeliveries from 1."""

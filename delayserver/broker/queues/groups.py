@@ -293,7 +293,7 @@ class Cursor:
     def pause(self, positions: I64, until_us: I64, *, alone: bool) -> list[Place]:
         """Failed messages with an order key wait in their place until these times, i64[n]. Returns their places.
 
-        `alone`: no later ones of their keys go out with them."""
+        `alone`: the attempt has failed, and no later ones of their keys go out with them. Otherwise it was none."""
         assert self._order is not None
         for start, stop in ranges_of(positions):
             self.retrying.remove(start, stop)

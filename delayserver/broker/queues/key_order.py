@@ -475,12 +475,14 @@ class KeyOrder:
     def pause(self, positions: I64, until_us: I64, *, alone: bool) -> list[Place]:
         """Failed messages wait in their place until these times, i64[n]. Returns their places.
 
-        `alone`: no later ones of their keys go out with them."""
+        `alone`: the attempt has failed, and no later ones of their keys go out with them. Otherwise it was none."""
         rows = self._find(positions)
         columns = self._columns
         assert len(rows) == len(positions) and bool((columns.state[rows] == RETRYING).all()), "not failed"
         columns.state[rows], columns.until_us[rows] = WAITING, until_us
         columns.alone[rows] = alone
+        if not alone:  # it has not failed
+            columns.times[rows] -= 1
         self._waiting += len(rows)
         self._let_go(rows[~self._are_first(rows)])
         return self._places(rows)

@@ -537,18 +537,22 @@ class BlockingOperations(
         level: int | None = None,
         reason: str = "",
         unseen: bool = False,
+        snooze: bool = False,
     ) -> NackResult:
         """Hand deliveries back. They come again after ``delay`` or ``delay_ms``, or after the delay level ``level``. Without
         any of these they come after the growing pauses of the group.
 
         After the last attempt of the group's policy a message becomes a dead letter, which keeps the ``reason``.
-        ``unseen``: the consumer has not begun to handle the messages, so they do not become dead letters.
+        ``unseen``: the consumer has not begun to handle the messages. ``snooze``: it wants them later, and nothing has
+        failed. Both are no attempt, so the messages do not become dead letters.
         """
         if delay_ms is not None:
             if delay is not None:
                 raise InvalidArgument("give one of delay and delay_ms")
             delay = timedelta(milliseconds=span_ms(delay_ms))
-        call = pull_calls.nack_call(subject, group, deliveries, delay, level=level, reason=reason, unseen=unseen)
+        call = pull_calls.nack_call(
+            subject, group, deliveries, delay, level=level, reason=reason, unseen=unseen, snooze=snooze
+        )
         return self._run(call)
 
     def extend(

@@ -114,6 +114,7 @@ def nack_call(
     level: int | None = None,
     reason: str = "",
     unseen: bool = False,
+    snooze: bool = False,
 ) -> Call[NackResult]:
     """Hand deliveries back, to come again after ``delay`` or a delay level; without either after the growing pauses of the
     group. A repeated nack only counts them as unknown.
@@ -127,6 +128,8 @@ def nack_call(
         arguments["reason"] = reason
     if unseen:
         arguments["unseen"] = True
+    if snooze:
+        arguments["snooze"] = True
 
     def read(result: dict[str, Any], _: ServerInfo) -> NackResult:
         counts = [int(result.get(name, 0)) for name in ("nacked", "unknown", "expired", "dead_lettered")]

@@ -23,12 +23,14 @@ class CutOff(Exception):
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """The answer of a listener for a delivery. ``delay_ms``, ``level``: of a nack; None for the growing pauses of the group.
-    ``given_back``: no handler has seen the delivery. ``reason``: a dead letter keeps it.
+    ``given_back``: no handler has seen the delivery. ``snoozed``: the handler asked for it later. ``reason``: a dead letter
+    keeps it.
     """
 
     ack: bool
     delay_ms: int | None = None
     given_back: bool = False
+    snoozed: bool = False
     level: int | None = None
     reason: str = ""
 
@@ -43,7 +45,8 @@ def verdict_of(error: BaseException | None) -> Verdict:
     if error is None:
         return ACK
     if isinstance(error, Retry):
-        return Verdict(ack=False, delay_ms=error.delay_ms, level=error.level, reason=_bounded(str(error)))
+        reason = _bounded(str(error))
+        return Verdict(ack=False, delay_ms=error.delay_ms, snoozed=True, level=error.level, reason=reason)
     text = str(error)
     return Verdict(
         ack=False, reason=_bounded(f"{type(error).__qualname__}: {text}" if text else type(error).__qualname__)

@@ -483,6 +483,7 @@ class SubscriptionRun:
                 nacked = await node.nack(
                     subject, group, settlement.deliveries, delay,
                     level=verdict.level, reason=verdict.reason, unseen=verdict.given_back,
+                    snooze=verdict.snoozed,
                 )  # fmt: skip
                 unknown, dead = nacked.unknown, nacked.dead_lettered
         except DelayServerError as error:

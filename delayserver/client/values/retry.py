@@ -14,8 +14,8 @@ DELAY_MS_MAX: Final = 2_592_000_000
 
 class Retry(Exception):
     """A handler raises it to get the message again: after ``delay_ms``, ``delay`` or a delay ``level`` of the server, or
-    without them after the growing pauses of the group. It is no failure: nothing is logged, and the hook ``failed`` is not
-    called. A dead letter keeps the ``reason``.
+    without them after the growing pauses of the group. It is no failure: it counts as no attempt, nothing is logged, and the
+    hook ``failed`` is not called.
     """
 
     def __init__(

@@ -159,7 +159,7 @@ class ConsumingHandlers:
             *read_names(arguments),
             _deliveries(arguments),
             self._nack_delay_ms(arguments),
-            None if boolean(arguments, "unseen") else _reason(arguments),
+            None if boolean(arguments, "unseen") or boolean(arguments, "snooze") else _reason(arguments),
         )
         rest = {"expired": nacked.expired, "dead_lettered": nacked.dead_lettered}
         counts = {"nacked": nacked.nacked, "unknown": nacked.unknown}

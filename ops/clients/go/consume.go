@@ -232,7 +232,17 @@ const ServerPause time.Duration = -1
 
 // Nack gives deliveries back. They come again after delay, 0 for at once.
 func (c *Client) Nack(ctx context.Context, subject, group string, delay time.Duration, deliveries ...int64) (Nacked, error) {
+	return c.nack(ctx, settle(subject, group, deliveries), delay)
+}
+
+// Snooze gives deliveries back of which nothing has failed: it counts as no attempt. They come again after delay.
+func (c *Client) Snooze(ctx context.Context, subject, group string, delay time.Duration, deliveries ...int64) (Nacked, error) {
 	arguments := settle(subject, group, deliveries)
+	arguments["snooze"] = true
+	return c.nack(ctx, arguments, delay)
+}
+
+func (c *Client) nack(ctx context.Context, arguments map[string]any, delay time.Duration) (Nacked, error) {
 	if delay != ServerPause {
 		arguments["delay_ms"] = ceilMs(delay)
 	}
