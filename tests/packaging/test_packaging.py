@@ -177,7 +177,12 @@ def test_the_sdist_can_be_built_and_tested(built: Built) -> None:
     assert needed <= names
     assert {"store/disk/filesystem.py", "wheel/hashed_wheel.py", "tests/test_tidy.py"} <= names
     assert {"HTTP.md", "PROTOCOL.md", "VERSIONING.md", "docs/index.md", "mkdocs.yml"} <= names
-    assert {"ops/clients/go/go.mod", "ops/clients/go/go.sum", "ops/clients/go/client.go"} <= names
+    assert {
+        "ops/clients/go/LICENSE",
+        "ops/clients/go/go.mod",
+        "ops/clients/go/go.sum",
+        "ops/clients/go/client.go",
+    } <= names
 
 
 def test_no_file_of_ours_has_the_name_of_one_of_theirs(built: Built, side_by_side: Environment) -> None:

@@ -40,13 +40,26 @@ const (
 	DiskFull           = "disk_full"
 	StorageFailed      = "storage_failed"
 	MessageDamaged     = "message_damaged"
+	DeadlinePassed     = "deadline_passed"
+	GroupUnknown       = "group_unknown"
+	OutOfRange         = "position_out_of_range"
+	PolicyInvalid      = "policy_invalid"
+	ConfigInvalid      = "config_invalid"
+	PublishedElsewhere = "published_elsewhere"
+	Unauthenticated    = "unauthenticated"
+	Forbidden          = "forbidden"
+	RateLimited        = "rate_limited"
+	ServerNotProven    = "server_not_proven"
+	Superseded         = "superseded"
+	DuplicateServerID  = "duplicate_server_id"
+	NotDue             = "not_due"
 	InternalError      = "internal_error"
 )
 
 // again holds the names after which the same request can succeed over a new or the same connection.
 var again = map[string]bool{
 	FrameTimeout: true, FilterInUse: true, QueueFull: true, TooManyConnections: true, NotReady: true,
-	ShuttingDown: true, DiskFull: true, StorageFailed: true,
+	ShuttingDown: true, DiskFull: true, StorageFailed: true, RateLimited: true, Superseded: true, DuplicateServerID: true, NotDue: true,
 }
 
 const (

@@ -1,4 +1,4 @@
-module delayserver
+module delayserver.internal/ops/clients/go
 
 go 1.19
 

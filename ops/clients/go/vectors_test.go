@@ -10,6 +10,7 @@ import (
 	"math"
 	"os"
 	"reflect"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -299,9 +300,9 @@ func TestPulledColumnsBecomeMessages(t *testing.T) {
 	const server = "5f3a9c0d2b71"
 	want := []Received{
 		{ID: server + "-00000000002c", Subject: "orders", ServerID: server, Sequence: 44, DueMs: 1800000000005, AcceptedUs: 1799999940000000,
-			DispatchedUs: 1800000000005900, Attempt: 1, Body: []byte("bb"), Delivery: 844424930131970},
+			DispatchedUs: 1800000000005900, Attempt: 1, Body: []byte("bb"), Delivery: 11258999068426242},
 		{ID: "o-9", Subject: "orders", ServerID: server, Sequence: 60, DueMs: 1800000000009, AcceptedUs: 1799999940000000,
-			DispatchedUs: 1800000000009900, Attempt: 2, Body: []byte("x"), Properties: map[string]string{"trace": "7"}, Delivery: 4612530443357519872},
+			DispatchedUs: 1800000000009900, Attempt: 2, Body: []byte("x"), Properties: map[string]string{"trace": "7"}, Delivery: 4622945017495814144},
 	}
 	if !reflect.DeepEqual(rows, want) {
 		t.Errorf("\n got %+v\nwant %+v", rows, want)
@@ -455,5 +456,38 @@ func TestMalformedValuesAreRefused(t *testing.T) {
 		if checkValue(unhex(t, text)) == nil {
 			t.Errorf("%s is taken", text)
 		}
+	}
+}
+
+// errorRow is a row of the table of errors in PROTOCOL.md.
+var errorRow = regexp.MustCompile("(?m)^\\| `([a-z_]+)` \\| [^|]+ \\| .* \\| ([^|]+) \\|$")
+
+func TestErrorsAreRepeatedWherePROTOCOLSaysSo(t *testing.T) {
+	page, err := os.ReadFile("../../../PROTOCOL.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, found := strings.Cut(string(page), "\n## 10 Errors")
+	table, _, ended := strings.Cut(table, "\n## 11 ")
+	rows := errorRow.FindAllStringSubmatch(table, -1)
+	if !found || !ended || len(rows) < 40 {
+		t.Fatalf("the table has %d rows", len(rows))
+	}
+	for _, row := range rows {
+		// Only the next pull is well after position_out_of_range: its caller has to know that messages are lost.
+		said := strings.HasPrefix(row[2], "yes")
+		if got := (&Error{Name: row[1]}).Again(); got != said {
+			t.Errorf("%s: repeated is %v, the page says %q", row[1], got, row[2])
+		}
+	}
+}
+
+func TestTheLicenceIsThatOfTheRepository(t *testing.T) {
+	ours, err := os.ReadFile("LICENSE")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if whole, err := os.ReadFile("../../../LICENSE"); err != nil || !bytes.Equal(ours, whole) {
+		t.Error("the copy differs from the licence of the repository", err)
 	}
 }

@@ -8,7 +8,7 @@ import (
 	"os"
 	"time"
 
-	"delayserver"
+	delayserver "delayserver.internal/ops/clients/go"
 )
 
 func main() {
