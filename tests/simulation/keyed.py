@@ -167,8 +167,9 @@ class KeyedAhead:
 
     def _arrived(self, broker: str, row: dict[str, Any]) -> None:
         message = self.messages.get(int(row["body"][1:-1]))
-        # A redelivery of a message without a key is a record of its own, and so is a redispatch.
-        own = row["attempt"] == 1
+        # A redelivery of a message without a key is a record of its own, and so is a redispatch. They have no position in
+        # the subject, and may be the first attempt: a hand-out whose reply was not sent is none.
+        own = row["attempt"] == 1 and row["position"] >= 0
         if message is None or (row.get("order_key") or "") != message.key or (own and row["due_ms"] != message.due_ms):
             raise SimulationFailure(f"a message arrived that no client sent so: {row!r}")
         self._note("keyed", "arrived", token=message.token, broker=broker, position=row["position"])
