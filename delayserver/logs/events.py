@@ -7,10 +7,13 @@ as all others. A record has the sentence as its message, and the attributes `eve
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Mapping
+from types import TracebackType
 from typing import Final
 
 Field = str | int | float | bool | None
+_Raised = tuple[type[BaseException], BaseException, TracebackType | None]
 
 # The keys of every line beside the fields of its event. No field may bear such a name.
 KEYS: Final = ("time", "level", "event", "message", "logger", "left_out", "error", "traceback")
@@ -49,4 +52,17 @@ class EventLogger:
     ) -> None:
         if self._logger.isEnabledFor(level):
             extra = {"event": event, "fields": fields, "shown": text}
-            self._logger.log(level, text.format_map(fields), extra=extra, exc_info=failure, stacklevel=3)
+            self._logger.log(level, text.format_map(fields), extra=extra, exc_info=_raised(failure), stacklevel=3)
+
+
+def _raised(failure: BaseException | None) -> _Raised | None:
+    """An error for `logging`; None without one, and for one that cannot be written: it raises when it is asked for its truth
+    or for its text, and a line of the log must not."""
+    if failure is None:
+        return None
+    raised = (type(failure), failure, failure.__traceback__)
+    try:
+        traceback.format_exception(*raised)
+    except BaseException:  # noqa: BLE001 - of the error's own methods
+        return None
+    return raised

@@ -11,6 +11,7 @@ from typing import Final
 
 from delayserver.client.values.messages import Delivery
 from delayserver.client.values.retry import Retry
+from delayserver.logs.told import text_of, type_of
 
 REASON_BYTES_MAX: Final = 1024
 """A node takes no longer reason."""
@@ -41,16 +42,22 @@ GIVE_BACK: Final = Verdict(ack=False, delay_ms=0, given_back=True)
 
 
 def verdict_of(error: BaseException | None) -> Verdict:
-    """The verdict for a handler that returned (None) or raised."""
+    """The verdict for a handler that returned (None) or raised. The error may be of any type, also one without a text."""
     if error is None:
         return ACK
-    if isinstance(error, Retry):
-        reason = _bounded(str(error))
-        return Verdict(ack=False, delay_ms=error.delay_ms, snoozed=True, level=error.level, reason=reason)
-    text = str(error)
-    return Verdict(
-        ack=False, reason=_bounded(f"{type(error).__qualname__}: {text}" if text else type(error).__qualname__)
-    )
+    if issubclass(type(error), Retry):
+        try:
+            return Verdict(
+                ack=False,
+                delay_ms=error.delay_ms,  # type: ignore[attr-defined]
+                snoozed=True,
+                level=error.level,  # type: ignore[attr-defined]
+                reason=_bounded(text_of(error)),
+            )
+        except BaseException:  # noqa: BLE001 - a subclass that lacks what Retry has
+            return Verdict(ack=False, reason=_bounded(type_of(error)))
+    text, name = text_of(error), type_of(error)
+    return Verdict(ack=False, reason=_bounded(f"{name}: {text}" if text else name))
 
 
 def _bounded(reason: str) -> str:

@@ -39,7 +39,9 @@ class Listener:
             await listener.run(client)
 
     A handler that returns acks its message. One that raises nacks it: the message comes again after the server's growing
-    pauses, or after the delay of `Retry`. A pattern (``*``, ``?``, ``[a-z]``) finds the subjects that exist and, within a
+    pauses, or after the delay of `Retry`. That holds for whatever it raises, `SystemExit` too. Only a `KeyboardInterrupt`
+    ends the listener, cleanly, because an event loop raises it where it happens to be. A pattern (``*``, ``?``, ``[a-z]``)
+    finds the subjects that exist and, within a
     second, those that come later; it finds dead-letter subjects only if it contains ``.dead.``.
 
     ``concurrency`` handlers of each decorated function run at once. The subject with the fewest running handlers goes first.

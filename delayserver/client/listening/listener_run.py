@@ -15,6 +15,7 @@ from delayserver.client.listening.handling import ListenerStats
 from delayserver.client.listening.subscription import Subscriptions
 from delayserver.client.listening.subscription_run import SubscriptionRun, Workers
 from delayserver.logs.events import EventLogger
+from delayserver.logs.told import text_of, type_of
 from delayserver.protocol.errors import InvalidArgument
 
 events = EventLogger("delayserver.client")
@@ -111,9 +112,7 @@ class ListenerRun:
         """Keep the first error, stop, and end the block."""
         if self._failure is None:
             self._failure = error
-            events.error(
-                "listener_failed", "the listener ends: {reason}", reason=str(error) or type(error).__qualname__
-            )
+            events.error("listener_failed", "the listener ends: {reason}", reason=text_of(error) or type_of(error))
         self.stop()
         self._block.cancel()
 

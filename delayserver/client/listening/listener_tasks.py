@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 import anyio
+import sniffio
 
 from delayserver.client.listening.handling import CutOff, Handling
 from delayserver.client.listening.loop_clock import loop_clock
@@ -81,16 +82,16 @@ class TaskWorkers:
         try:
             with processing(handling.delivery, handling.group):
                 await self._handler(handling.delivery)
-        except Exception as raised:  # noqa: BLE001 - reported by `raised` and `ended`
+        except BaseException as raised:  # reported by `raised` and `ended`
             error = raised
-        except BaseException as raised:
-            error = raised
-            if not _is_cancellation(raised):
+            if isinstance(raised, GeneratorExit) and not _in_a_loop():  # the loop is gone, and the task is thrown away
+                raise
+            if _holds(raised, KeyboardInterrupt):  # of the user: an event loop raises it wherever code runs
                 self._run.fail(raised)
-            elif anyio.current_effective_deadline() == -math.inf:
+            elif anyio.current_effective_deadline() == -math.inf and _holds(raised, anyio.get_cancelled_exc_class()):
                 error = CutOff("the listener ended before its handler")
                 raise
-            # Otherwise the handler was not cancelled: on asyncio it waited for a task that was.
+            # Otherwise it is the handler's own, also a cancellation: on asyncio it waited for a task that was cancelled.
         finally:
             ended_s = self._now()
             if error is not None:
@@ -106,9 +107,16 @@ class TaskWorkers:
             self._run.fail(raised)
 
 
-def _is_cancellation(error: BaseException) -> bool:
-    """Whether a handler ended because it was cancelled. A nursery in it makes a group of that."""
-    cancelled = anyio.get_cancelled_exc_class()
+def _holds(error: BaseException, kind: type[BaseException]) -> bool:
+    """Whether an error is of this kind. A nursery in a handler makes a group of it."""
     if isinstance(error, BaseExceptionGroup):
-        return error.subgroup(cancelled) is not None
-    return isinstance(error, cancelled)
+        return error.subgroup(kind) is not None
+    return isinstance(error, kind)
+
+
+def _in_a_loop() -> bool:
+    try:
+        sniffio.current_async_library()
+    except sniffio.AsyncLibraryNotFoundError:
+        return False
+    return True

@@ -105,22 +105,19 @@ class ThreadWorkers:
     def _handle(self, handling: Handling) -> BaseException | None:
         try:
             self._run.begins(handling)
-        except Exception as raised:  # noqa: BLE001 - a hook's; raised where the listener ends
+        except BaseException as raised:  # noqa: BLE001 - a hook's; raised where the listener ends
             self._fail(raised)
         try:
             with processing(handling.delivery, handling.group):
                 self._handler(handling.delivery)
-        except Exception as raised:  # noqa: BLE001 - reported by `raised` and `ended`
-            error: BaseException = raised
-        except BaseException as raised:  # noqa: BLE001 - raised where the listener ends
-            error = raised
-            self._fail(raised)
+        except BaseException as raised:  # noqa: BLE001 - reported by `raised` and `ended`
+            error: BaseException = raised  # SystemExit and the like too: they would end a thread, not the program
         else:
             return None
         handling.end(time.monotonic(), error)
         try:
             self._run.raised(handling, error)
-        except Exception as raised:  # noqa: BLE001 - a hook's; raised where the listener ends
+        except BaseException as raised:  # noqa: BLE001 - a hook's; raised where the listener ends
             self._fail(raised)
         return error
 

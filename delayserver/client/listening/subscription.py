@@ -10,6 +10,7 @@ from typing import Any, Final, Generic, Self, TypedDict, TypeVar
 
 from delayserver.client.listening.handling import Hooks
 from delayserver.client.listening.listener_core import ListenerSettings
+from delayserver.logs.told import text_of
 from delayserver.protocol.errors import InvalidArgument
 
 H = TypeVar("H", bound=Callable[..., Any])
@@ -52,7 +53,7 @@ class Subscription(Generic[H]):
     def name(self) -> str:
         """Its name in the log."""
         called = getattr(self.handler, "__qualname__", type(self.handler).__qualname__)
-        return f"{called} ({', '.join(self.subjects)} for {self.group})"
+        return f"{text_of(called)} ({', '.join(self.subjects)} for {self.group})"
 
     @property
     def plain(self) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from delayserver.client.listening.settlements import Settlement
 from delayserver.client.listening.subscription import SUBJECTS_MAX, Subscription, finds
 from delayserver.client.values.retry import Retry
 from delayserver.logs.events import EventLogger
+from delayserver.logs.told import text_of, type_of
 from delayserver.protocol.errors import DelayServerError, InvalidArgument, PositionOutOfRange, Refused, UnknownOperation
 
 WAIT_S: Final = 25.0
@@ -376,7 +377,7 @@ class SubscriptionRun:
         self._failed(error)
 
     def _log_failure(self, handling: Handling, error: BaseException, now_s: float) -> None:
-        held_back = self._said.say(f"{type(error).__qualname__} {error}"[:200], now_s)
+        held_back = self._said.say(f"{type_of(error)} {text_of(error)}"[:200], now_s)
         if held_back is not None:
             delivery = handling.delivery
             events.error(

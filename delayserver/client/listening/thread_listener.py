@@ -37,7 +37,8 @@ class ThreadListener:
         with Client("127.0.0.1:20801") as client:
             listener.run(client)
 
-    All else is as for `Listener`. ``concurrency`` handlers of each function run at once, each in a thread of its own. At
+    All else is as for `Listener`, but no error of a handler ends it: a `KeyboardInterrupt` in a thread is not the user's.
+    ``concurrency`` handlers of each function run at once, each in a thread of its own. At
     the end a handler that needs more than ``stop_s`` is left behind: its thread goes on, and its message comes again.
     """
 

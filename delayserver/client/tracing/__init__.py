@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from delayserver.client.values.messages import Delivery, Message
 from delayserver.client.values.retry import Retry
+from delayserver.logs.told import text_of, type_of
 
 TRACEPARENT: Final = "traceparent"
 TRACESTATE: Final = "tracestate"
@@ -154,10 +155,20 @@ def _traced_processing(trace: Any, delivery: Delivery, group: str) -> Iterator[N
         f"process {delivery.subject}", context=parent, kind=trace.SpanKind.CONSUMER, attributes=attributes
     )
     asked_again: Retry | None = None
-    with trace.use_span(span, end_on_exit=True):
+    with trace.use_span(span, end_on_exit=True, record_exception=False, set_status_on_exception=False):
         try:
             yield
         except Retry as retry:  # no failure
             asked_again = retry
+        except Exception as error:
+            _record(trace, span, error)
+            raise
     if asked_again is not None:
         raise asked_again
+
+
+def _record(trace: Any, span: Any, error: Exception) -> None:
+    """The span has failed. An error without a text must not take the place of itself."""
+    span.set_status(trace.Status(trace.StatusCode.ERROR, f"{type_of(error)}: {text_of(error)}"))
+    with suppress(BaseException):
+        span.record_exception(error)

@@ -82,6 +82,62 @@ def test_the_verdict_follows_from_the_error_of_the_handler(error: BaseException 
     assert verdict_of(error) == verdict
 
 
+class NoText(Exception):
+    """Its text is a number."""
+
+    def __str__(self) -> str:
+        return 404  # type: ignore[return-value]  # noqa: PLE0307
+
+
+class Raising(Exception):
+    """It raises when it is asked for anything."""
+
+    def __str__(self) -> str:
+        raise SystemExit("no text")
+
+    __repr__ = __str__
+    __eq__ = __hash__ = __bool__ = __str__  # type: ignore[assignment]
+
+
+class OddText(str):
+    """A text that raises when it is compared or encoded."""
+
+    def encode(self, *_: object) -> bytes:
+        raise RuntimeError("encode")
+
+    def __hash__(self) -> int:
+        raise RuntimeError("hash")
+
+
+class WithOddText(Exception):
+    def __str__(self) -> str:
+        return OddText("odd")
+
+
+class HalfRetry(Retry):
+    """It never came to have a delay."""
+
+    def __init__(self) -> None:
+        Exception.__init__(self, "half")
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (NoText(), "NoText: (NoText without a text)"),
+        (Raising(), "Raising: (Raising without a text)"),
+        (WithOddText(), "WithOddText: odd"),
+        (HalfRetry(), "HalfRetry"),
+        (SystemExit(3), "SystemExit: 3"),
+        (UnicodeError("\ud800"), "UnicodeError: ?"),
+    ],
+)
+def test_an_error_without_a_text_is_a_failure_like_others(error: BaseException, reason: str) -> None:
+    verdict = verdict_of(error)
+    assert (verdict.ack, verdict.reason, type(verdict.reason)) == (False, reason, str)
+    assert verdict in {verdict}
+
+
 @pytest.mark.parametrize("delay_ms", [-1, 1.5, True, 2_592_000_001])
 def test_a_delay_that_no_server_takes_is_refused_where_it_is_made(delay_ms: int) -> None:
     with pytest.raises(InvalidArgument):

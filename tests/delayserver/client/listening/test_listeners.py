@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from collections import Counter
@@ -134,6 +135,51 @@ def test_a_handler_that_raises_gets_the_message_again_and_its_error_is_logged(
     (record,) = [each for each in caplog.records if each.levelno == logging.ERROR]
     assert "attempt 1" in record.getMessage() and subject in record.getMessage()
     assert record.exc_info is not None and isinstance(record.exc_info[1], ValueError)
+
+
+def test_whatever_a_handler_raises_the_listener_goes_on_and_the_message_comes_again(
+    kind: str, node: Server, client: Client, subject: str
+) -> None:
+    class Strange(Exception):
+        def __str__(self) -> str:
+            raise KeyboardInterrupt
+
+        __repr__ = __str__
+        __eq__ = __hash__ = __bool__ = __str__  # type: ignore[assignment]
+
+    class Number(Exception):
+        def __str__(self) -> str:
+            return 404  # type: ignore[return-value]  # noqa: PLE0307
+
+    errors: list[BaseException] = [
+        Strange(),
+        Number(),
+        SystemExit(3),
+        GeneratorExit(),
+        asyncio.CancelledError(),
+        RecursionError(),
+    ]
+    errors += [ExceptionGroup("g", [Number()]), BaseExceptionGroup("g", [SystemExit(1)])]
+    if kind == "threads":
+        errors.append(KeyboardInterrupt())
+    if kind == "asyncio":  # a future carries no others from the thread in which these handlers run
+        errors = [error for error in errors if isinstance(error, Exception)]
+    else:
+        errors.append(GeneratorExit())
+    seen = Seen()
+
+    def handle(message: Delivery) -> None:
+        seen(message)
+        if message.attempt == 1 and message.body != b"good":
+            raise errors[int(message.body)]
+
+    send(client, subject, *numbered(len(errors)))
+    with listening(kind, node.address, {(subject,): handle}, concurrency=1) as listener:
+        until(lambda: is_done(client, subject, len(errors)), "that all are handled at last")
+        send(client, subject, b"good")
+        until(lambda: is_done(client, subject, len(errors) + 1))
+    assert seen.attempts.count(1) == len(errors) + 1
+    assert listener.stats.failed == len(errors) == listener.stats.nacked
 
 
 def test_a_retry_has_its_own_delay_and_is_no_failure(
