@@ -38,7 +38,7 @@ store.tables: store store.disk store.logs store.records
 .client.values: .protocol
 .metrics: .protocol
 .net: .protocol
-.client.tracing: .client.values
+.client.tracing: .client.values .logs
 .broker: store store.records
 .broker.filters: store.records
 .client.calls: .client.tracing .client.values .protocol
