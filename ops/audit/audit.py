@@ -1,33 +1,36 @@
-"""One audit of data directories: captures them at one moment, queries with Spark, repeats if retention interferes."""
+"""One audit of data directories: captures them at one moment, makes a report, repeats it if retention interferes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-from pyspark.sql import SparkSession
 
-from ops.audit.balance import Horizon
 from ops.audit.broker_log import read_broker_side
 from ops.audit.capture import BROKER_LOG, DISPATCH_LOG, MESSAGE_LOG, SCHEDULE_LOG, Captured, capture_all
 from ops.audit.completeness import CompletenessQuestion, CompletenessReport, Evidence
 from ops.audit.directories import ServerDirectory, find_directories, read_names, read_retired
+from ops.audit.engines import Engine, InProcess, OnSpark
 from ops.audit.latency import LatencyQuestion, LatencyReport
 from ops.audit.log_frames import Range
 from ops.audit.selection import DUE_MAX, DUE_MIN
+from ops.audit.states import Horizon
 from store.disk.filesystem import FileSystem
 from store.errors import StoreError
 from store.logs.windows import DAY_MS
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 Result = TypeVar("Result")
 Say = Callable[[str], None]
 # Retention removes at most one window per minute. An audit that meets it this often in a row is slower than that.
 ATTEMPTS_MAX = 4
-# Up to this size of dispatch_log, some two million messages, a latency report is made without Spark. It takes a second or
-# two a million then, and the start of Spark with its passes half a minute.
-SMALL_BYTES = 128 << 20
+# Up to this size of its logs, some million messages, a report is made without Spark. It takes seconds then, and the start of
+# Spark alone takes as long.
+SMALL_BYTES = 512 << 20
 _WINDOW_MS = 60_000
 
 
@@ -38,18 +41,13 @@ class AuditDisturbedError(StoreError):
 @dataclass(frozen=True, slots=True)
 class Audit:
     """The directories to audit, and the tools for it. `session` starts Spark, or returns the running session. `say` gets a
-    line for people at each step. A latency report over at most `small_bytes` is made without Spark."""
+    line for people at each step. A report over at most `small_bytes` of logs is made without Spark."""
 
     session: Callable[[], SparkSession]
     fs: FileSystem
     paths: tuple[str, ...]
     say: Say
     small_bytes: int = 0
-
-    @property
-    def spark(self) -> SparkSession:
-        """The session; it is started when it is needed."""
-        return self.session()
 
     def directories(self) -> list[ServerDirectory]:
         """The directories of all paths. Raises FormatError for a path that is no data directory."""
@@ -61,16 +59,8 @@ class Audit:
 
         def attempt() -> tuple[Result, list[str]]:
             captured = self._capture(found, [DISPATCH_LOG])[DISPATCH_LOG]
-            small = sum([part.size_bytes for part in captured.parts]) <= self.small_bytes
-            report = (
-                LatencyReport.in_process(captured, question)
-                if small
-                else LatencyReport.by_spark(self.spark, captured, question)
-            )
-            try:
-                return use(report), captured.vanished(self.fs)
-            finally:
-                report.close()
+            report = LatencyReport.made_by(self._engine([captured]), captured, question)
+            return use(report), captured.vanished(self.fs)
 
         return self._undisturbed(attempt)
 
@@ -84,12 +74,18 @@ class Audit:
         def attempt() -> tuple[Result, list[str]]:
             found = self.directories()  # read again: the replay position must not be later than the captured ends
             captured = self._capture(found, logs)
-            evidence = self._evidence(found, captured, question.chosen)
-            report = CompletenessReport(self.spark, evidence, question)
+            engine = self._engine(captured.values())
+            evidence = self._evidence(engine, found, captured, question.chosen)
+            report = CompletenessReport(engine, evidence, question)
             vanished = [path for one in captured.values() for path in one.vanished(self.fs)]
             return use(report), vanished
 
         return self._undisturbed(attempt)
+
+    def _engine(self, captured: Iterable[Captured]) -> Engine:
+        """This process for small logs, and Spark for all others."""
+        size_bytes = sum([part.size_bytes for one in captured for part in one.parts])
+        return InProcess() if size_bytes <= self.small_bytes else OnSpark(self.session().sparkContext)
 
     def _undisturbed(self, attempt: Callable[[], tuple[Result, list[str]]]) -> Result:
         vanished: list[str] = []
@@ -111,7 +107,9 @@ class Audit:
             self.say(f"{log}: {files} files, {size / 1e6:,.1f} MB")
         return captured
 
-    def _evidence(self, found: Sequence[ServerDirectory], captured: dict[str, Captured], chosen: Range) -> Evidence:
+    def _evidence(
+        self, engine: Engine, found: Sequence[ServerDirectory], captured: dict[str, Captured], chosen: Range
+    ) -> Evidence:
         window_ms = {directory.server_id: _window_ms(directory, captured) for directory in found}
         from_ms = DUE_MIN if chosen.from_ms is None else chosen.from_ms
         to_ms = DUE_MAX if chosen.to_ms is None else chosen.to_ms
@@ -124,7 +122,7 @@ class Audit:
         evidence = Evidence(captured, retired, window_ms, names, horizon, tuple(damages))
         if BROKER_LOG not in captured:
             return evidence
-        side = read_broker_side(self.spark, self.fs, found, captured[BROKER_LOG], names)
+        side = read_broker_side(engine, self.fs, found, captured[BROKER_LOG], names)
         return replace(evidence, horizon=replace(horizon, stored_from_us=side.stored_from_us), broker=side)
 
 

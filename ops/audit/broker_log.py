@@ -8,14 +8,15 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pyspark.sql import SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from ops.audit.capture import Captured, Part
 from ops.audit.directories import ServerDirectory
-from ops.audit.log_frames import Range, read_log
+from ops.audit.engines import Engine
+from ops.audit.grouping import Table, concatenated
+from ops.audit.log_frames import PACK_BYTES
+from ops.audit.log_rows import pack
 from ops.audit.part_reader import PartReader
-from store.disk.filesystem import FileSystem
+from store.disk.filesystem import FileSystem, RealFileSystem
 from store.errors import FormatError
 from store.records.batches import I64, ProgressBatch
 from store.records.columns import ColumnBatch
@@ -23,6 +24,9 @@ from store.records.file_header import FILE_HEADER_BYTES, decode_file_header
 from store.records.segment import FILE_PROGRESS
 from store.tables.names import Names
 
+# A queue, and what is counted of it.
+_QUEUE, _SUMS, _LAST, _FIRST = ("node", "subject", "target_group"), ("count",), ("last",), ("first",)
+_COLUMNS = ("subject", "target_group", "position")
 _ACKED, _MOVED, _REMOVED = 0, 5, 6
 # Hand-offs of several workers may reach the store out of order by this much.
 _SLACK_US = 60_000_000
@@ -50,39 +54,59 @@ class BrokerSide:
 
 
 def read_broker_side(
-    spark: SparkSession,
+    engine: Engine,
     fs: FileSystem,
     directories: Sequence[ServerDirectory],
     captured: Captured,
     names: Mapping[int, Names],
 ) -> BrokerSide:
-    """Reads progress logs on the driver and counts stored messages by queue with Spark."""
-    columns = ("node", "node_id", "subject_code", "target_group_code", "position")
-    stored = (
-        read_log(spark, captured, columns, Range())
-        .groupBy("node", "node_id", "subject_code", "target_group_code")
-        .agg(F.count(F.lit(1)).alias("count"), F.min("position").alias("first"), F.max("position").alias("last"))
-        .collect()
-    )
+    """Reads progress logs here, and counts stored messages by queue where the engine runs."""
+    tasks = [partition.parts for partition in pack(captured.parts, PACK_BYTES)]
+    stored = engine.folded(tasks, _count_stored, _together)
     acked = {directory.server_id: read_acked(fs, directory) for directory in directories}
     queues = []
-    for row in sorted(stored, key=lambda row: (row["node_id"], row["subject_code"], row["target_group_code"])):
+    for row in [] if stored is None else _rows_of(stored):
         table, mine = names[row["node"]], acked[row["node"]]
-        for group in _groups(mine, row["subject_code"], row["target_group_code"]):
-            ranges = mine.get((row["subject_code"], group, bool(row["target_group_code"])), np.zeros((0, 2), np.int64))
+        for group in _groups(mine, row["subject"], row["target_group"]):
+            ranges = mine.get((row["subject"], group, bool(row["target_group"])), np.zeros((0, 2), np.int64))
             done = covered(ranges, row["first"], row["last"] + 1)
             queues.append(
                 {
-                    "node_id": row["node_id"],
-                    "subject": table.name(row["subject_code"]),
+                    "node_id": f"{row['node']:012x}",
+                    "subject": table.name(row["subject"]),
                     "group": table.name(group) if group else None,
-                    "retries": bool(row["target_group_code"]),
+                    "retries": bool(row["target_group"]),
                     "stored": row["count"],
                     "unacked": max(row["count"] - done, 0),
                 }
             )
-    count = sum([row["count"] for row in stored])
+    count = 0 if stored is None else int(stored.sums["count"].sum())
     return BrokerSide(_kept_from_us(fs, captured), count, tuple(queues))
+
+
+def _count_stored(parts: tuple[Part, ...]) -> Table:
+    """Stored messages of some files by node, subject and target group, with their first and last position."""
+    tables = [Table(*[dict.fromkeys(names, np.zeros(0, np.int64)) for names in (_QUEUE, _SUMS, _LAST, _FIRST)])]
+    for part in parts:
+        try:
+            for chunk in PartReader(RealFileSystem(), part, lambda _: _COLUMNS, (), []):
+                columns = {name: column.astype(np.int64) for name, column in chunk.columns.items()}
+                keys = {"node": np.full(len(chunk), part.server_id, np.int64)}
+                keys |= {name: columns[name] for name in ("subject", "target_group")}
+                ones, position = np.ones(len(chunk), np.int64), columns["position"]
+                tables.append(Table(keys, {"count": ones}, {"last": position}, {"first": position}).grouped())
+        except FileNotFoundError:
+            continue  # the caller of `capture` checks for vanished files afterwards
+    return concatenated(tables).grouped()
+
+
+def _together(left: Table, right: Table) -> Table:
+    return concatenated([left, right]).grouped()
+
+
+def _rows_of(table: Table) -> list[dict[str, int]]:
+    columns = {name: column.tolist() for name, column in table.columns().items()}
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def _groups(acked: Mapping[Key, I64], subject: int, target_group: int) -> list[int]:

@@ -130,9 +130,9 @@ def _run(request: Request, name: str) -> int:
     """Makes the report and prints it; starts Spark if the report needs it. Returns the exit code."""
     from ops.audit.session import check_java, is_named, quiet, start_session
 
-    # A latency report over small logs is made in this process. Only Spark writes tables, and joins logs.
-    small = name == "latency" and request.format != PARQUET and not is_named(request.master)
-    if not small or request.format == HTML:
+    # A report over small logs is made in this process, unless the caller says where Spark runs.
+    small = not is_named(request.master)
+    if not small:
         check_java()
     _check_packages()
     from ops.audit.audit import SMALL_BYTES, Audit
@@ -148,7 +148,7 @@ def _run(request: Request, name: str) -> int:
     def session() -> SparkSession:
         progress.say("starting Spark")
         with quiet():
-            spark = start_session(request.master)
+            spark = start_session(request.master, formats=False)
         progress.watch(spark)
         return spark
 

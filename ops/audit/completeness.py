@@ -10,26 +10,39 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from operator import add
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from delayserver.protocol.outcomes import OUTCOME_LABELS
 from delayserver.protocol.receipts import format_receipt
-from ops.audit.balance import COUNTS, ENDS, PROBLEMS, Horizon, states
 from ops.audit.broker_log import BrokerSide
 from ops.audit.capture import Captured
-from ops.audit.directories import CorruptRow, Retired, with_names
+from ops.audit.directories import CorruptRow, Retired
+from ops.audit.engines import Engine
 from ops.audit.latency import instant
 from ops.audit.latency_cells import HOUR_MS
-from ops.audit.log_frames import Range, corrupt_ranges
+from ops.audit.log_frames import PACK_BYTES, Range
+from ops.audit.log_rows import pack
+from ops.audit.states import (
+    COUNTS,
+    PROBLEMS,
+    Gone,
+    Horizon,
+    LogTask,
+    StateQuestion,
+    damages_of,
+    join_rows,
+    merged,
+    read_rows,
+)
 from store.tables.names import Names
 
-# Listed messages per problem, for tracing by hand; the counts are complete.
-EVIDENCE_MAX = 100
+# A join gets the rows of so many bytes of logs. They are some tenth of it, and are sorted in memory.
+JOIN_BYTES = 128 << 20
 _LEDGER = ("accepted", "delivered", "cancelled", "dead_lettered", "expired", "deduplicated", "rolled_back")
 
 
@@ -47,8 +60,7 @@ class CompletenessQuestion:
 class Evidence:
     """The inputs: logs captured at one moment, ledgers (`retired`), names, and the horizons.
 
-    `window_ms` and `names` are by server id. `damages`: rows of the `corrupt` report for checkpoints and ledgers, which
-    Spark does not read."""
+    `window_ms` and `names` are by server id. `damages`: rows of the `corrupt` report for checkpoints and ledgers."""
 
     captured: Mapping[str, Captured]
     retired: Sequence[Retired]
@@ -62,63 +74,64 @@ class Evidence:
 class CompletenessReport:
     """One join over all logs, and the figures computed from it."""
 
-    def __init__(self, spark: SparkSession, evidence: Evidence, question: CompletenessQuestion) -> None:
-        self._spark = spark
+    def __init__(self, engine: Engine, evidence: Evidence, question: CompletenessQuestion) -> None:
         self._evidence = evidence
         self._question = question
-        chosen = question.chosen
-        retired = self._retired_frame()
-        self._states = states(spark, evidence.captured, chosen, evidence.horizon, retired, evidence.window_ms)
+        selection = question.chosen.selection()
+        tasks = [
+            LogTask(log, partition.parts)
+            for log, captured in evidence.captured.items()
+            for partition in pack([part for part in captured.parts if selection.touches(part)], PACK_BYTES)
+        ]
+        size_bytes = sum([part.size_bytes for task in tasks for part in task.parts])
+        asked = StateQuestion(
+            selection,
+            evidence.horizon,
+            self._gone(),
+            question.now_ms - question.grace_ms,
+            max(1, -(-size_bytes // JOIN_BYTES)),
+        )
+        self._states = merged(
+            engine.exchanged(tasks, partial(read_rows, asked), partial(join_rows, asked), asked.places)
+        )
+        # All files are looked at, also those without a row of the range: damage hides what a row says.
+        whole = [
+            LogTask(log, partition.parts)
+            for log, captured in evidence.captured.items()
+            for partition in pack(captured.parts, PACK_BYTES)
+        ]
+        damages = engine.folded(whole, damages_of, add) or []
+        self._damages = sorted(damages, key=lambda row: (str(row["file"]), row["start"]))
         self.hours = self._hours()
 
-    def _retired_frame(self) -> DataFrame | None:
-        parts = [retired for retired in self._evidence.retired if len(retired.rows)]
-        if not parts:
-            return None
-        columns: dict[str, list[Any]] = {"server": [], "start_ms": [], "last_sequence": []}
-        for retired in parts:
-            starts, first = np.unique(retired.rows.start_ms, return_index=True)
-            columns["server"].append(np.full(len(starts), retired.server_id, np.int64))
-            columns["start_ms"].append(starts)
-            columns["last_sequence"].append(_highest(retired.rows.start_ms, retired.rows.last_sequence, len(first)))
-        return self._spark.createDataFrame(pa.table({name: np.concatenate(parts) for name, parts in columns.items()}))
+    def _gone(self) -> dict[int, Gone]:
+        gone: dict[int, Gone] = {}
+        for retired in self._evidence.retired:
+            if len(retired.rows):
+                starts, first = np.unique(retired.rows.start_ms, return_index=True)
+                last = _highest(retired.rows.start_ms, retired.rows.last_sequence, len(first))
+                gone[retired.server_id] = Gone(starts, last, self._evidence.window_ms[retired.server_id])
+        return gone
 
     def _hours(self) -> list[dict[str, Any]]:
         """Counts by server, subject and hour of due time, of the rows in the logs and of the ledgers."""
         counts: dict[tuple[str, str, int], Counter[str]] = {}
-        for row in self._counted().collect():
-            key = (row["server_id"], row["subject"] or "", row["hour_ms"])
-            counts.setdefault(key, Counter()).update({name: row[name] for name in _SUMS if name in row})
-        for key, found in self._from_ledgers():
+        for key, found in (*self._from_logs(), *self._from_ledgers()):
             counts.setdefault(key, Counter()).update(found)
         return [
             {"server_id": key[0], "subject": key[1], "hour_ms": key[2]} | {name: values[name] for name in _SUMS}
             for key, values in sorted(counts.items())
         ]
 
-    def _counted(self) -> DataFrame:
-        question = self._question
-        own = F.col("accepted") & ~F.col("internal")
-        pending = own & (F.col("outcome") == 0)
-        overdue_ms = question.now_ms - question.grace_ms
-        columns = {
-            "accepted": own,
-            "pending": pending,
-            "overdue": pending & ~F.col("prepared") & (F.col("due_ms") < overdue_ms),
-            "maybe_twice": F.col("maybe_twice") & ~F.col("internal"),
-            "internal": F.col("internal"),
-            "internal_pending": F.col("internal") & (F.col("outcome") == 0),
-            **{OUTCOME_LABELS[end]: own & (F.col("outcome") == int(end)) for end in ENDS},
-            **{name: F.col(name) & (~F.col("internal") | F.lit(name in ("early", "not_stored"))) for name in PROBLEMS},
-        }
-        hour_ms = F.col("due_ms") - F.pmod(F.col("due_ms"), F.lit(HOUR_MS))
-        cells = (
-            self._states.where(~F.col("stored_only"))
-            .groupBy("server", "subject_code", hour_ms.alias("hour_ms"))
-            .agg(*[F.sum(value.cast("long")).alias(name) for name, value in columns.items()])
-        )
-        named = with_names(self._spark, cells, dict(self._evidence.names))
-        return named.withColumn("server_id", F.lower(F.lpad(F.hex("server"), 12, "0")))
+    def _from_logs(self) -> Iterable[tuple[tuple[str, str, int], Counter[str]]]:
+        cells = self._states.cells
+        if cells is None:
+            return
+        sums = {name: column.tolist() for name, column in cells.sums.items()}
+        keys = zip(*[cells.keys[name].tolist() for name in ("server", "subject", "hour_ms")], strict=True)
+        for index, (server, code, hour_ms) in enumerate(keys):
+            key = (f"{server:012x}", self._subject(server, code), hour_ms)
+            yield key, Counter({name: column[index] for name, column in sums.items()})
 
     def _from_ledgers(self) -> Iterable[tuple[tuple[str, str, int], Counter[str]]]:
         wanted = self._question.chosen.subjects
@@ -155,7 +168,7 @@ class CompletenessReport:
             "by_hour": self.by("hour_ms"),
             "by_server": self.by("server_id"),
             "evidence": {name: self.evidence(name) if total[name] else [] for name in names},
-            "corrupt": [*self._evidence.damages, *corrupt_ranges(self._spark, self._evidence.captured.values())],
+            "corrupt": [*self._evidence.damages, *self._damages],
         }
 
     def table(self) -> pa.Table:
@@ -179,18 +192,16 @@ class CompletenessReport:
 
     def evidence(self, problem: str) -> list[dict[str, Any]]:
         """The first messages with a problem: server_id, sequence, due_ms, subject, outcome, and receipt."""
-        wanted = F.col(problem) & (~F.col("internal") | F.lit(problem in ("early", "not_stored")))
-        rows = self._states.where(wanted).orderBy("server", "sequence").limit(EVIDENCE_MAX).collect()
         return [
             {
                 "server_id": f"{row['server']:012x}",
-                "sequence": row["sequence"],
-                "due_ms": row["due_ms"],
-                "subject": self._subject(row["server"], row["subject_code"]),
-                "outcome": OUTCOME_LABELS[row["outcome"]] if row["outcome"] else "pending",
-                "receipt": format_receipt(f"{row['server']:012x}", row["due_ms"], row["sequence"]),
+                "sequence": int(row["sequence"]),
+                "due_ms": int(row["due_ms"]),
+                "subject": self._subject(int(row["server"]), int(row["subject"])),
+                "outcome": OUTCOME_LABELS[int(row["outcome"])] if row["outcome"] else "pending",
+                "receipt": format_receipt(f"{row['server']:012x}", int(row["due_ms"]), int(row["sequence"])),
             }
-            for row in rows
+            for row in self._states.evidence[problem]
         ]
 
     def _subject(self, server: int, code: int) -> str:

@@ -8,10 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
-
 from store.disk.filesystem import FileSystem
 from store.errors import CorruptionError, FormatError
 from store.records.batches import LedgerBatch
@@ -20,7 +16,7 @@ from store.tables import checkpoint as checkpoint_file
 from store.tables.identity import read_identity
 from store.tables.ledger import FILE_NAME as LEDGER
 from store.tables.ledger import Ledger
-from store.tables.names import BROKER_GROUP, SUBJECT, Names
+from store.tables.names import Names
 
 CorruptRow = dict[str, object]
 """server_id, file, start, stop, detail, like the `corrupt` report of the logs."""
@@ -109,30 +105,3 @@ def read_names(fs: FileSystem, directories: Iterable[ServerDirectory]) -> dict[i
         names.close()
         tables[directory.server_id] = names
     return tables
-
-
-def names_frame(spark: SparkSession, tables: dict[int, Names], kind: int, code: str, name: str) -> DataFrame:
-    """Rows (server, `code`, `name`) of one kind of names of all servers, for a join."""
-    servers, codes, texts = [], [], []
-    for server_id, names in tables.items():
-        mine = names.codes(kind)
-        servers.append(np.full(len(mine), server_id, np.int64))
-        codes.append(mine.astype(np.int32))
-        texts += names.names_of(mine)
-    table = pa.table(
-        {
-            "server": pa.array(np.concatenate(servers) if servers else np.zeros(0, np.int64)),
-            code: pa.array(np.concatenate(codes) if codes else np.zeros(0, np.int32)),
-            name: pa.array(texts, pa.string()),
-        }
-    )
-    return spark.createDataFrame(table)
-
-
-def with_names(spark: SparkSession, cells: DataFrame, tables: dict[int, Names]) -> DataFrame:
-    """`cells` with the texts `subject` and `broker_group` added, if they have such codes."""
-    for kind, name in ((SUBJECT, "subject"), (BROKER_GROUP, "broker_group")):
-        code = f"{name}_code"
-        if code in cells.columns:
-            cells = cells.join(names_frame(spark, tables, kind, code, name), ["server", code], "left")
-    return cells

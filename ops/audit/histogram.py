@@ -7,14 +7,11 @@ exact value, and at most 1 % above it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pyspark.sql import DataFrame, Window
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 GROWTH = 1.01
 ERROR = "at most 1 % above the exact value, never below it"
@@ -54,29 +51,3 @@ def points_of(buckets: Iterable[Bucket]) -> dict[str, int]:
             if name not in points and reached * 1000 >= total * share:
                 points[name] = max(one.max_us, 0)
     return points
-
-
-def percentiles(cells: DataFrame, keys: Sequence[str]) -> DataFrame:
-    """One row per key with count, early, within, max_us and p50_us to p999_us. Spark computes it, for many keys.
-
-    `cells` has the keys, bucket, count, early, within (the SLO) and max_us of each bucket.
-    """
-    by_bucket = cells.groupBy(*keys, "bucket").agg(*_sums())
-    whole = Window.partitionBy(*keys)
-    ranked = by_bucket.withColumns(
-        {
-            "reached": F.sum("count").over(whole.orderBy("bucket")),
-            "total": F.sum("count").over(whole),
-        }
-    )
-    value = F.greatest(F.col("max_us"), F.lit(0))
-    picks = [
-        F.min(F.when(F.col("reached") * 1000 >= F.col("total") * share, value)).alias(f"{name}_us")
-        for name, share in POINTS.items()
-    ]
-    return ranked.groupBy(*keys).agg(*_sums(), *picks)
-
-
-def _sums() -> list[Any]:
-    """Aggregates that combine cells."""
-    return [F.sum(name).alias(name) for name in ("count", "early", "within")] + [F.max("max_us").alias("max_us")]

@@ -8,12 +8,14 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, Self
 
-from pyspark.sql import DataFrame, SparkSession
+import pyarrow as pa
 
 from ops.audit.capture import Captured
+from ops.audit.engines import Engine
 from ops.audit.histogram import ERROR, POINTS
 from ops.audit.latency_cells import BY, KEYS, MINUTE, SUBJECT
-from ops.audit.latency_store import Cells, Groups, LocalCells, SparkCells, SparkGroups
+from ops.audit.latency_reading import CellQuestion, read_cells
+from ops.audit.latency_store import Cells, Groups
 from ops.audit.latency_totals import LatencyTotals
 from ops.audit.log_frames import Range
 from ops.audit.outages import find_outages
@@ -26,6 +28,11 @@ BY_ROWS_MAX = 100_000
 # The kinds of cells that exist for every question. Hours are computed from minutes.
 _KINDS: dict[tuple[str, ...], str] = {("subject",): SUBJECT, ("minute",): MINUTE, ("hour",): MINUTE}
 _WORST, _MOST = ("p99_us", "max_us"), ("count",)
+_FIGURES = ("count", "early", "within", "max_us", *[f"{name}_us" for name in POINTS])
+_TYPES = {
+    **dict.fromkeys(("subject", "broker_group", "server_id"), pa.string()),
+    **dict.fromkeys(("minute", "hour"), pa.int64()),
+}
 DIMENSIONS = ("subject", "broker_group", "minute", "hour", "server_id")
 
 
@@ -38,13 +45,13 @@ class LatencyQuestion:
     slo_ms: float = 100.0
     share: float = 0.999
 
-    def counted(self) -> tuple[Range, int, tuple[str, ...]]:
-        """The range, the allowed lateness in microseconds, and the dimensions that need cells of their own."""
-        return self.chosen, round(self.slo_ms * 1000), () if self.by in _KINDS else self.by
+    def counted(self) -> CellQuestion:
+        """What the cells must be counted by. Dimensions that every report has need no cells of their own."""
+        return CellQuestion(self.chosen.selection(), round(self.slo_ms * 1000), () if self.by in _KINDS else self.by)
 
 
 class LatencyReport:
-    """The cells of one audit, which are kept until `close`, and the figures computed from them."""
+    """The cells of one audit, and the figures computed from them."""
 
     def __init__(self, cells: Cells, question: LatencyQuestion) -> None:
         self._cells = cells
@@ -52,18 +59,9 @@ class LatencyReport:
         self._groups: dict[tuple[str, ...], Groups] = {}
 
     @classmethod
-    def by_spark(cls, spark: SparkSession, dispatch: Captured, question: LatencyQuestion) -> Self:
-        """A report that Spark computes."""
-        return cls(SparkCells(spark, dispatch, *question.counted()), question)
-
-    @classmethod
-    def in_process(cls, dispatch: Captured, question: LatencyQuestion) -> Self:
-        """The same report without Spark, for small logs."""
-        return cls(LocalCells(dispatch, *question.counted()), question)
-
-    def close(self) -> None:
-        """Releases the cells."""
-        self._cells.close()
+    def made_by(cls, engine: Engine, dispatch: Captured, question: LatencyQuestion) -> Self:
+        """A report over a captured dispatch_log, read where the engine runs."""
+        return cls(Cells(read_cells(engine, dispatch, question.counted())), question)
 
     @cached_property
     def _totals(self) -> LatencyTotals:
@@ -103,12 +101,12 @@ class LatencyReport:
             "budget_used": missed / allowed if allowed else None,
         }
 
-    def by_frame(self, dimensions: Sequence[str]) -> DataFrame:
-        """One row for each combination of the dimensions, with the figures in microseconds, of a report by Spark.
+    def table(self, dimensions: Sequence[str]) -> pa.Table:
+        """One row for each combination of the dimensions, with the figures in microseconds, for a .parquet file.
         `dimensions` must be those of the question, or one of subject, minute and hour."""
-        groups = self._grouped(dimensions)
-        assert isinstance(groups, SparkGroups), "only Spark writes a table"
-        return groups.frame.orderBy(*[KEYS.get(name, name) for name in dimensions])
+        keys = {KEYS.get(name, name): _TYPES[name] for name in dimensions}
+        fields = [*keys.items(), *[(name, pa.int64()) for name in _FIGURES]]
+        return pa.Table.from_pylist(self._grouped(dimensions).rows(), schema=pa.schema(fields))
 
     def _grouped(self, dimensions: Sequence[str]) -> Groups:
         """Figures by group, kept because most are used more than once."""

@@ -1,4 +1,4 @@
-"""The figures of a latency report about all messages: some thousand cells, summed up on the driver."""
+"""The figures of a latency report about all messages: some thousand cells, summed up."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
-
 from delayserver.protocol.outcomes import OUTCOME_LABELS, Outcome
 from ops.audit.fields import CORRUPT_FIELDS
 from ops.audit.histogram import Bucket, bound_us, points_of
 from ops.audit.latency_cells import OUTCOME, STAGE, STAGES, TROUBLE, WHOLE
-from ops.audit.latency_source import CORRUPT
+from ops.audit.latency_reading import CORRUPT
 
 TOTALS = (WHOLE, OUTCOME, STAGE, TROUBLE, CORRUPT)
 """The kinds of cells whose number does not grow with the number of rows."""
@@ -28,11 +25,6 @@ _ENDS = (
     Outcome.ROLLED_BACK,
 )
 Rows = Sequence[Mapping[str, Any]]
-
-
-def read_totals(cells: DataFrame) -> LatencyTotals:
-    """Collects the cells of all kinds with one query."""
-    return totals_of([row.asDict() for row in cells.where(F.col("kind").isin(*TOTALS)).collect()])
 
 
 def totals_of(rows: Rows) -> LatencyTotals:

@@ -1,13 +1,10 @@
-"""DataFrames over logs that were captured at one moment, and the range of rows of a report."""
+"""The range of rows of a report, and the size of its tasks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pyspark.sql import DataFrame, SparkSession
-
-from ops.audit.capture import Captured
+from ops.audit.selection import DUE_MAX, DUE_MIN, Selection
 
 # Neighbouring files share a task up to this size, because starting a task costs more than reading a small file.
 PACK_BYTES = 32 << 20
@@ -21,29 +18,10 @@ class Range:
     to_ms: int | None = None
     subjects: tuple[str, ...] = ()
 
-    def options(self) -> dict[str, str]:
-        """The range as options of our formats."""
-        given = {"from": self.from_ms, "to": self.to_ms}
-        options = {name: str(value) for name, value in given.items() if value is not None}
-        return options | ({"subjects": ",".join(self.subjects)} if self.subjects else {})
-
-
-def read_log(spark: SparkSession, captured: Captured, columns: tuple[str, ...], chosen: Range) -> DataFrame:
-    """The rows of a captured log. Skips corruption, which `corrupt_ranges` reports."""
-    options = chosen.options() | {"columns": ",".join(columns), "corrupt": "skip"}
-    return read_captured(spark, f"delay_{captured.log}", captured, options)
-
-
-def read_captured(spark: SparkSession, source: str, captured: Captured, options: dict[str, str]) -> DataFrame:
-    """The rows of captured files in one of our formats."""
-    common = {"capture": captured.encode(), "pack_bytes": str(PACK_BYTES)}
-    return spark.read.format(source).options(**options, **common).load()
-
-
-def corrupt_ranges(spark: SparkSession, captured: Iterable[Captured]) -> list[dict[str, object]]:
-    """The corrupt report of captured logs: server_id, file, start, stop, detail. Checks checksums, moves no rows."""
-    logs = list(captured)
-    # A part is complete without its log, so one read serves the files of all logs.
-    together = Captured(logs[0].log, tuple([part for one in logs for part in one.parts]))
-    rows = read_captured(spark, f"delay_{together.log}", together, {"corrupt": "report"}).collect()
-    return [row.asDict() for row in sorted(rows, key=lambda row: (row.file, row.start))]
+    def selection(self) -> Selection:
+        """The rows of this range."""
+        return Selection(
+            DUE_MIN if self.from_ms is None else self.from_ms,
+            DUE_MAX if self.to_ms is None else self.to_ms,
+            frozenset(self.subjects) or None,
+        )

@@ -13,9 +13,9 @@ from typing import Any
 
 from delayserver.config.units import format_duration
 from ops.audit.audit import as_plain
-from ops.audit.balance import COUNTS, PROBLEMS
 from ops.audit.charts import draw_calendar, draw_distribution, draw_over_time, plotly_script
 from ops.audit.latency_cells import ATTEMPTS_MAX
+from ops.audit.states import COUNTS, PROBLEMS
 
 # Rows of a table in the page; the JSON in the page has all rows.
 ROWS_MAX = 500

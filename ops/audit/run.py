@@ -1,8 +1,9 @@
-"""The work of the two commands when Spark runs: query, write, summarise."""
+"""The work of the two commands: make the report, write, summarise."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,12 +11,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from delayserver.config.units import format_duration
 from ops.audit.audit import Audit, as_plain
-from ops.audit.balance import COUNTS, PROBLEMS
 from ops.audit.completeness import CompletenessQuestion, CompletenessReport
 from ops.audit.latency import LatencyQuestion, LatencyReport
 from ops.audit.request import HTML, JSON, PARQUET, Request
+from ops.audit.states import COUNTS, PROBLEMS
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +38,7 @@ def run_latency(audit: Audit, request: Request) -> Done:
 
     def use(report: LatencyReport) -> dict[str, Any]:
         if request.format == PARQUET:
-            report.by_frame(request.by).write.mode("overwrite").parquet(str(request.out))
+            write_table(report.table(request.by), str(request.out))
         audit.say("grouping deliveries by lateness")
         return report.to_map(listed=request.format != PARQUET)
 
@@ -50,8 +54,7 @@ def run_completeness(audit: Audit, request: Request) -> Done:
 
     def use(report: CompletenessReport) -> dict[str, Any]:
         if request.format == PARQUET:
-            frame = audit.spark.createDataFrame(report.table())
-            frame.coalesce(1).write.mode("overwrite").parquet(str(request.out))
+            write_table(report.table(), str(request.out))
         return report.to_map()
 
     audit.say("joining the logs by sequence")
@@ -102,6 +105,13 @@ def _latency_question(request: Request) -> LatencyQuestion:
 
 def _completeness_question(request: Request) -> CompletenessQuestion:
     return CompletenessQuestion(request.chosen(), int(time.time() * 1000))
+
+
+def write_table(table: pa.Table, out: str) -> None:
+    """Writes a table to a .parquet file. A folder of that name, as Spark writes it, gives way."""
+    if Path(out).is_dir():
+        shutil.rmtree(out)
+    pq.write_table(table, out)
 
 
 def _write_json(request: Request, figures: Mapping[str, Any]) -> None:

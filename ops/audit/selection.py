@@ -50,6 +50,10 @@ class Selection:
         wanted = frozenset(subjects)
         return replace(self, subjects=wanted if self.subjects is None else self.subjects & wanted)
 
+    def of_all_subjects(self) -> Selection:
+        """The same range, of all subjects."""
+        return replace(self, subjects=None)
+
     def touches(self, part: Part) -> bool:
         """True if a part can hold selected rows, judged by the window of its file."""
         if not part.span_ms:

@@ -23,6 +23,9 @@ JAVA_MIN = 17
 LOCAL = "local[*]"
 # Driver memory of a local session, which does all the work. The target is a report over ten million messages in 4 GB.
 LOCAL_MEMORY = "2g"
+# Java compiles quickly instead of well, and one thread collects its garbage. Our tasks compute in Python, and a report is
+# over before better code has paid for itself. A start takes half as long.
+LOCAL_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
 # Of the log of Spark when it does not start.
 LOG_SHOWN_BYTES = 4096
 
@@ -46,8 +49,8 @@ def check_java() -> None:
         )
 
 
-def start_session(master: str | None = None) -> SparkSession:
-    """A new session with our formats registered, or the running one.
+def start_session(master: str | None = None, *, formats: bool = True) -> SparkSession:
+    """A new session, or the running one; with `formats` our formats are registered, which takes seconds.
 
     `master` None: the setting of spark-submit or SPARK_MASTER, else this machine. Raises `click.ClickException` without
     Java.
@@ -68,12 +71,14 @@ def start_session(master: str | None = None) -> SparkSession:
         # So that a local session starts on a host whose name does not resolve, as in many containers.
         builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
         builder = builder.config("spark.driver.memory", os.environ.get("SPARK_DRIVER_MEMORY", LOCAL_MEMORY))
+        builder = builder.config("spark.driver.extraJavaOptions", LOCAL_JAVA)
         builder = builder.config("spark.sql.shuffle.partitions", "8")
     builder = builder.config("spark.ui.showConsoleProgress", "false")
     builder = builder.config("spark.sql.session.timeZone", "UTC")
     session: SparkSession = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
-    register(session)
+    if formats:
+        register(session)
     return session
 
 

@@ -127,10 +127,9 @@ SOURCES: tuple[type[LogSource], ...] = (DispatchLogSource, ScheduleLogSource, Me
 
 def register(spark: SparkSession) -> None:
     """Registers all formats with a session, also the one for writing."""
-    from ops.audit.latency_source import LatencyCellSource
     from ops.audit.sink import DelayServerSink
 
-    every: tuple[type[DataSource], ...] = (*SOURCES, LatencyCellSource, DelayServerSink)
+    every: tuple[type[DataSource], ...] = (*SOURCES, DelayServerSink)
     for source in every:
         spark.dataSource.register(source)
 

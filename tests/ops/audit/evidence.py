@@ -7,6 +7,7 @@ from typing import Any
 from ops.audit.audit import Audit
 from ops.audit.capture import DISPATCH_LOG, MESSAGE_LOG, SCHEDULE_LOG
 from ops.audit.completeness import Evidence
+from ops.audit.engines import InProcess
 from ops.audit.log_frames import Range
 from store.disk.filesystem import RealFileSystem
 
@@ -18,4 +19,4 @@ def evidence_of(*paths: str) -> Evidence:
     audit = Audit(lambda: no_session, RealFileSystem(), paths, lambda _line: None)
     found = audit.directories()
     captured = audit._capture(found, [DISPATCH_LOG, SCHEDULE_LOG, MESSAGE_LOG])
-    return audit._evidence(found, captured, Range(None, None))
+    return audit._evidence(InProcess(), found, captured, Range(None, None))

@@ -7,9 +7,9 @@ from typing import Any
 from ops.audit.session import start_session
 
 
-def quick_session(master: str | None) -> Any:
+def quick_session(master: str | None, *, formats: bool = True) -> Any:
     """A local session, or the running one; queries are interpreted."""
-    session = start_session(master)
+    session = start_session(master, formats=formats)
     for name, value in (
         ("spark.sql.codegen.wholeStage", "false"),
         ("spark.sql.codegen.factoryMode", "NO_CODEGEN"),

@@ -12,6 +12,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
@@ -38,12 +39,12 @@ def test_the_help_says_what_each_report_is_in_a_whole_line() -> None:
 def test_without_java_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)
-    code, lines = _run("completeness", str(tmp_path))
+    code, lines = _run("completeness", str(tmp_path), "--master", "local[1]")
     assert code == 1
     assert len(lines) == 1 and "Java 17 or newer" in lines[0] and "apt install openjdk-17" in lines[0]
 
 
-def test_a_latency_report_over_small_logs_needs_no_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_reports_over_small_logs_need_no_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     written = write_directory(RealFileSystem(), str(tmp_path / "data"), 1000, bodies=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)
@@ -55,9 +56,13 @@ def test_a_latency_report_over_small_logs_needs_no_java(monkeypatch: pytest.Monk
     assert sum(figures["outcomes"].values()) == 1000
     assert [row["subject"] for row in figures["by"]] == sorted(written.subjects)
     assert not [line for line in lines if "Spark" in line]
-    for more in (["--out", str(tmp_path / "report.parquet")], ["--master", "local[1]"]):
-        code, lines = _run("latency", written.path, *more)
-        assert (code, "Java 17 or newer" in lines[-1]) == (1, True)
+    table = tmp_path / "report.parquet"
+    assert _run("latency", written.path, "--out", str(table))[0] == 0
+    rows = pq.read_table(table).to_pylist()
+    assert [(row["subject"], row["count"]) for row in rows] == [(row["subject"], row["count"]) for row in figures["by"]]
+    assert _run("completeness", written.path, "--json")[0] == 1, "only dispatch_log is there"
+    code, lines = _run("latency", written.path, "--master", "local[1]")
+    assert (code, "Java 17 or newer" in lines[-1]) == (1, True)
 
 
 def test_on_a_terminal_a_small_report_has_one_bar_and_no_other_lines(tmp_path: Path) -> None:
@@ -84,7 +89,7 @@ def test_an_old_java_is_refused_with_its_version(monkeypatch: pytest.MonkeyPatch
     java.write_text("#!/bin/sh\necho 'openjdk version \"1.8.0_402\"' >&2\n")
     java.chmod(0o755)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    code, lines = _run("completeness", str(tmp_path))
+    code, lines = _run("completeness", str(tmp_path), "--master", "local[1]")
     assert code == 1
     assert len(lines) == 1 and f"{java} is Java 8" in lines[0]
 

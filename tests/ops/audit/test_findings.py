@@ -30,7 +30,7 @@ NOW_MS = START_MS + 3_600_000
 
 
 def _balance(spark: Any, *paths: str, chosen: Range | None = None) -> dict[str, Any]:
-    audit = Audit(lambda: spark, RealFileSystem(), paths, lambda _line: None)
+    audit = Audit(lambda: spark, RealFileSystem(), paths, lambda _line: None, 0 if spark else 1 << 40)
     question = CompletenessQuestion(chosen or Range(), NOW_MS)
     return audit.completeness(question, broker_log=False, use=lambda made: made.to_map())
 
@@ -144,6 +144,17 @@ def test_a_cancel_of_a_message_that_is_gone_counts_as_no_message(audited: Audite
 
 def _damaged(path: Path) -> HandMade:
     return HandMade(path, DAMAGED, messages=[1], scheduled=[1])
+
+
+def test_this_process_and_spark_give_the_same_answers(spark: Any, audited: Audited) -> None:
+    paths = list(audited.paths.values())
+    assert _balance(None, *paths) == audited.found
+    by = ("subject", "hour", "server_id")
+    assert _latency(*paths, by=by) == _latency(*paths, spark=spark, by=by)
+    chosen = Range(START_MS + 2, START_MS + 4)
+    assert _balance(None, *paths, chosen=chosen) == _balance(spark, *paths, chosen=chosen)
+    subjects = Range(subjects=(str(EAST), "orders"))
+    assert _latency(*paths, chosen=subjects) == _latency(*paths, spark=spark, chosen=subjects)
 
 
 def test_a_damaged_checkpoint_is_a_finding(audited: Audited) -> None:
