@@ -26,7 +26,7 @@ from ops.audit.engines import Engine
 from ops.audit.latency import instant
 from ops.audit.latency_cells import HOUR_MS
 from ops.audit.log_frames import PACK_BYTES, Range
-from ops.audit.log_rows import pack
+from ops.audit.log_rows import damages_of, pack
 from ops.audit.states import (
     COUNTS,
     PROBLEMS,
@@ -34,7 +34,6 @@ from ops.audit.states import (
     Horizon,
     LogTask,
     StateQuestion,
-    damages_of,
     join_rows,
     merged,
     read_rows,
@@ -96,9 +95,7 @@ class CompletenessReport:
         )
         # All files are looked at, also those without a row of the range: damage hides what a row says.
         whole = [
-            LogTask(log, partition.parts)
-            for log, captured in evidence.captured.items()
-            for partition in pack(captured.parts, PACK_BYTES)
+            partition.parts for captured in evidence.captured.values() for partition in pack(captured.parts, PACK_BYTES)
         ]
         damages = engine.folded(whole, damages_of, add) or []
         self._damages = sorted(damages, key=lambda row: (str(row["file"]), row["start"]))

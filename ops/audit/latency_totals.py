@@ -7,23 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from delayserver.protocol.outcomes import OUTCOME_LABELS, Outcome
+from delayserver.protocol.outcomes import OUTCOME_LABELS
 from ops.audit.fields import CORRUPT_FIELDS
 from ops.audit.histogram import Bucket, bound_us, points_of
 from ops.audit.latency_cells import OUTCOME, STAGE, STAGES, TROUBLE, WHOLE
 from ops.audit.latency_reading import CORRUPT
+from ops.audit.states import ENDS
 
 TOTALS = (WHOLE, OUTCOME, STAGE, TROUBLE, CORRUPT)
 """The kinds of cells whose number does not grow with the number of rows."""
 
-_ENDS = (
-    Outcome.DELIVERED,
-    Outcome.CANCELLED,
-    Outcome.DEAD_LETTERED,
-    Outcome.EXPIRED,
-    Outcome.DEDUPLICATED,
-    Outcome.ROLLED_BACK,
-)
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -108,7 +101,7 @@ class LatencyTotals:
         for row in self.outcome:
             if not row["internal"]:
                 counts[row["outcome"]] += row["count"]
-        return {OUTCOME_LABELS[code]: counts[int(code)] for code in _ENDS}
+        return {OUTCOME_LABELS[code]: counts[int(code)] for code in ENDS}
 
     def corrupt_ranges(self) -> list[dict[str, Any]]:
         """server_id, file, start, stop and detail of all damage, in order of file."""

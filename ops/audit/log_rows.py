@@ -10,6 +10,7 @@ from pyspark.sql.datasource import InputPartition
 
 from ops.audit.arrow_rows import ArrowRows, blob_names, open_names, stored_columns
 from ops.audit.capture import Part
+from ops.audit.directories import CorruptRow
 from ops.audit.fields import CORRUPT_FIELDS, Field, arrow_type
 from ops.audit.part_reader import PartReader
 from ops.audit.selection import Selection
@@ -74,9 +75,10 @@ def _part_rows(
             yield rows.batch(chunk, mask)
 
 
-def corrupt_rows(partition: LogPartition) -> Iterator[pa.RecordBatch]:
-    """The corrupt report of some parts. Checks all checksums of headers and columns, and returns no rows."""
-    for part in partition.parts:
+def damages_of(parts: Sequence[Part]) -> list[CorruptRow]:
+    """The damage in some parts. Checks all checksums of headers and columns, and returns no rows."""
+    found: list[CorruptRow] = []
+    for part in parts:
         damages: list[Damage] = []
         try:
             for _ in PartReader(RealFileSystem(), part, _first_column, (), damages):
@@ -85,23 +87,18 @@ def corrupt_rows(partition: LogPartition) -> Iterator[pa.RecordBatch]:
             continue
         except CorruptionError as error:
             damages.append(Damage(error.offset, part.stop, error.detail))
-        if damages:
-            yield _corrupt_batch(part, damages)
+        place: CorruptRow = {"server_id": f"{part.server_id:012x}", "file": part.path}
+        found += [{**place, "start": each.start, "stop": each.stop, "detail": each.detail} for each in damages]
+    return found
+
+
+def corrupt_rows(partition: LogPartition) -> Iterator[pa.RecordBatch]:
+    """The corrupt report of some parts."""
+    rows = damages_of(partition.parts)
+    if rows:
+        schema = pa.schema([pa.field(field.name, arrow_type(field)) for field in CORRUPT_FIELDS])
+        yield pa.RecordBatch.from_pylist(rows, schema=schema)
 
 
 def _first_column(batch_type: type[ColumnBatch]) -> list[str]:
     return [batch_type.schema.fields[0][0]]
-
-
-def _corrupt_batch(part: Part, damages: Sequence[Damage]) -> pa.RecordBatch:
-    count = len(damages)
-    values = [
-        [f"{part.server_id:012x}"] * count,
-        [part.path] * count,
-        [damage.start for damage in damages],
-        [damage.stop for damage in damages],
-        [damage.detail for damage in damages],
-    ]
-    schema = pa.schema([pa.field(field.name, arrow_type(field)) for field in CORRUPT_FIELDS])
-    arrays = [pa.array(column, field.type) for column, field in zip(values, schema, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -16,18 +16,15 @@ from numpy.typing import NDArray
 from delayserver.protocol.outcomes import OUTCOME_LABELS, Outcome
 from ops.audit.arrow_rows import open_names
 from ops.audit.capture import BROKER_LOG, DISPATCH_LOG, MESSAGE_LOG, SCHEDULE_LOG, Part
-from ops.audit.directories import CorruptRow
 from ops.audit.grouping import Table, concatenated
 from ops.audit.latency_cells import HOUR_MS
 from ops.audit.part_reader import Chunk, PartReader
 from ops.audit.selection import Selection
 from store.disk.filesystem import RealFileSystem
-from store.errors import CorruptionError
 from store.logs.windows import DAY_MS
 from store.records.batches import FLAG_PREPARED, CancelBatch
 from store.records.columns import ColumnBatch
 from store.records.redelivery import ATTEMPTS
-from store.records.segment import Damage
 from store.records.transaction_timer import TIMERS_SUBJECT
 from store.tables.names import OWN
 
@@ -135,7 +132,7 @@ class States:
 
 
 def read_rows(question: StateQuestion, task: LogTask) -> dict[int, bytes]:
-    """The rows of a task by the place of their message, as bytes of `ROWS`. Corruption is skipped; see `damages_of`."""
+    """The rows of a task by the place of their message, as bytes of `ROWS`. Corruption is skipped."""
     found: list[NDArray[Any]] = []
     for part in task.parts:
         try:
@@ -157,30 +154,6 @@ def read_rows(question: StateQuestion, task: LogTask) -> dict[int, bytes]:
         for index, (start, stop) in enumerate(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True))
         if stop > start
     }
-
-
-def damages_of(task: LogTask) -> list[CorruptRow]:
-    """The damage in the parts of a task. Checks all checksums of headers and columns, and moves no rows."""
-    found: list[CorruptRow] = []
-    for part in task.parts:
-        damages: list[Damage] = []
-        try:
-            for _ in PartReader(RealFileSystem(), part, _first_column, (), damages):
-                pass
-        except FileNotFoundError:
-            continue
-        except CorruptionError as error:
-            damages.append(Damage(error.offset, part.stop, error.detail))
-        found += [
-            {"server_id": f"{part.server_id:012x}", "file": part.path, "start": each.start, "stop": each.stop,
-             "detail": each.detail}
-            for each in damages
-        ]  # fmt: skip
-    return found
-
-
-def _first_column(batch_type: type[ColumnBatch]) -> list[str]:
-    return [batch_type.schema.fields[0][0]]
 
 
 def _part_rows(question: StateQuestion, log: str, part: Part) -> Iterable[NDArray[Any]]:
