@@ -121,7 +121,7 @@ def _check_writable(out: str, suffix: str) -> None:
 
 def _check_packages() -> None:
     """Raises `click.ClickException` if a package of the extra is missing."""
-    missing = [name for name in ("pyspark", "pyarrow", "plotly") if importlib.util.find_spec(name) is None]
+    missing = [name for name in ("pyspark", "pyarrow") if importlib.util.find_spec(name) is None]
     if missing:
         raise click.ClickException(f"{', '.join(missing)} not installed: pip install --use-pep517 '.[audit]'")
 

@@ -9,11 +9,12 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from importlib.resources import files
 from typing import Any
 
 from delayserver.config.units import format_duration
 from ops.audit.audit import as_plain
-from ops.audit.charts import draw_calendar, draw_distribution, draw_over_time, plotly_script
+from ops.audit.charts import draw_calendar, draw_distribution, draw_over_time
 from ops.audit.latency_cells import ATTEMPTS_MAX
 from ops.audit.states import COUNTS, PROBLEMS
 
@@ -21,26 +22,56 @@ from ops.audit.states import COUNTS, PROBLEMS
 ROWS_MAX = 500
 _FIGURES = ("count", "early", "within", "lateness_ms")
 
+_CONSOLE_STYLE = files("delayserver").joinpath("web/console/style.css").read_text()
+# The colours and the letters of the console, light and dark: its first rule.
+_COLOURS = _CONSOLE_STYLE[_CONSOLE_STYLE.index(":root {") : _CONSOLE_STYLE.index("}") + 1]
 _STYLE = """
-:root { color-scheme: light; --ink: #1c2430; --quiet: #5b6675; --line: #dfe4ea; --good: #15803d; --bad: #b91c1c; }
 * { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 1080px; padding: 16px; color: var(--ink); background: #fff;
-       font: 16px/1.5 system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; }
-h1 { font-size: 1.5rem; margin: 0; } h2 { font-size: 1.15rem; margin: 32px 0 8px; }
-p.quiet { color: var(--quiet); margin: 4px 0 16px; overflow-wrap: anywhere; }
-ul.findings { list-style: none; padding: 0; margin: 0; }
-ul.findings li { border-left: 4px solid var(--bad); background: #fef2f2; padding: 8px 12px; margin: 6px 0;
-  overflow-wrap: anywhere; }
-ul.findings li.good { border-color: var(--good); background: #f0fdf4; }
-ul.findings li.note { border-color: #c2410c; background: #fff7ed; }
-dl.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(130px, 1fr)); gap: 8px; margin: 0; }
-dl.figures div { border: 1px solid var(--line); border-radius: 6px; padding: 8px 12px; }
-dl.figures dt { color: var(--quiet); font-size: .85rem; }
-dl.figures dd { margin: 0; font-size: 1.25rem; font-variant-numeric: tabular-nums; }
+body { margin: 0 auto; max-width: 1120px; padding: 24px var(--side) 56px; color: var(--ink); background: var(--paper);
+  font: 15px/1.5 var(--sans); font-variant-numeric: tabular-nums; overflow-wrap: break-word; }
+h1 { font-size: 28px; letter-spacing: -.02em; margin: 0; }
+h2 { font-size: 21px; font-weight: 650; letter-spacing: -.017em; margin: 40px 0 12px; }
+p.quiet { color: var(--muted); margin: 6px 0 16px; overflow-wrap: anywhere; }
+ul.findings { list-style: none; padding: 0; margin: 0; display: grid; gap: 8px; }
+ul.findings li { border: 1px solid var(--line); border-left: 4px solid var(--bad); border-radius: 10px;
+  background: var(--bad-wash); padding: 10px 16px; overflow-wrap: anywhere; }
+ul.findings li.good { border-left-color: var(--delivered); background: var(--surface); }
+ul.findings li.note { border-left-color: var(--warn); background: var(--warn-wash); }
+dl.figures { display: grid; grid-template-columns: repeat(auto-fill, minmax(150px, 1fr)); gap: 10px; margin: 0; }
+dl.figures div, figure, .rows { background: var(--surface); border: 1px solid var(--line); border-radius: var(--round);
+  box-shadow: var(--shadow); }
+dl.figures div { padding: 12px 16px; }
+dl.figures dt { color: var(--muted); font-size: 13.5px; }
+dl.figures dd { margin: 0; font-size: 20px; font-weight: 550; letter-spacing: -.015em; }
+figure { margin: 0; padding: 14px 18px; }
+figcaption { color: var(--muted); font-size: 13.5px; }
 .wide { overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: .92rem; }
-th, td { padding: 6px 10px; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
+.chart svg { display: block; width: 100%; min-width: 640px; height: auto; }
+.chart text { font: 13px var(--sans); fill: var(--muted); }
+.rule { stroke: var(--line); fill: none; }
+.rule.base { stroke: var(--strong-line); }
+.curve { stroke: var(--delivered); stroke-width: 2.2; fill: none; stroke-linejoin: round; }
+.quiet-curve { stroke: var(--strong-line); stroke-width: 1.5; fill: none; }
+.mark { fill: var(--surface); stroke: var(--delivered); stroke-width: 2; }
+.quiet-mark { fill: var(--surface); stroke: var(--strong-line); stroke-width: 1.5; }
+.slo { stroke: var(--coming); stroke-width: 1.6; stroke-dasharray: 3 4; fill: none; }
+.chart .slo-text { fill: var(--coming-text); font-weight: 600; }
+.keys { margin: 0 0 4px; font-size: 13.5px; color: var(--muted); }
+.key { display: inline-block; width: 16px; height: 3px; margin: 0 6px 3px 8px; background: var(--delivered); }
+.key.quiet { background: var(--strong-line); }
+.scale { display: flex; align-items: center; gap: 3px; }
+.scale i { width: 12px; height: 12px; border-radius: 3px; }
+.l0 { fill: var(--none); background: var(--none); } .l1 { fill: var(--h1); background: var(--h1); }
+.l2 { fill: var(--h2); background: var(--h2); } .l3 { fill: var(--h3); background: var(--h3); }
+.l4 { fill: var(--h4); background: var(--h4); } .l5 { fill: var(--h5); background: var(--h5); }
+.rows { overflow: auto; max-height: 75vh; }
+:focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; }
+table { border-collapse: separate; border-spacing: 0; min-width: 100%; font-size: 14px; }
+th, td { padding: 7px 14px; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
+th { position: sticky; top: 0; background: var(--surface); color: var(--muted); font-weight: 400; }
 th:first-child, td:first-child { text-align: left; }
+tr:last-child td { border-bottom: 0; }
+@media print { .rows { max-height: none; overflow: visible; } }
 """
 
 
@@ -86,7 +117,7 @@ def draw_page(pictured: Pictured, balance: Mapping[str, Any], about: str = "") -
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         # Keeps the browser from requesting an icon.
         '<link rel="icon" href="data:,">'
-        f"<title>Delay audit</title><style>{_STYLE}</style><script>{plotly_script()}</script></head>\n<body>\n{body}\n"
+        f"<title>Delay audit</title><style>{_COLOURS}{_STYLE}</style></head>\n<body>\n<main>\n{body}\n</main>\n"
         f'<script type="application/json" id="figures">{figures.replace("<", chr(92) + "u003c")}</script>\n</body></html>\n'
     )
 
@@ -187,7 +218,9 @@ def _by_table(rows: Sequence[Mapping[str, Any]]) -> str:
         times = [_ms(row["lateness_ms"][point]) for point in points]
         table.append([*[str(row[key]) for key in keys], *counts, *times])
     return _table(
-        [*keys, "delivered", "early", "within SLO", *[point.replace("p999", "p99.9") for point in points]], table
+        [*keys, "delivered", "early", "within SLO", *[point.replace("p999", "p99.9") for point in points]],
+        table,
+        len(rows),
     )
 
 
@@ -205,13 +238,17 @@ def _balance(balance: Mapping[str, Any]) -> str:
 def _subjects_balance(balance: Mapping[str, Any]) -> str:
     names = [*COUNTS, *PROBLEMS[:4]]
     rows = [[row["subject"], *[f"{row[name]:,}" for name in names]] for row in balance["by_subject"][:ROWS_MAX]]
-    return _table(["subject", *[name.replace("_", " ") for name in names]], rows)
+    return _table(["subject", *[name.replace("_", " ") for name in names]], rows, len(balance["by_subject"]))
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = "".join([f"<th>{escape(text)}</th>" for text in heads])
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], all_rows: int | None = None) -> str:
+    head = "".join([f'<th scope="col">{escape(text)}</th>' for text in heads])
     body = "".join([f"<tr>{''.join([f'<td>{escape(text)}</td>' for text in row])}</tr>" for row in rows])
-    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    label = escape(f"Table by {heads[0]}: {len(rows):,} rows")
+    left_out = (all_rows or 0) - len(rows)
+    more = f'<p class="quiet">{left_out:,} more rows are in the JSON of this page.</p>' if left_out > 0 else ""
+    return f'<div class="rows" tabindex="0" role="group" aria-label="{label}">{table}</div>{more}'
 
 
 def _ms(value: float | None) -> str:

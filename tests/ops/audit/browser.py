@@ -37,8 +37,8 @@ class Shown:
 
     @property
     def charts(self) -> int:
-        """Charts that were drawn, and not only asked for."""
-        return len(re.findall(r'id="chart-[\w-]+" class="plotly-graph-div js-plotly-plot"', self.dom))
+        """Charts with something in them."""
+        return len(re.findall(r'id="chart-[\w-]+".*?<svg [^>]*><', self.dom))
 
     def figure(self, path: str) -> str:
         """The text of the element with this `data-figure`."""
