@@ -187,7 +187,7 @@ class Gateway:
             Endpoint("GET", "/v1/status", self.status, "What the server holds and how late it is",
                      {200: Answer("The status map of the server", dict[str, Any])}),
             Endpoint("GET", "/v1/live", self.live.live, "The server's figures, once a second",
-                     {200: Answer("A stream of events `live` and `coming`, whose data is JSON", media=EVENTS)}),
+                     {200: Answer("A stream of events `past`, `live` and `coming`, whose data is JSON", media=EVENTS)}),
             Endpoint("GET", "/metrics", self._scraping.metrics, "The figures of server and gateway for Prometheus",
                      {200: Answer("The text format of Prometheus, or OpenMetrics if Accept names it", media="text/plain")}),
             Endpoint("GET", "/healthz", probes.healthz, "Does the server answer?", {200: Answer("It does", Health)}),

@@ -1,6 +1,7 @@
 """`GET /v1/live`: the server's figures as server-sent events, for the console. They are read once for all listeners.
 
-An event `live` comes each second and has `metrics` and the pending messages of the next hour by minute. An event `coming`
+An event `past` comes first, with samples of the last hour. An event `live` comes each second and has `metrics` and the
+pending messages of the next hour by minute. An event `coming`
 has the pending messages by hour, and by day where a day is not split yet. It comes first, and then when it has changed.
 Windows longer than a minute or an hour are buckets of their own width; one that began before may last on.
 """
@@ -20,6 +21,7 @@ from delayserver.protocol.errors import DelayServerError, Refused
 from delayserver.web.answers import event, event_stream
 from delayserver.web.bodies import TOKEN
 from delayserver.web.clients import Clients
+from delayserver.web.past import PAST_PERIOD_S, Past
 from delayserver.web.problems import problem_of
 from delayserver.web.sessions import LASTS
 from delayserver.web.streams import Streams
@@ -39,18 +41,19 @@ COMING_AHEAD_MS: Final = 400 * DAY_MS
 RETRY: Final = b"retry: 2000\n\n"
 _LISTS: Final[Mapping[str, Callable[[Mapping[str, Any]], int]]] = {
     "subjects": lambda row: row["pending"],
-    "consumer_groups": lambda row: row["lag"],
+    "consumer_groups": lambda row: row["lag"] + row.get("dead_letters", 0),
 }
 
 _encode = msgspec.json.Encoder().encode
 
 
 class Live:
-    """Reads the figures while somebody listens. All listeners get the same bytes."""
+    """Reads the figures each second while a page listens, else now and then for the past. All pages get the same bytes."""
 
     def __init__(self, clients: Clients, streams: Streams) -> None:
         self._clients = clients
         self._streams = streams
+        self._past = Past()
         self._listeners = 0
         self._wanted = anyio.Event()
         self._arrived = anyio.Event()
@@ -63,8 +66,13 @@ class Live:
     async def run(self) -> None:
         """Read the figures until cancelled."""
         periods = 0
+        await self._remember()
         while True:
-            await self._wanted.wait()
+            with anyio.move_on_after(PAST_PERIOD_S):
+                await self._wanted.wait()
+            if not self._wanted.is_set():
+                await self._remember()
+                continue
             await self._read(with_coming=periods % COMING_PERIODS == 0)
             periods += 1
             self._arrived.set()
@@ -85,6 +93,7 @@ class Live:
         self._wanted.set()
         try:
             yield RETRY
+            yield event(_encode({"samples": self._past.samples()}), name="past")
             told = b""
             while True:
                 arrived = self._arrived
@@ -113,6 +122,13 @@ class Live:
             return not scope.get(TOKEN)
         return True
 
+    async def _remember(self) -> None:
+        """One sample for the past, while nobody listens."""
+        try:
+            self._past.add(await (await self._clients.own()).calls.metrics())
+        except DelayServerError:
+            return  # The past has a gap.
+
     async def _read(self, *, with_coming: bool) -> None:
         calls = (await self._clients.own()).calls
         try:
@@ -120,6 +136,7 @@ class Live:
         except DelayServerError as error:
             self._live = event(_encode({"problem": problem_of(error).document()}), name="live")
             return
+        self._past.add(metrics)
         now_ms = metrics["clock"]["server_us"] // 1000
         minute_ms, hour_ms = now_ms - now_ms % MINUTE_MS, now_ms - now_ms % HOUR_MS
         back_ms = DAY_MS if with_coming else self._window_ms

@@ -16,6 +16,7 @@ from delayserver.operations.access.access import EVERYTHING, Access
 from delayserver.operations.figures.pending import PendingSubjects
 from delayserver.operations.figures.queues import QueuesReader, QueueUse
 from delayserver.operations.figures.status import ServerStatus, Status
+from delayserver.operations.groups.policies import waiting_letters
 from delayserver.runtime.fair_turns import Work
 from delayserver.runtime.runtime import Runtime
 from delayserver.runtime.stage_times import BOUNDS_US
@@ -63,6 +64,7 @@ class ConsumerGroupFigures(NamedTuple):
     leased: int
     retrying: int
     oldest_ms: int | None
+    dead_letters: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,10 @@ class GroupsReader:
                 if since_ms is not None:
                     oldest_ms = min(since_ms, oldest_ms or since_ms)
                 lag, retrying = lag + waiting, max(0, retrying + waiting)
-                found.append(ConsumerGroupFigures(name(subject), name(group), lag, leased, retrying, oldest_ms))
+                dead_letters = waiting_letters(self._core, self._names, name(subject), name(group))
+                found.append(
+                    ConsumerGroupFigures(name(subject), name(group), lag, leased, retrying, oldest_ms, dead_letters)
+                )
         return found
 
     async def _read_oldest(self, key: GroupKey, work: Work) -> _Oldest | None:

@@ -1,6 +1,7 @@
 // Charts in SVG: bars, steps of a distribution, a spark line, a calendar. A chart can be read by pointer and by arrow keys.
 
 import { announce, h, s, say, set } from "./dom.js";
+import { minuteOfDay } from "./format.js";
 
 /** Keep a drawing as wide as its place. `draw(width)` is called again when the width changes. */
 function follow(element, draw) {
@@ -316,6 +317,9 @@ function heightAt(points, x) {
   return y1 + ((x - x1) / (x2 - x1)) * (y2 - y1);
 }
 
+// A spark line covers so long a time.
+const SPARK_MS = 120_000;
+
 /** A small line without axes. */
 export class Spark {
   constructor(place, { height = 34 } = {}) {
@@ -334,26 +338,118 @@ export class Spark {
     });
   }
 
-  /** Values, the newest last. A short line grows from the right. */
+  /** Values, `[{at, value}]`, the newest last: those of the last two minutes. */
   update(values) {
-    this.values = values.slice(-120);
-    this.length = Math.max(30, this.values.length);
+    this.values = values;
     this.#draw();
   }
 
   #draw() {
     if (!this.width) return;
-    const most = Math.max(1e-9, ...this.values);
+    const most = Math.max(1e-9, ...this.values.map((each) => each.value));
     const tall = this.height - 3;
-    const step = this.width / (this.length - 1 || 1);
-    const start = this.width - (this.values.length - 1) * step;
-    const points = this.values.map((value, place) => [start + place * step, this.height - 1 - (value / most) * tall]);
+    const end = this.values.at(-1)?.at ?? 0;
+    const points = this.values.map(({ at, value }) => [this.width * (1 - (end - at) / SPARK_MS), this.height - 1 - (value / most) * tall]);
+    const start = points[0]?.[0] ?? 0;
     const line = points.map(([x, y]) => `${x.toFixed(1)} ${y.toFixed(1)}`).join("L");
     set(this.path, "d", points.length > 1 ? `M${line}` : "");
     set(this.area, "d", points.length > 1 ? `M${line}L${this.width} ${this.height}L${start.toFixed(1)} ${this.height}Z` : "");
   }
 }
 
+/**
+ * Lines over the last hour. Data: `{from, to, points: [{at, values, text}], summary}`: milliseconds, and a value for each line or
+ * null where nothing is known. `kinds` names the lines; `log` draws decades of the same height, and `tick` writes a value of the axis.
+ */
+export class Lines {
+  constructor(figure, kinds, { height = 150, log = false, tick = axisNumber } = {}) {
+    const { svg, frame, line } = frameOf(figure, height);
+    this.height = height;
+    this.log = log;
+    this.tick = tick;
+    this.grid = s("g", { class: "grid" });
+    this.body = s("g", {}, ...kinds.map((kind) => s("path", { class: `line ${kind}` })));
+    this.cursor = s("line", { class: "cursor", visibility: "hidden" });
+    this.axis = s("g", { class: "axis" });
+    svg.append(this.grid, this.body, this.cursor, this.axis);
+    this.width = 0;
+    this.data = null;
+    this.reading = new Reading(frame, line, (index) => this.#pick(index), (x) => this.#indexAt(x));
+    follow(frame, (width) => {
+      this.width = width;
+      set(svg, "width", width);
+      set(svg, "viewBox", `0 0 ${width} ${height}`);
+      this.#draw();
+    });
+  }
+
+  update(data) {
+    this.data = data;
+    this.reading.update(data.points.map((point) => point.text), data.summary);
+    this.#draw();
+  }
+
+  #x(at) {
+    const { from, to } = this.data;
+    return 48 + ((at - from) / (to - from)) * (this.width - 48 - 6);
+  }
+
+  #indexAt(x) {
+    const { points } = this.data ?? { points: [] };
+    if (!points.length) return null;
+    const far = points.map((point) => Math.abs(this.#x(point.at) - x));
+    return far.indexOf(Math.min(...far));
+  }
+
+  #pick(index) {
+    const shown = index !== null && this.data && this.width;
+    set(this.cursor, "visibility", shown ? "visible" : "hidden");
+    if (!shown) return;
+    const x = this.#x(this.data.points[index].at);
+    for (const [name, value] of Object.entries({ x1: x, x2: x, y1: 8, y2: this.height - 20 })) set(this.cursor, name, value);
+  }
+
+  #draw() {
+    if (!this.data || !this.width) return;
+    const { from, to, points } = this.data;
+    const [top, bottom] = [10, 20];
+    const tall = this.height - top - bottom;
+    const values = points.flatMap((point) => point.values).filter((value) => value !== null);
+    const most = Math.max(0, ...values);
+    // Of a logarithmic axis, whole decades.
+    const [low, high] = this.log
+      ? [Math.floor(Math.log10(Math.max(100, Math.min(...values, most)))), Math.max(Math.ceil(Math.log10(Math.max(most, 1_000))), 3)] : [0, niceMax(most)];
+    const share = (value) => (this.log ? (Math.log10(Math.max(value, 10 ** low)) - low) / (Math.max(high - low, 1)) : value / high);
+    const y = (value) => top + (1 - Math.min(share(value), 1)) * tall;
+    const lines = this.log ? Array.from({ length: high - low + 1 }, (_, place) => 10 ** (low + place)) : [0, high / 2, high];
+    fit(this.grid, lines.length, () => s("g", {}, s("line"), s("text")));
+    lines.forEach((value, place) => {
+      const [rule, text] = this.grid.children[place].children;
+      for (const [name, at] of Object.entries({ x1: 48, x2: this.width - 6, y1: y(value), y2: y(value) })) set(rule, name, at);
+      set(this.grid.children[place], "class", place ? "" : "base");
+      set(text, "x", 42);
+      set(text, "y", y(value) + 3.5);
+      set(text, "text-anchor", "end");
+      say(text, this.tick(value));
+    });
+    [...this.body.children].forEach((path, line) => {
+      let d = "";
+      let pen = "M";
+      for (const point of points) {
+        const value = point.values[line];
+        if (value !== null) d += `${pen}${this.#x(point.at).toFixed(1)} ${y(value).toFixed(1)}`;
+        pen = value === null ? "M" : "L";
+      }
+      set(path, "d", d);
+    });
+    const ticks = [];
+    for (let at = Math.ceil(from / TEN_MINUTES_MS) * TEN_MINUTES_MS; at <= to; at += TEN_MINUTES_MS) ticks.push({ x: this.#x(at), text: minuteOfDay(at) });
+    drawTicks(this.axis, ticks, this.height - 5, this.width);
+    this.#pick(this.reading.at);
+  }
+}
+
+const TEN_MINUTES_MS = 600_000;
 const DAY_MS = 86_400_000;
 
 /** A heat map of days, a column a week. Data: `{first, days: [{value, text}], summary}`; `first` is a start of day (UTC). */

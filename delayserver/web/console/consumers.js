@@ -1,32 +1,53 @@
 // Consumer groups by their lag, and subjects by what they have before them.
 
-import { byId, h, keyed, say, set, show } from "./dom.js";
+import { onReturn, shown, showing } from "./address.js";
+import { call } from "./api.js";
+import { ask } from "./dialogs.js";
+import { announce, byId, h, keyed, say, set, show } from "./dom.js";
 import { count, duration } from "./format.js";
+import { isDead } from "./trouble.js";
 
 const ROWS_MIN = 10;
 // The gateway sends no more rows of a list.
 const ROWS_MAX = 100;
 
 export class ConsumersPanel {
-  #all = { consumers: false, subjects: false };
+  #letters;
 
-  constructor(again) {
+  /** `letters(group)` shows the dead letters of a group. */
+  constructor(again, letters = () => {}) {
+    this.#letters = letters;
     for (const list of ["consumers", "subjects"]) {
       byId(`${list}-more`).addEventListener("click", () => {
-        this.#all[list] = !this.#all[list];
+        showing({ [list]: shown(list) ? "" : "all" });
         again();
       });
     }
+    onReturn(again);
+  }
+
+  /** Ask whether to remove a group, and remove it. Returns whether it is removed. */
+  async remove({ subject, group }) {
+    say(byId("remove-text"), `${group} on ${subject} is forgotten, with its progress. Messages stay for other groups. A later pull of this name makes a new group.`);
+    const done = await ask("remove", async () => {
+      await call("DELETE", `/v1/subjects/${encodeURIComponent(subject)}/groups/${encodeURIComponent(group)}`);
+      return true;
+    });
+    if (done) announce(`${group} on ${subject} is removed.`);
+    return done === true;
   }
 
   update(metrics, view) {
-    const groups = [...(metrics.consumer_groups ?? [])].sort((one, other) => other.lag - one.lag || one.subject.localeCompare(other.subject));
+    const groups = (metrics.consumer_groups ?? []).filter((group) => !isDead(group)).sort((one, other) => other.lag - one.lag || one.subject.localeCompare(other.subject));
     show(byId("consumers-none"), groups.length === 0);
     show(byId("consumer-table"), groups.length > 0);
-    keyed(byId("consumer-rows"), this.#some("consumers", groups, metrics.consumer_groups_all), (row) => `${row.subject}\n${row.group}`, makeRow, (element, row) => {
+    keyed(byId("consumer-rows"), this.#some("consumers", groups, metrics.consumer_groups_all), (row) => `${row.subject}\n${row.group}`, (row) => this.#make(row), (element, row) => {
       const old = row.oldest_ms ? view.nowMs - row.oldest_ms : null;
       const texts = [row.group, row.subject, count(row.lag), row.lag === 0 ? "–" : old === null ? "?" : duration(old), count(row.leased), count(row.retrying)];
       texts.forEach((text, place) => say(element.children[place], text));
+      const letters = element.lastElementChild.firstElementChild;
+      say(letters, row.dead_letters ? count(row.dead_letters) : "0");
+      letters.disabled = !row.dead_letters;
       set(element, "class", row.lag > 0 && old !== null && old > 300_000 ? "hot" : "");
     });
 
@@ -42,19 +63,23 @@ export class ConsumersPanel {
       });
   }
 
+  #make(row) {
+    return h("tr", {}, h("th", { scope: "row" }), h("td"), h("td", { class: "number lag" }), h("td", { class: "number oldest" }),
+      h("td", { class: "number spare" }), h("td", { class: "number spare" }),
+      h("td", { class: "number" }, h("button", {
+        type: "button", class: "link", "aria-label": `Dead letters of ${row.group} on ${row.subject}`, onclick: () => this.#letters(row),
+      })));
+  }
+
   /** The first rows, or all of them. */
   #some(list, rows, whole = rows.length) {
     const button = byId(`${list}-more`);
     show(button, rows.length > ROWS_MIN);
     const most = whole > rows.length ? `the first ${count(rows.length)} of ${count(whole)}`
       : rows.length >= ROWS_MAX ? `the first ${count(rows.length)}` : `all ${count(rows.length)}`;
-    say(button, this.#all[list] ? "Show fewer" : `Show ${most}`);
-    set(button, "aria-expanded", this.#all[list]);
-    return this.#all[list] ? rows : rows.slice(0, ROWS_MIN);
+    const all = shown(list) === "all";
+    say(button, all ? "Show fewer" : `Show ${most}`);
+    set(button, "aria-expanded", all);
+    return all ? rows : rows.slice(0, ROWS_MIN);
   }
-}
-
-function makeRow() {
-  return h("tr", {}, h("th", { scope: "row" }), h("td"), h("td", { class: "number lag" }), h("td", { class: "number oldest" }),
-    h("td", { class: "number spare" }), h("td", { class: "number spare" }));
 }

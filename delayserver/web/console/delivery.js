@@ -1,7 +1,7 @@
 // Broker groups with their nodes, the stages, and the queues against their bounds.
 
 import { byId, h, keyed, say, set, show } from "./dom.js";
-import { count, duration, latency, percent, rate } from "./format.js";
+import { bound, count, duration, latency, percent, rate } from "./format.js";
 import { isFull } from "./trouble.js";
 
 // Bounds that everybody sees; of all others the fullest.
@@ -11,10 +11,25 @@ const STAGES = {
   load: "load from disk", wheel: "leave the wheel", queue: "wait in the queue", hand_off: "hand over", settle: "record outcomes",
 };
 const SCALE_US = [10, 10_000_000];
+const TICKS_US = [10, 1_000, 100_000, 10_000_000];
 
-const fact = (name, extra = "") => h("span", { class: extra }, h("b"), ` ${name}`);
+const fact = (name, title = "") => h("span", { title: title || false }, h("b"), ` ${name}`);
+
+/** Where a time lies on the scale of the stages, whose decades have the same width. */
+function placeOf(us) {
+  const [low, high] = SCALE_US.map(Math.log);
+  return `${(Math.min(Math.max((Math.log(Math.max(us, 1)) - low) / (high - low), 0), 1) * 100).toFixed(1)}%`;
+}
 
 export class DeliveryPanel {
+  constructor() {
+    byId("stages-scale").append(...TICKS_US.map((us) => {
+      const tick = h("span", {}, bound(us));
+      tick.style.left = placeOf(us);
+      return tick;
+    }));
+  }
+
   update(metrics, history, view) {
     this.#groups(metrics, history, view);
     this.#stages(history);
@@ -36,12 +51,11 @@ export class DeliveryPanel {
   #stages(history) {
     const stages = history.stages().filter((stage) => stage.mean !== null);
     show(byId("stages-none"), stages.length === 0);
-    const [low, high] = SCALE_US.map(Math.log);
+    show(byId("stages-scale"), stages.length > 0);
     keyed(byId("stages"), stages, (stage) => stage.name,
       (stage) => h("li", {}, h("span", { class: "name", title: stage.name }, STAGES[stage.name] ?? stage.name), h("span", { class: "track" }, h("i")), h("span", { class: "value" })),
       (element, stage) => {
-        const share = Math.min(Math.max((Math.log(Math.max(stage.mean, 1)) - low) / (high - low), 0), 1);
-        const left = `${(share * 100).toFixed(1)}%`;
+        const left = placeOf(stage.mean);
         const dot = element.querySelector("i");
         if (dot.style.left !== left) dot.style.left = left;
         say(element.querySelector(".value"), latency(stage.mean));
@@ -70,7 +84,7 @@ export class DeliveryPanel {
 function makeGroup(group) {
   return h("article", { class: "group", "aria-label": `Broker group ${group.name}` },
     h("header", {}, h("h3", {}, group.name), h("span", { class: "speed" })),
-    h("p", { class: "facts-row" }, fact("delivered"), fact("waiting"), fact("in flight"), fact("failed attempts"), fact("maybe twice")),
+    h("p", { class: "facts-row" }, fact("handed over since the start", "Redeliveries and dead letters that were sent again count as well. The balance above counts each accepted message once, over all starts."), fact("waiting"), fact("in flight"), fact("failed attempts"), fact("maybe twice")),
     h("ul", { class: "nodes" }));
 }
 

@@ -38,6 +38,22 @@ export function quantile(bounds, counts, share) {
 export class History {
   #samples = [];
 
+  /** Take samples of the gateway from before the page was opened, or from the time while it was not looked at. */
+  remember(samples) {
+    const whole = samples.filter((sample) => sample.groups).map((sample) => ({
+      at: sample.at_ms, server: sample.server_id, uptime: sample.uptime_s, accepted: sample.accepted, delivered: sample.delivered,
+      groups: sample.groups, stages: sample.stages, byGroup: sample.by_group,
+    }));
+    const last = this.#samples.at(-1);
+    const first = this.#samples[0];
+    if (!last || whole.some((sample) => sample.server !== last.server || sample.uptime < last.uptime && sample.at > last.at)) {
+      this.#samples = whole;
+      return;
+    }
+    const known = whole.filter((sample) => sample.at < first.at || sample.at > last.at);
+    this.#samples = [...this.#samples, ...known].sort((one, other) => one.at - other.at);
+  }
+
   /** Add the metrics of a second. A server that began anew begins a new history. */
   add(metrics) {
     const last = this.#samples.at(-1);
@@ -94,6 +110,16 @@ export class History {
       const before = this.#samples[place];
       const seconds = Math.max((sample.at - before.at) / 1000, 0.001);
       return { at: sample.at, value: Math.max(0, sample[field] - before[field]) / seconds };
+    });
+  }
+
+  /** A quantile of lateness at each sample, of the `ms` before it: `[{at, value}]` in microseconds, 0 without messages. */
+  quantiles(bounds, share, ms) {
+    let before = 0;
+    return this.#samples.map((sample, place) => {
+      while (this.#samples[before].at < sample.at - ms - 500 && before + 1 < place) before += 1;
+      const counts = sumCounts(Object.keys(sample.groups).map((name) => since(sample.groups[name], this.#samples[before].groups[name])));
+      return { at: sample.at, value: (place && quantile(bounds, counts, share)?.us) || 0 };
     });
   }
 

@@ -1,5 +1,6 @@
 // The lateness of the last minute as a histogram and as a distribution.
 
+import { onReturn, shown, showing } from "./address.js";
 import { Bars, Distribution } from "./charts.js";
 import { byId, h, keyed, say, show } from "./dom.js";
 import { bound, count, latency, messages, percent } from "./format.js";
@@ -18,14 +19,19 @@ export class LatenessPanel {
   #group = byId("lateness-group");
 
   constructor(again) {
-    this.#group.addEventListener("change", again);
+    this.#group.addEventListener("change", () => {
+      showing({ lateness: this.#group.value });
+      again();
+    });
+    onReturn(again);
   }
 
   update(metrics, history, view) {
     const names = Object.keys(metrics.lateness ?? {});
     show(byId("lateness-choose"), names.length > 1);
     keyed(this.#group, ["", ...names], (name) => name, (name) => h("option", { value: name }, name || "all groups"), () => {});
-    const chosen = names.includes(this.#group.value) ? this.#group.value : null;
+    const chosen = names.includes(shown("lateness")) ? shown("lateness") : null;
+    if (this.#group.value !== (chosen ?? "")) this.#group.value = chosen ?? "";
     const { bounds } = view;
     if (!bounds) return;
     const latest = history.lateness(chosen);

@@ -13,7 +13,7 @@ export class Live {
   #watch = 0;
   #handlers;
 
-  /** `handlers`: `live(object)`, `coming(object)`, `state("connecting" | "open" | "lost" | "paused")`; `who(session)` after a failure, null if the server does not answer. */
+  /** `handlers`: `past(object)`, `live(object)`, `coming(object)`, `state("connecting" | "open" | "lost" | "paused")`; `who(session)` after a failure, null if the server does not answer. */
   constructor(handlers) {
     this.#handlers = handlers;
     document.addEventListener("visibilitychange", () => this.#visibility());
@@ -44,7 +44,7 @@ export class Live {
     if (!this.#failures) this.#handlers.state("connecting");
     const source = new EventSource("/v1/live");
     this.#source = source;
-    for (const kind of ["live", "coming"]) {
+    for (const kind of ["past", "live", "coming"]) {
       source.addEventListener(kind, (event) => {
         this.#failures = 0;
         this.#heard();

@@ -1,5 +1,6 @@
 // The console: one stream of figures in, all panels brought up to date.
 
+import { showing } from "./address.js";
 import { call, onUnauthenticated, session } from "./api.js";
 import { heard } from "./clock.js";
 import { Cases } from "./cases.js";
@@ -10,18 +11,22 @@ import { FieldError, ask, isAsking } from "./dialogs.js";
 import { byId, copyButton, say, set, show } from "./dom.js";
 import { duration } from "./format.js";
 import { History, quantile } from "./history.js";
+import { HourPanel } from "./hour.js";
 import { LatenessPanel } from "./lateness.js";
+import { LettersPanel } from "./letters.js";
 import { Live } from "./live.js";
 import { MessagePanel } from "./messages.js";
 import { Now } from "./now.js";
 
 const history = new History();
 const now = new Now();
+const hour = new HourPanel();
 const lateness = new LatenessPanel(() => render());
 const coming = new ComingPanel();
 const delivery = new DeliveryPanel();
-const consumers = new ConsumersPanel(() => render());
-const cases = new Cases();
+const letters = new LettersPanel();
+const consumers = new ConsumersPanel(() => render(), (group) => letters.open(group));
+const cases = new Cases({ again: () => render(), remove: (group) => consumers.remove(group), letters: (group) => letters.open(group) });
 const message = new MessagePanel();
 
 let latest = null;
@@ -52,6 +57,7 @@ function render() {
   const view = viewOf(metrics);
   cases.update(metrics, view);
   now.update(metrics, history, view);
+  hour.update(metrics);
   lateness.update(metrics, history, view);
   if (minutes) coming.minutes(minutes, view.nowMs);
   if (hours) coming.hours(hours, view.nowMs);
@@ -66,7 +72,7 @@ function render() {
 const banner = byId("banner");
 const AWAY = "The server does not answer. It connects again by itself.";
 const NO_TOKEN = { text: "This server asks for a token. Log in to see its figures.", health: "Not logged in" };
-const FIGURES = ["now", "lateness", "coming", "delivery", "consumers"];
+const FIGURES = ["now", "hour", "lateness", "coming", "delivery", "consumers"];
 const some = (list) => (list.length > 3 ? `${list.slice(0, 3).join(", ")} and ${list.length - 3} more` : list.join(", "));
 let lostAt = 0;
 // Why the server gives this person no figures; null if it does, or if it is away.
@@ -99,6 +105,10 @@ function refusalOf(found) {
 }
 
 const live = new Live({
+  past(data) {
+    history.remember(data.samples);
+    hour.remember(data.samples);
+  },
   live(data) {
     if (!data.metrics) {
       // The gateway answers, and the server behind it does not.
@@ -107,9 +117,12 @@ const live = new Live({
     }
     show(banner, false);
     heard(data.metrics.clock.server_us / 1000);
+    history.add(data.metrics);
+    const before = latest;
     latest = data;
-    if (history.add(data.metrics)) now.forget();
     render();
+    // The charts move the parts down that the address leads to.
+    if (!before && location.hash) document.getElementById(location.hash.slice(1))?.scrollIntoView();
   },
   coming(data) {
     // They come before the first figures, which say what time it is. With the next ones they are shown.
@@ -193,7 +206,7 @@ byId("help-open").addEventListener("click", openHelp);
 byId("help-open-too").addEventListener("click", openHelp);
 
 const KEYS = {
-  "/": () => byId("find-text").focus(),
+  "/": () => byId("find-text").select(),
   n: () => message.send(),
   c: () => message.cancel(),
   r: () => message.move(),
@@ -228,6 +241,8 @@ const seen = new Map();
 const watcher = new IntersectionObserver((entries) => {
   for (const entry of entries) seen.set(entry.target.id, entry.isIntersecting);
   const current = ways.find((way) => seen.get(way.hash.slice(1)));
+  // Before the figures are there, the parts are not where they will be.
+  if (current && latest) showing({}, { hash: current === ways[0] ? "" : current.hash });
   for (const way of ways) {
     if (way === current) set(way, "aria-current", "true");
     else way.removeAttribute("aria-current");
@@ -260,4 +275,6 @@ showCommand("welcome-send", `curl ${origin}/v1/messages -d '{"subject": "orders"
 showPulls({});
 
 greet();
+message.start();
+letters.start();
 live.start();

@@ -1,5 +1,6 @@
 // Finding a message, showing its life, and acting on it.
 
+import { onReturn, shown, showing } from "./address.js";
 import { call, outcomeOf } from "./api.js";
 import { nowMs } from "./clock.js";
 import { FieldError, ask, isAsking } from "./dialogs.js";
@@ -14,6 +15,9 @@ const SENT_MAX = 8;
 // After the end of a message its pulls and acks are still waited for.
 const FOLLOW_MS = 120_000;
 const FOUND_MAX = 50;
+// Messages that were sent from here are looked up again after so long: others may cancel or move them. One that is due, sooner.
+const AGAIN_MS = 30_000;
+const DUE_AGAIN_MS = 3_000;
 
 const OUTCOMES = {
   pending: "pending", prepared: "prepared", delivered: "delivered", cancelled: "cancelled", expired: "expired",
@@ -25,6 +29,7 @@ export class MessagePanel {
   #timer = 0;
   #sent = [];
   #search = 0;
+  #looking = false;
 
   constructor() {
     byId("find").addEventListener("submit", (event) => {
@@ -38,6 +43,27 @@ export class MessagePanel {
     });
     byId("send-open").addEventListener("click", () => this.send());
     document.addEventListener("visibilitychange", () => this.#follow());
+    onReturn(() => this.#fromAddress());
+  }
+
+  /** Show the message that the address names. */
+  start() {
+    if (shown("message")) this.#fromAddress();
+  }
+
+  #fromAddress() {
+    const wanted = { text: shown("message"), subject: shown("subject"), due: shown("due") };
+    for (const [name, value] of Object.entries(wanted)) byId(`search-${name}`).value = value;
+    if (wanted.subject || wanted.due) byId("search-more").open = true;
+    if (wanted.text) this.#find(wanted, false);
+    else this.#nothing();
+  }
+
+  #nothing() {
+    this.#search += 1;
+    clearTimeout(this.#timer);
+    this.#shown = null;
+    this.#say("Nothing is looked up.");
   }
 
   /** Ask for a test message, send it, and show it. */
@@ -48,7 +74,7 @@ export class MessagePanel {
       return call("POST", "/v1/messages", { subject, body: String(form.get("body")), delay_ms: delayOf(form) });
     });
     if (sent === null) return;
-    this.#sent = [{ ...sent, at: Date.now() }, ...this.#sent].slice(0, SENT_MAX);
+    this.#sent = [{ ...sent, outcome: "pending", looked: Date.now() }, ...this.#sent].slice(0, SENT_MAX);
     this.#list();
     announce(`Sent. It is due ${time(sent.due_ms)}.`);
     await this.#open(sent.receipt);
@@ -77,11 +103,15 @@ export class MessagePanel {
       return;
     }
     announce("Rescheduled.");
+    const known = this.#sent.find((each) => each.receipt === fate.receipt);
+    if (known && answer.new_receipt) Object.assign(known, { receipt: answer.new_receipt, due_ms: answer.due_ms ?? known.due_ms, outcome: "pending" });
+    this.#list();
     await this.#open(answer.new_receipt ?? fate.receipt);
   }
 
-  async #find({ text = "", subject = "", due = "" }) {
+  async #find({ text = "", subject = "", due = "" }, step = true) {
     const wanted = text.trim();
+    showing({ message: wanted, subject: subject.trim(), due: due.trim() }, { step, hash: "#message" });
     const place = byId("result");
     const search = (this.#search += 1);
     clearTimeout(this.#timer);
@@ -93,7 +123,7 @@ export class MessagePanel {
       return;
     }
     if (RECEIPT.test(wanted)) {
-      await this.#open(wanted);
+      await this.#open(wanted, "", false);
       return;
     }
     place.replaceChildren(h("p", { class: "note" }, "Looking …"));
@@ -121,7 +151,7 @@ export class MessagePanel {
   /** Messages that a node has under an id. */
   async #found(wanted, found) {
     if (found.length === 1) {
-      await this.#open(found[0].receipt);
+      await this.#open(found[0].receipt, "", false);
       return;
     }
     if (!found.length) {
@@ -139,7 +169,8 @@ export class MessagePanel {
   }
 
   /** Look a receipt up, and show it. */
-  async #open(receipt, remark = "") {
+  async #open(receipt, remark = "", step = true) {
+    showing({ message: receipt, subject: "", due: "" }, { step, hash: "#message" });
     const search = (this.#search += 1);
     clearTimeout(this.#timer);
     try {
@@ -229,8 +260,9 @@ export class MessagePanel {
     announce("The server does not know this message any more.");
   }
 
-  /** Called each second: what counts down. */
+  /** Called each second: what counts down, and what became of the messages that were sent from here. */
   tick() {
+    this.#lookAfterSent();
     const shown = this.#shown;
     if (!shown || isFinal(shown.fate.outcome)) return;
     fillCountdown(shown.element, shown.fate);
@@ -245,10 +277,34 @@ export class MessagePanel {
     fillCountdown(element, fate);
     fillLife(element.querySelector(".life"), fate);
     const known = this.#sent.find((each) => each.receipt === fate.receipt);
-    if (known) known.outcome = fate.outcome;
+    if (known) this.#learn(known, fate);
     fillIds(element.querySelector(".ids"), { message_id: known?.message_id, ...fate });
     fillParts(element.querySelector(".parts"), fate);
     show(element.querySelector(".answers"), !isFinal(fate.outcome) && fate.outcome !== "prepared");
+  }
+
+  #learn(known, fate) {
+    if (fate.rescheduled_to) Object.assign(known, { receipt: fate.rescheduled_to, outcome: "pending", looked: 0 });
+    else Object.assign(known, { outcome: fate.outcome, due_ms: fate.due_ms ?? known.due_ms });
+    this.#list();
+  }
+
+  /** Look up one message a second of those that were sent from here, are due and have no end yet. */
+  async #lookAfterSent() {
+    if (this.#looking || document.hidden) return;
+    const now = Date.now();
+    const known = this.#sent.find((each) => !isFinal(each.outcome) && each.outcome !== "unknown" && (each.due_ms <= nowMs() || now - each.looked > AGAIN_MS)
+      && now - each.looked > DUE_AGAIN_MS && each.receipt !== this.#shown?.fate.receipt);
+    if (!known) return;
+    known.looked = now;
+    this.#looking = true;
+    try {
+      this.#learn(known, await call("GET", pathOf(known.receipt), undefined, false));
+    } catch (error) {
+      if (error.status === 404) this.#learn(known, { outcome: "unknown" });
+    } finally {
+      this.#looking = false;
+    }
   }
 
   #list() {

@@ -3,7 +3,6 @@
 import { Spark } from "./charts.js";
 import { byId, h, keyed, say, set } from "./dom.js";
 import { compact, count, duration, latency, percent, rate } from "./format.js";
-import { quantile } from "./history.js";
 
 const OUTCOMES = [
   ["delivered", "delivered"], ["pending", "pending"], ["cancelled", "cancelled"], ["expired", "expired"],
@@ -20,19 +19,13 @@ export class Now {
     accepted: new Spark(byId("accepted-spark")),
     delivered: new Spark(byId("delivered-spark")),
   };
-  #p99s = [];
-
-  forget() {
-    this.#p99s = [];
-  }
-
   /** `view`: what `main.js` works out once for all panels. */
   update(metrics, history, view) {
     this.#lateness(metrics, history, view);
     for (const field of ["accepted", "delivered"]) {
       const value = history.rate(field);
       say(byId(`${field}-rate`), value === null ? "–" : rate(value));
-      this.#sparks[field].update(history.rates(field).map((each) => each.value));
+      this.#sparks[field].update(history.rates(field));
     }
     say(byId("pending"), compact(metrics.pending));
     set(byId("pending"), "title", count(metrics.pending));
@@ -48,11 +41,7 @@ export class Now {
     set(byId("tile-p99"), "data-state", view.p99 !== null && view.p99.us >= 1_000_000 ? "bad" : "good");
     const started = metrics.delivered > 0 && metrics.lateness_ms.max > 0 ? `since the start ${latency(metrics.lateness_ms.p50 * 1000)}` : "nothing delivered yet";
     say(byId("p50-note"), view.p50 === null ? started : view.span);
-    if (view.bounds) {
-      const recent = quantile(view.bounds, history.lateness(null, SPARK_WINDOW_MS), 0.99);
-      this.#p99s = [...this.#p99s, recent?.us ?? 0].slice(-120);
-    }
-    this.#sparks.p99.update(this.#p99s);
+    if (view.bounds) this.#sparks.p99.update(history.quantiles(view.bounds, 0.99, SPARK_WINDOW_MS));
   }
 
   #balance(metrics) {
@@ -60,7 +49,7 @@ export class Now {
     const shown = kinds.filter((kind) => kind.value > 0 || ["delivered", "pending"].includes(kind.field));
     const total = Math.max(metrics.accepted, 1);
     const text = byId("balance-text");
-    if (!text.firstChild) text.append(h("b"), " accepted. Every one is accounted for:");
+    if (!text.firstChild) text.append(h("b"), " accepted, over all starts of the server. Every one is accounted for:");
     say(text.firstChild, count(metrics.accepted));
     keyed(byId("balance-stack"), shown.filter((kind) => kind.value > 0), (kind) => kind.field, (kind) => h("i", { class: kind.field }),
       (element, kind) => {

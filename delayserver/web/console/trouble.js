@@ -21,9 +21,42 @@ export function isFull(queue) {
 const nodes = (m) => Object.entries(m.groups ?? {}).flatMap(([group, each]) => each.nodes.map((node) => ({ group, ...node })));
 const first = (list, most = 3) => (list.length > most ? [...list.slice(0, most), `and ${list.length - most} more`] : list);
 const sum = (m, field) => Object.values(m.groups ?? {}).reduce((total, group) => total + (group[field] ?? 0), 0);
+/** Whether a row of a group stands for its dead letters, which no consumer is to take. */
+export const isDead = (group) => group.subject.endsWith(`.dead.${group.group}`);
 const checks = (group) => group.subject.endsWith(".check");
 
-/** `when(metrics, view)` gives the facts as sentences, or nothing. `view`: `nowMs`, `p99Us`, `latest` (messages of the minute). */
+// A word of a command that a shell takes as it is.
+const PLAIN = /^[\w.@%+=:,/-]+$/;
+const word = (text) => (PLAIN.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`);
+const stuck = (m, view) => (m.consumer_groups ?? [])
+  .filter((group) => !checks(group) && !isDead(group) && group.lag > 0 && group.oldest_ms && view.nowMs - group.oldest_ms > LATE_CONSUMER_MS);
+const open = (m, view) => (m.consumer_groups ?? [])
+  .filter((group) => checks(group) && group.lag > 0 && group.oldest_ms && view.nowMs - group.oldest_ms > LATE_CHECK_MS);
+const givenUp = (m) => (m.consumer_groups ?? []).filter((group) => group.dead_letters > 0);
+const named = (groups) => groups.map((group) => ({ ...group, key: `${group.subject}\n${group.group}` }));
+// How many commands a step has at most, one for each subject or group.
+const COMMANDS_MAX = 3;
+
+/**
+ * The steps of a condition, with the names that the figures have: `[{text, commands}]`. A command of the runbook that has one of
+ * the words of `words` stands there once for each group; the words are replaced in it.
+ */
+export function stepsOf(condition, groups) {
+  return condition.act.map((step) => {
+    const words = Object.entries(condition.words ?? {});
+    const fill = (command, group) => words.reduce((text, [found, of]) => text.replaceAll(found, () => word(of(group))), command);
+    const commands = step.split("`").filter((part, place) => place % 2 && words.some(([found]) => part.includes(found)));
+    if (!commands.length || !groups.length) return { text: step, commands: [] };
+    const filled = groups.slice(0, COMMANDS_MAX).flatMap((group) => commands.map((command) => fill(command, group)));
+    return { text: commands.reduce((text, command) => text.replace(`: \`${command}\`.`, ":"), step), commands: filled };
+  });
+}
+
+/**
+ * `when(metrics, view)` gives the facts as sentences, or nothing. `view`: `nowMs`, `p99Us`, `latest` (messages of the minute). Of a
+ * condition of consumer groups, `groups(metrics, view)` gives those that have it and `fact(group, view)` the sentence of one: a person
+ * can acknowledge each. `words`: words of its commands, and what they stand for.
+ */
 export const CONDITIONS = [
   {
     id: "disk-full",
@@ -171,14 +204,13 @@ export const CONDITIONS = [
     severity: "warn",
     runbook: "9. A consumer group never acks",
     says: "A consumer group does not keep up.",
-    when: (m, view) => {
-      const found = (m.consumer_groups ?? [])
-        .filter((group) => !checks(group) && group.lag > 0 && group.oldest_ms && view.nowMs - group.oldest_ms > LATE_CONSUMER_MS);
-      return found.length
-        ? first(found.map((group) => `${group.group} on ${group.subject}: ${messages(group.lag)}, the oldest was due ${duration(view.nowMs - group.oldest_ms)} ago.`))
-        : null;
-    },
+    groups: stuck,
+    fact: (group, view) => `${group.group} on ${group.subject}: ${messages(group.lag)}, the oldest was due ${duration(view.nowMs - group.oldest_ms)} ago. ${
+      group.leased || group.retrying ? `${count(group.leased)} are leased, ${count(group.retrying)} are retried.` : "None is handed out: no consumer pulls."}`,
+    words: { SUBJECT: (group) => group.subject, GROUP: (group) => group.group },
+    removes: true,
     act: [
+      `It is told from ${LATE_CONSUMER_MS / 60_000} minutes on. If nobody is to consume this, acknowledge it here.`,
       "Find the consumer. Let it ack what it cannot handle, or nack it with a delay.",
       "If some messages always fail, let the group give them up: `delayserver groups policy SUBJECT --group GROUP --attempts 16`.",
       "If the group is not needed any more, remove it: `delayserver groups remove SUBJECT --group GROUP --yes`.",
@@ -189,14 +221,26 @@ export const CONDITIONS = [
     severity: "warn",
     runbook: "12. A producer does not end its transactions",
     says: "A producer does not answer for its transactions.",
-    when: (m, view) => {
-      const found = (m.consumer_groups ?? [])
-        .filter((group) => checks(group) && group.lag > 0 && group.oldest_ms && view.nowMs - group.oldest_ms > LATE_CHECK_MS);
-      return found.length ? first(found.map((group) => `${messages(group.lag)} of ${group.subject} wait for the producers of ${group.group}.`)) : null;
-    },
+    groups: open,
+    fact: (group) => `${messages(group.lag)} of ${group.subject} wait for the producers of ${group.group}.`,
+    words: { "shop.check": (group) => group.subject },
     act: [
       "Look whether somebody consumes the check-backs, and what they ask: `delayserver peek shop.check --max 1 --json`.",
       "End one by hand where you know what the producer’s database says: `delayserver transactions commit` or `delayserver transactions rollback`.",
+    ],
+  },
+  {
+    id: "dead-letters",
+    severity: "note",
+    runbook: "DelayserverDeadLetters",
+    says: "A consumer group gave messages up.",
+    groups: givenUp,
+    fact: (group) => `${group.group} on ${group.subject}: ${messages(group.dead_letters)}.`,
+    words: { SUBJECT: (group) => group.subject, GROUP: (group) => group.group },
+    letters: true,
+    act: [
+      "Look at them with their reasons, here or with: `delayserver dead list SUBJECT --group GROUP`.",
+      "Mend the consumer, then send them again or drop them.",
     ],
   },
   {
@@ -263,9 +307,12 @@ export const CONDITIONS = [
 
 const ORDER = { bad: 0, warn: 1, note: 2 };
 
-/** The conditions that hold now, the worst first: `[{condition, facts}]`. */
-export function wrongNow(metrics, view) {
-  return CONDITIONS.map((condition) => ({ condition, facts: condition.when(metrics, view) }))
-    .filter((found) => found.facts)
+/** The conditions that hold now, the worst first: `[{condition, facts, groups}]`. `acknowledged(condition, group)`: leave a group out. */
+export function wrongNow(metrics, view, acknowledged = () => false) {
+  return CONDITIONS.map((condition) => {
+    if (!condition.groups) return { condition, facts: condition.when(metrics, view), groups: [] };
+    const groups = named(condition.groups(metrics, view)).filter((group) => !acknowledged(condition, group));
+    return { condition, facts: groups.length ? first(groups.map((group) => condition.fact(group, view))) : null, groups };
+  }).filter((found) => found.facts)
     .sort((one, other) => ORDER[one.condition.severity] - ORDER[other.condition.severity]);
 }

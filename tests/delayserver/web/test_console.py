@@ -167,7 +167,7 @@ def test_an_empty_server_helps_and_a_lost_one_comes_back(desk: Desk) -> None:
         desk.close()
         web.process.kill()
         web.process.communicate()
-    assert all(re.search("ERR_|status of 4(04|21)", text) for text in desk.complaints), (
+    assert all(re.search("ERR_|status of (404|421|502|503)", text) for text in desk.complaints), (
         "nothing but that it was cut off"
     )
     desk.complaints.clear()
@@ -190,8 +190,34 @@ def test_the_figures_of_the_console_follow_the_server(web: Web, page: Page) -> N
     expect(page.locator("#groups .group")).to_contain_text("embedded")
     expect(page.locator("#groups .chip")).to_have_text("up")
     expect(page.locator("#stages li").first).to_be_visible()
+    assert page.locator("#stages-scale span").all_inner_texts() == ["0.01 ms", "1 ms", "100 ms", "10 s"]
     expect(page.locator("#room li").first).to_be_visible()
     expect(page.locator("#health-text")).to_have_text(re.compile("All is well|wrong"))
+
+
+def test_a_page_that_has_just_been_opened_has_the_past(page: Page) -> None:
+    """Samples come from the gateway before the first figures. The page draws the last minute and the last hour from them."""
+    rates = """samples => import('/console/history.js').then(({History}) => {
+        const history = new History();
+        history.remember(samples);
+        return [history.rate('delivered', 60000), history.lateness(), history.seenMs()];
+    })"""
+    samples = [
+        {"at_ms": at_ms, "server_id": "s", "uptime_s": at_ms / 1000, "accepted": at_ms, "delivered": at_ms / 100,
+         "groups": {"a": [at_ms // 1000, 0]}, "stages": {}, "by_group": {}}
+        for at_ms in range(0, 75_000, 15_000)
+    ]  # fmt: skip
+    assert page.evaluate(rates, samples) == [10, [60, 0], 60_000]
+    expect(page.locator("#hour-rates .reading")).to_have_text(re.compile("delivered"))
+    drawn = page.evaluate("""samples => import('/console/hour.js').then(({HourPanel}) => {
+        const panel = new HourPanel();
+        panel.remember(samples.map(each => ({...each, lateness: each.groups.a})));
+        const metrics = {clock: {server_us: 75e6}, server_id: 's', uptime_s: 75, accepted: 75000, delivered: 750,
+            lateness: {a: {bounds_us: [500], counts: [75, 0]}}};
+        panel.update(metrics);
+        return [...document.querySelectorAll('#hour-rates .reading')].at(-1).textContent;
+    })""", samples)  # fmt: skip
+    assert drawn == "At most 10 delivered a second."
 
 
 def test_coming_messages_are_on_their_minute_hour_and_day(web: Web, desk: Desk) -> None:
@@ -380,6 +406,43 @@ def test_a_message_is_rescheduled(web: Web, page: Page) -> None:
     assert moved["due_ms"] - time.time() * 1000 > DAY_MS
 
 
+def test_the_address_leads_to_the_message_that_is_shown(web: Web, desk: Desk) -> None:
+    first = send(web, "console.address", delay_ms=HOUR_MS, body="the first")["receipt"]
+    second = send(web, "console.address", delay_ms=HOUR_MS, body="the second")["receipt"]
+    page = desk.open()
+    body = page.locator(".found .body")
+    find(page, first)
+    expect(body).to_have_text("the first")
+    find(page, second)
+    expect(body).to_have_text("the second")
+    page.reload()
+    expect(body).to_have_text("the second")
+    expect(desk.open(at=page.url).locator(".found .body")).to_have_text("the second")
+    page.go_back()
+    expect(body).to_have_text("the first")
+    page.go_back()
+    expect(page.locator(".found")).to_have_count(0)
+    page.go_forward()
+    expect(body).to_have_text("the first")
+
+
+def test_messages_sent_from_the_page_have_the_outcome_that_they_have(web: Web, page: Page) -> None:
+    send_by_hand(page, "console.sent.ended", "1h")
+    page.keyboard.press("c")
+    page.get_by_role("button", name="Cancel the message").click()
+    row = page.locator("#sent-list li", has_text="console.sent.ended")
+    expect(row).to_contain_text("cancelled")
+    send_by_hand(page, "console.sent.moved", "1h")
+    page.keyboard.press("r")
+    page.get_by_label("Due in").last.fill("2s")
+    page.get_by_role("button", name="Reschedule", exact=True).last.click()
+    expect(page.get_by_role("dialog", name="Reschedule this message")).to_be_hidden()
+    expect(page.locator("#sent-list li", has_text="console.sent.moved")).to_have_count(1)
+    # Another one is shown meanwhile.
+    send_by_hand(page, "console.sent.other", "1h")
+    expect(page.locator("#sent-list li", has_text="console.sent.moved")).to_contain_text("delivered")
+
+
 def test_a_message_is_found_by_its_id(web: Web, page: Page) -> None:
     sent = send(web, "console.named", delay_ms=HOUR_MS, message_id="order-4711")
     page.locator("#search-text").fill("order-4711")
@@ -455,7 +518,7 @@ def test_everything_is_done_by_keyboard(page: Page) -> None:
     page.keyboard.press("?")
     expect(page.get_by_role("dialog", name="Keyboard shortcuts")).to_be_visible()
     page.keyboard.press("Escape")
-    page.keyboard.press("3")
+    page.keyboard.press("4")
     assert focused(page) == "coming-title"
     page.keyboard.press("Tab")
     page.keyboard.press("ArrowRight")
@@ -689,6 +752,7 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "loop-stalls": ({"event_loop": {"longest_stall_minute_ms": 640}}, {}, "640 ms"),
     "consumer-stuck": ({"consumer_groups": [LAGGING]}, {}, "7 messages"),
     "transactions-open": ({"consumer_groups": [LAGGING | {"subject": "shop.check"}]}, {}, "shop.check"),
+    "dead-letters": ({"consumer_groups": [LAGGING | {"lag": 0, "dead_letters": 2}]}, {}, "2 messages"),
     "frames-waiting": ({"connection_memory": {"frames_waiting": 3}}, {}, "3 frames"),
     "bound-near": ({"queues": [{"name": "subjects", "used": 500, "bound": 512}]}, {}, "98 % of 512"),
     "windows-ahead": ({"storage": STORAGE | {"retired_windows_ahead": 8}}, {}, "8 windows"),
@@ -708,6 +772,115 @@ def test_each_condition_shows_itself_and_no_other(page: Page) -> None:
         ((found, facts),) = page.evaluate(judge, [HEALTHY | metrics, VIEW | view])
         assert found == name
         assert told in facts
+
+
+def test_commands_of_an_alert_have_the_names_of_the_group(page: Page) -> None:
+    """A person pastes them into a shell as they are, whatever the names are."""
+    steps = """([metrics, view]) => import('/console/trouble.js').then(({wrongNow, stepsOf}) =>
+        wrongNow(metrics, view).flatMap(found => stepsOf(found.condition, found.groups)).flatMap(step => step.commands))"""
+    for subject, group in (("orders", "billing"), ("it's $(odd)", "a b"), ("shop.check", "shop"), ("o'x.check", "s h")):
+        rows = [LAGGING | {"subject": subject, "group": group, "dead_letters": 1}]
+        commands = page.evaluate(steps, [HEALTHY | {"consumer_groups": rows}, VIEW])
+        assert len(commands) >= 2
+        for command in commands:
+            words = shlex.split(command)
+            assert subject in words
+            if "--group" in words:
+                assert words[words.index("--group") + 1] == group
+            assert not {"SUBJECT", "GROUP"} & {*words}
+
+
+def test_an_alert_about_a_group_is_acknowledged_until_it_is_over(page: Page) -> None:
+    act = """([lagging, healthy, view]) => import('/console/cases.js').then(({Cases}) => {
+        const seen = [];
+        let metrics = lagging;
+        const again = () => {
+            cases.update(metrics, view);
+            seen.push([document.querySelectorAll('.case').length, document.getElementById('health-text').textContent,
+                document.getElementById('acknowledged').hidden]);
+        };
+        const cases = new Cases({again, remove() {}, letters() {}});
+        const acknowledge = () => document.querySelector('.acts button:last-of-type').click();
+        again();
+        acknowledge();
+        document.getElementById('acknowledged-clear').click();
+        acknowledge();
+        metrics = healthy;
+        again();
+        metrics = lagging;
+        again();
+        return seen;
+    })"""
+    told, quiet = [1, "1 thing is wrong", True], [0, "All is well", False]
+    healthy = HEALTHY | {"server_id": "acknowledging"}
+    lagging = healthy | {"consumer_groups": [LAGGING]}
+    over = [0, "All is well", True]
+    assert page.evaluate(act, [lagging, healthy, VIEW]) == [told, quiet, told, quiet, over, told]
+
+
+def test_alerts_lead_into_the_runbook_of_the_server(web: Web, page: Page) -> None:
+    books = page.evaluate("import('/console/cases.js').then(module => module.BOOKS)")
+    document = web.ask("GET", "/console/runbook.html").body.decode()
+    assert len(books) >= 15
+    for path, _, name in (book.partition("#") for book in books):
+        assert path == "/console/runbook.html"
+        assert f'id="{name}"' in document
+    page.goto(page.url + "console/runbook.html")
+    expect(page.get_by_role("heading", name="9. A consumer group never acks")).to_be_visible()
+    assert violations(page) == []
+
+
+def test_a_group_is_removed_after_a_question(web: Web, page: Page) -> None:
+    send(web, "console.forgotten", delay_ms=0)
+    path = "/v1/subjects/console.forgotten/groups/tutorial"
+    assert web.post(f"{path}/pull", {"max_messages": 1, "wait_ms": 30_000}).json["messages"]
+    ask = """() => import('/console/consumers.js').then(({ConsumersPanel}) => {
+        globalThis.removed = new ConsumersPanel(() => {}).remove({subject: 'console.forgotten', group: 'tutorial'});
+    })"""
+    page.evaluate(ask)
+    page.keyboard.press("Escape")
+    assert page.evaluate("globalThis.removed") is False
+    assert web.ask("GET", path).status == 200
+    page.evaluate(ask)
+    page.get_by_role("button", name="Remove the group").click()
+    assert page.evaluate("globalThis.removed") is True
+    assert web.ask("GET", path).status == 404
+
+
+def test_dead_letters_are_looked_at_sent_again_and_dropped(web: Web, desk: Desk) -> None:
+    path = "/v1/subjects/console.dead/groups/g"
+    assert web.ask("PATCH", f"{path}/policy", {"attempts": 1}).status == 200
+    for number in range(3):
+        send(web, "console.dead", delay_ms=0, message_id=f"dead-{number}", body=f"poison {number}")
+    found: list[str] = []
+    while len(found) < 3:
+        pulled = web.post(f"{path}/pull", {"max_messages": 3, "wait_ms": 30_000}).json["messages"]
+        found += [each["delivery"] for each in pulled]
+    assert web.post(f"{path}/nack", {"deliveries": found}).json["dead_lettered"] == 3
+    page = desk.open()
+    row = page.locator("#consumer-rows tr", has_text="console.dead")
+    expect(row).to_have_count(1)
+    row.get_by_role("button", name="Dead letters of g on console.dead").click()
+    letters = page.locator("#letters-list li")
+    expect(letters).to_have_count(3)
+    expect(page.locator("#letters-list")).to_contain_text("dead-1")
+    letters.first.locator("summary").click()
+    expect(letters.first.locator("pre")).to_contain_text("poison")
+    # A link leads a colleague to them.
+    other = desk.open(at=page.url)
+    expect(other.locator("#letters-list li")).to_have_count(3)
+    letters.first.get_by_role("button", name=re.compile("again")).click()
+    page.get_by_role("dialog", name="Send again?").get_by_role("button", name="Send again").click()
+    expect(letters).to_have_count(2)
+    again = web.post(f"{path}/pull", {"max_messages": 1, "wait_ms": 30_000}).json["messages"]
+    assert again[0]["body"].startswith("poison")
+    page.get_by_role("button", name="Drop those shown").click()
+    page.get_by_role("button", name="Drop them").click()
+    expect(page.locator("#letters-lead")).to_contain_text("This group gave no message up")
+    assert web.ask("GET", f"{path}/dead-letters").json["letters"] == []
+    page.get_by_role("button", name="Close").last.click()
+    expect(page.locator("#letters")).to_be_hidden()
+    assert "letters=" not in page.url
 
 
 def test_the_command_that_pulls_goes_to_the_node_that_has_the_messages(visitor: Desk, tmp_path: Path) -> None:

@@ -183,12 +183,13 @@ def test_live_figures_come_as_events(web: Web) -> None:
     with closing(web.connect()) as listener, closing(listener.makefile("rb")) as lines:
         listener.sendall(b"GET /v1/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
         data: list[dict[str, Any]] = []
-        while len(data) < 3:
+        while len(data) < 4:
             line = lines.readline()
             assert line, "the stream ended"
             if line.startswith(b"data: "):
                 data.append(json.loads(line[6:]))
-    coming, first, second = data
+    past, coming, first, second = data
+    assert [*past] == ["samples"]
     assert [*coming] == ["hours"]
     assert [*first] == ["metrics", "minutes"]
     assert first["metrics"]["ready"] is True
