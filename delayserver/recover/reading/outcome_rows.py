@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,6 +106,11 @@ def _look_at_rows(
     note(CONTRADICTORY, read.path, offset, nonsense, lambda row: f"{text} {outcome[row]}")
 
 
+def internal_rows(redelivery: NDArray[Any], origin_sequence: I64, outcome: NDArray[Any]) -> NDArray[np.bool_]:
+    """Whether each outcome is of a record that the server made, bool[n]. The origin of a duplicate is its first copy."""
+    return ((redelivery > 0) | (origin_sequence != 0)) & (outcome != _DEDUPLICATED)
+
+
 def _sorted(read: FileRead, columns: dict[str, NDArray[np.int64]], offset: I64) -> OutcomeRows:
     sequence = columns["sequence"]
     if bool((sequence[1:] > sequence[:-1]).all()):
@@ -114,7 +120,7 @@ def _sorted(read: FileRead, columns: dict[str, NDArray[np.int64]], offset: I64) 
         order = _without_repetitions(read, columns, offset, order)
     outcome = columns["outcome"][order].astype(np.uint8)
     origin = columns["origin_sequence"][order]
-    internal = ((columns["redelivery"][order] > 0) | (origin != 0)) & (outcome != _DEDUPLICATED)
+    internal = internal_rows(columns["redelivery"][order], origin, outcome)
     return OutcomeRows(
         read.path,
         sequence[order],

@@ -2,6 +2,9 @@
 
 accepted.parquet    a row a message: its columns, its bytes, its outcome
 dispatched.parquet  a row an outcome: the stages, the broker group, the attempts
+
+In both, `internal` tells rows that the server made from messages of clients: a redelivery, a redispatch, a check-back or
+the timer of a transaction. A duplicate is a message of a client.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from delayserver.recover.reading.due_range import Range
 from delayserver.recover.reading.file_read import Expected, Progress, Reader, no_progress
 from delayserver.recover.reading.findings import MISSING, Finding, Findings
 from delayserver.recover.reading.kinds import outcome_name
+from delayserver.recover.reading.outcome_rows import internal_rows
 from store.disk.filesystem import RealFileSystem
 from store.logs.windows import DAY_MS, day_of
 from store.records.batches import I64, KIND_OUTCOMES, MessageBatch, OutcomeBatch
@@ -125,6 +129,7 @@ class Export:
         import pyarrow as arrow
 
         columns: dict[str, Any] = {name: _numbers(getattr(batch, name)) for name in _NUMBERS}
+        columns["internal"] = (batch.redelivery > 0) | (batch.origin_sequence != 0)
         columns["receipt"] = format_receipts(self._server, batch.due_ms, batch.sequence)
         columns["message_id"] = self._ids(batch)
         columns["subject"] = self._names(batch.subject)
@@ -185,6 +190,7 @@ class Export:
 
         numbers = plain_columns(KIND_OUTCOMES, columns)
         values: dict[str, Any] = {name: _numbers(numbers[name]) for name in _OUTCOME_NUMBERS}
+        values["internal"] = internal_rows(columns["redelivery"], columns["origin_sequence"], columns["outcome"])
         values["subject"] = self._names(columns["subject"])
         values["broker_group"] = self._names(columns["broker_group"])
         values["outcome"] = [outcome_name(value) for value in columns["outcome"].tolist()]
@@ -205,11 +211,14 @@ def _accepted_schema() -> Any:
 
     texts = ("receipt", "message_id", "subject", "target_group", "tag", "order_key", "outcome")
     fields = [(name, arrow.int64()) for name in _NUMBERS] + [(name, arrow.string()) for name in texts]
-    return arrow.schema([*fields, ("properties", arrow.binary()), ("body", arrow.binary())])
+    return arrow.schema(
+        [*fields, ("properties", arrow.binary()), ("body", arrow.binary()), ("internal", arrow.bool_())]
+    )
 
 
 def _dispatched_schema() -> Any:
     import pyarrow as arrow
 
     fields = [(name, arrow.int64()) for name in _OUTCOME_NUMBERS]
-    return arrow.schema([*fields, *[(name, arrow.string()) for name in ("subject", "broker_group", "outcome")]])
+    texts = [(name, arrow.string()) for name in ("subject", "broker_group", "outcome")]
+    return arrow.schema([*fields, *texts, ("internal", arrow.bool_())])

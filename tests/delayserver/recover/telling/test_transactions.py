@@ -58,3 +58,16 @@ def test_dump_shows_the_flag_and_the_control_record(killed: tuple[Path, dict[str
     rows = in_process("dump", str(log), "--json").rows
     assert [row["message_id"] for row in rows if row.get("flags") == 1] == ["open", "committed", "back"]
     assert [row["outcome_name"] for row in rows if "requested_us" in row] == ["rolled_back"]
+
+
+def test_export_tells_the_records_that_the_server_made(killed: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    assert in_process("export", str(killed[0]), "--to", str(tmp_path)).code == 0
+    for name, duplicate in (("accepted", None), ("dispatched", "deduplicated")):
+        rows = parquet.read_table(tmp_path / f"{name}.parquet").to_pylist()
+        for row in rows:
+            made = row["origin_sequence"] != 0 or row["redelivery"] > 0
+            assert row["internal"] is (made and row["outcome"] != duplicate)
+        if name == "accepted":
+            known = {row["message_id"] for row in rows if not row["internal"]}
+            assert {"open", "committed", "back"} <= known and any(row["internal"] for row in rows)
