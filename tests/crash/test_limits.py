@@ -114,7 +114,7 @@ def use(server: Limited, subjects: Sequence[str] = ("first", "second")) -> None:
             assert not refused, refused[0]
             came, until = 0, time.monotonic() + WITHIN_S
             while came < NOW and time.monotonic() < until:
-                came += len(client.pull(subject, "g", max_messages=NOW, wait_s=1.0))
+                came += len(client.pull(subject, "g", max_messages=NOW, wait_s=1.0, ack_timeout_s=3600))
                 server.require_alive()
             assert came == NOW
             receipt = sent[0].receipt  # type: ignore[union-attr]

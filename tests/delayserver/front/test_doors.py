@@ -106,6 +106,15 @@ def test_with_fewer_descriptors_one_client_still_leaves_places_to_others() -> No
     assert (listen.connections_max, listen.connections_of_client_max, listen.connections_new_max) == (100, 25, 12)
 
 
+async def spoke_in_time(client: Real) -> bool:
+    """Whether the server has a request of the client before the client's time is over. A stall of the machine takes it."""
+    try:
+        await client.request("ping")
+    except (DelayServerError, OSError, trio.BrokenResourceError):
+        return False
+    return True
+
+
 @pytest.mark.parametrize("secured", [False, True])
 def test_a_connection_without_a_request_ends(tmp_path: Path, secured: bool) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -118,7 +127,8 @@ def test_a_connection_without_a_request_ends(tmp_path: Path, secured: bool) -> N
             await crowd[1].stream.send_all(bytes.fromhex("1603010200010001"))  # the begin of a handshake
         else:
             speaks = await door.connect()
-            await speaks.request("ping")
+            while not await spoke_in_time(speaks):
+                speaks = await door.connect()
         assert await crowd[2].ended() == ("" if secured else "frame_timeout")
         if not secured:
             assert await crowd[0].ended() == await crowd[1].ended() == "frame_timeout"
@@ -335,7 +345,7 @@ def test_connections_with_many_waiting_pulls_end_while_others_are_served(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     pulls = b"".join(
-        encode_request(number, "pull", {"subject": "s", "group": "g", "wait_ms": 30_000}) for number in range(1, 1_001)
+        encode_request(number, "pull", {"subject": "s", "group": "g", "wait_ms": 600_000}) for number in range(1, 1_001)
     )
 
     async def test(door: Door) -> None:
@@ -359,5 +369,5 @@ def test_connections_with_many_waiting_pulls_end_while_others_are_served(
         await door.until(lambda: door.server.connections.open == 1)
         assert "internal_error" not in door.server.connections.errors
 
-    at_the_door(tmp_path, test)
+    at_the_door(tmp_path, test, parts={"broker": BrokerSettings(wait_ms_max=600_000)})
     assert not [record for record in caplog.records if record.levelname == "ERROR"]

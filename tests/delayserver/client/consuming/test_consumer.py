@@ -250,15 +250,14 @@ def test_a_node_without_extend_is_asked_once_and_none_if_no_extension_is_wanted(
         with anyio.fail_after(60):
             async with (
                 AsyncClient(server.address) as client,
-                Consumer(
-                    client, "a", "g", wait_s=0, ack_timeout_s=0.6, extend_max_s=3600 if wanted else 0
-                ) as deliveries,
+                Consumer(client, "a", "g", wait_s=0, ack_timeout_s=6, extend_max_s=3600 if wanted else 0) as deliveries,
             ):
                 received = await anext(deliveries)
+                received.held.extend(anyio.current_time() + 3.9)  # it is time
                 while server.count("extend") < wanted:
                     await anyio.sleep(0.01)
-                received.held.extend(anyio.current_time() + 0.3)  # it would be time again
-                await anyio.sleep(0.25)
+                received.held.extend(anyio.current_time() + 3.9)  # it would be time again
+                await anyio.sleep(0.8)
                 assert server.count("extend") == wanted
                 await received.ack()
 
