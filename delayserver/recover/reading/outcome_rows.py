@@ -108,7 +108,8 @@ def _look_at_rows(
 
 def internal_rows(redelivery: NDArray[Any], origin_sequence: I64, outcome: NDArray[Any]) -> NDArray[np.bool_]:
     """Whether each outcome is of a record that the server made, bool[n]. The origin of a duplicate is its first copy."""
-    return ((redelivery > 0) | (origin_sequence != 0)) & (outcome != _DEDUPLICATED)
+    internal: NDArray[np.bool_] = ((redelivery > 0) | (origin_sequence != 0)) & (outcome != _DEDUPLICATED)
+    return internal
 
 
 def _sorted(read: FileRead, columns: dict[str, NDArray[np.int64]], offset: I64) -> OutcomeRows:
