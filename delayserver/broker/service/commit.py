@@ -85,6 +85,16 @@ class BrokerCommit:
 
     async def run(self) -> None:
         """Sync whenever a caller waits or `soon` was called. Raises SyncFailedError."""
+        try:
+            await self._run()
+        finally:
+            # Some waiting callers are shielded from cancellation, so a stop would hang without these answers.
+            ended = SyncFailedError("the broker has stopped; its syncs have ended")
+            self._failure = self._failure or ended
+            self._gathering.fail(ended)
+            self._gathering.done.set()
+
+    async def _run(self) -> None:
         while True:
             await self._work.wait()
             self._work = trio.Event()

@@ -34,10 +34,6 @@ T = TypeVar("T")
 
 CLIENT_NAME: Final = "delayserver-python-async"
 
-GIVE_BACK_S: Final = 1.0
-"""At the end of its block a client gives back what cancelled pulls were given. If the server does not answer in this time,
-the messages come again after their ack timeout."""
-
 
 class AsyncClient(AsyncOperations):
     """A client for one server, for any number of tasks; use it as ``async with AsyncClient(...) as client``.
@@ -47,7 +43,8 @@ class AsyncClient(AsyncOperations):
     `Client`. Before its ``timeout_s`` a request waits at most as long for its turn on the connection, and then raises
     `QueueFull`.
     A task may be cancelled in any method: the connection stays whole, and the request may or may not take effect.
-    A cancelled pull ends at the server too, and the client gives back the messages that it was just given.
+    A cancelled pull ends at the server too, and the client gives back the messages that it was just given. The end of the
+    block waits for that, ``timeout_s`` at most.
     The block ends when the server has taken all one-way messages, or after ``timeout_s``.
     """
 
@@ -110,9 +107,9 @@ class AsyncClient(AsyncOperations):
         assert self._tasks is not None
         try:
             if self._given_up:
-                with anyio.move_on_after(GIVE_BACK_S, shield=True):
-                    await self._pass_ping()  # behind the replies of cancelled pulls
-                    await self._pass_ping()  # behind the nacks of what they brought
+                with anyio.move_on_after(self._timeout_s, shield=True):
+                    if self._connection is not None:
+                        await self._connection.late_replies()  # also those to the nacks of what came
             if kind is None and self._posted:
                 await self._pass_ping()
         finally:
@@ -229,7 +226,8 @@ class AsyncClient(AsyncOperations):
         with suppress(DelayServerError):
             back = call.give_back(self._core.finish(call, reply))
             if back is not None:
-                connection.post(self._core.encode(back)[1])
+                request_id, frame = self._core.encode(back)
+                connection.post(frame, request_id)
 
     def _read_notices(self) -> None:
         """A task reads all the time."""

@@ -54,6 +54,10 @@ class _Waiter:
 Late = Callable[[Reply], None]
 
 
+def _drop(_: Reply) -> None:
+    """The `Late` of a reply that says nothing of interest."""
+
+
 class StreamConnection:
     """A connected stream. Its owner runs `run` in a task group; `exchange` works only meanwhile."""
 
@@ -75,6 +79,7 @@ class StreamConnection:
         self._waiters: dict[int, _Waiter] = {}
         # What gets the replies of requests whose callers have gone.
         self._late: dict[int, Late] = {}
+        self._late_came: anyio.Event | None = None  # if somebody waits for one
         self._slots = anyio.Semaphore(REQUESTS_IN_FLIGHT_MAX, fast_acquire=True)
         self._unwritten: list[bytes] = []
         self._unwritten_bytes = 0
@@ -113,6 +118,7 @@ class StreamConnection:
             waiter.fail(copied(self._failure))
         self._waiters.clear()
         self._make_room()
+        self._note_late()
         self._scope.cancel()
 
     async def exchange(self, request_id: int, frame: bytes, timeout_s: float, late: Late | None = None) -> Reply:
@@ -144,10 +150,25 @@ class StreamConnection:
             raise ConnectionLost(f"the connection is closed: {self._failure}")
         self._leave(frame)
 
-    def post(self, frame: bytes) -> None:
-        """Send a request without waiting for its reply. A closed connection drops it."""
+    def post(self, frame: bytes, request_id: int | None = None) -> None:
+        """Send a request without waiting for its reply. A closed connection drops it. With its ``request_id``,
+        `late_replies` waits for the reply too.
+        """
         if self._failure is None:
             self._leave(frame)
+            if request_id is not None and len(self._late) < LATE_MAX:
+                self._late[request_id] = _drop
+
+    async def late_replies(self) -> None:
+        """Wait until `Late` calls have all replies that are still to come, or the connection has ended."""
+        while self._late and self._failure is None:
+            self._late_came = self._late_came or anyio.Event()
+            await self._late_came.wait()
+
+    def _note_late(self) -> None:
+        if self._late_came is not None:
+            self._late_came.set()
+            self._late_came = None
 
     def _leave(self, frame: bytes) -> None:
         self._unwritten.append(frame)
@@ -240,6 +261,7 @@ class StreamConnection:
                         waiter.answer(reply)
                     elif (late := self._late.pop(reply.id, None)) is not None:
                         late(reply)
+                        self._note_late()
                 self._replies.check()
         except anyio.EndOfStream:
             self.close(self._replies.ended)

@@ -172,7 +172,9 @@ class Redelivery:
         Raises DiskFull, StorageFailed, and the errors of the pipeline."""
         self._require_room(messages)
         begin(self._pipeline.durable_end)
-        await self.durable()
+        # The messages are leased no more. If the end of a connection cancelled this wait, they would belong to nobody.
+        with trio.CancelScope(shield=True):
+            await self.durable()
         await self._pipeline.commit(messages)
 
     def sent(self, messages: MessageBatch) -> None:

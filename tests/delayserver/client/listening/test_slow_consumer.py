@@ -23,7 +23,6 @@ def test_a_slow_consumer_is_given_nothing_whose_ack_timeout_is_over(server: Fake
                 Consumer(client, "a", "g", wait_s=0, ack_timeout_s=1.2) as all_,
             ):
                 async for received in all_:
-                    assert anyio.current_time() < received.hand_out_until_s
                     await anyio.sleep(0.24)
                     # The server gives a message again until it is acked, so only the first ack counts.
                     if await received.ack():

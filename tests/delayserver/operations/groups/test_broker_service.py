@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import trio
 
 from delayserver.broker.reads import ReadPlan
 from delayserver.config.settings import GroupSettings, NodeSettings, RouteSettings
@@ -264,6 +265,37 @@ async def test_leases_that_shall_end_with_their_connection_do_and_others_do_not(
     assert await settle(living, "ack", owned[1]) == {"acked": 1, "unknown": 0}
     (group,) = (await living.request("groups"))["groups"]
     assert group["leased"] == 1 + len(again)
+
+
+async def test_a_nack_whose_connection_ends_at_any_step_leaves_its_message_to_somebody(boot: Boot) -> None:
+    host = boot()
+    await host.start()
+    living = await host.client()
+    for steps in range(24):
+        leaving = await host.client()
+        await living.put(str(steps), host.now_ms)
+        (message,) = await leaving.pull(wait_ms=1_000, ack_timeout_ms=600_000)
+        await leaving.ask(
+            "nack",
+            {
+                "subject": "s",
+                "group": "g",
+                "delay_ms": 0,
+                "unseen": True,
+                "count": 1,
+                "deliveries": message["delivery"],
+            },
+        )
+        for _ in range(steps):
+            await trio.lowlevel.checkpoint()
+        leaving.transport.close()
+        await host.sleep_ms(1_000)
+        (group,) = (await living.request("groups"))["groups"]
+        if group["leased"]:  # the server had not begun the nack
+            await settle(living, "nack", message, delay_ms=0)
+        (again,) = await living.pull(wait_ms=1_000)
+        assert again["body"] == b"%d" % steps
+        await settle(living, "ack", again)
 
 
 async def test_a_poison_message_that_ends_its_consumers_is_given_up(boot: Boot) -> None:
