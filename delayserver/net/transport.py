@@ -186,7 +186,8 @@ class HubTransport(SocketTransport):
 
     def _read(self) -> None:
         try:
-            data = self._socket.recv(min(self._hub.read_bytes, self._read_bytes_max))
+            read_bytes, read_bytes_max = self._hub.read_bytes, self._read_bytes_max
+            data = self._socket.recv(read_bytes if read_bytes < read_bytes_max else read_bytes_max)
             if data:
                 self._received(data)
                 return

@@ -39,9 +39,13 @@ class Account:
         """From now on this account pays too, and not the one before."""
         self.under = under
 
-    def rise(self, level: float) -> None:
-        """The connection used some time."""
-        self.level = level
+    def charge(self, cost_us: int, now: float) -> None:
+        """The connection used some time, and so did its client. `now`: in half-lives."""
+        # The bound avoids an overflow: a reading of the clock may be older than the last one charged.
+        left = self.level - now
+        self.level = now + math.log2(math.exp2(left if left < 62.0 else 62.0) + cost_us)
+        if self.under is not None:
+            self.under.charge(cost_us, now)
 
 
 class Ticket:
@@ -74,9 +78,7 @@ class FairShares:
     def charge(self, account: Account, cost_us: int, now_us: int) -> None:
         """Add `cost_us` to the event-loop time that the connection used, and its client."""
         if cost_us > 0:
-            account.rise(now_us / HALF_LIFE_US + math.log2(self.used_us(account, now_us) + cost_us))
-            if account.under is not None:
-                self.charge(account.under, cost_us, now_us)
+            account.charge(cost_us, now_us / HALF_LIFE_US)
 
     def used_us(self, account: Account, now_us: int) -> float:
         """The event-loop time in µs that the connection used, decayed."""

@@ -59,17 +59,15 @@ class SendHandlers:
                 }
                 for receipt, message_id, subject, due_ms, sequence in sent.messages
             ]
-            accepted = [*results] if repeats is not None else []
+            reply, told = {"results": results}, None
+            if repeats is not None and results:
+                told = partial(self._told_rows, repeats, connection.work(), [*results], reply)
             for rejection in sent.rejections:
                 results.insert(rejection.index, error_to_map(rejection.error))
-            reply = {"results": results}
-            if accepted and repeats is not None:
-                told = partial(self._told_rows, repeats, connection.work(), accepted, reply)
-                if connection.goes_on(request, told):
-                    return
-            connection.reply(encode_reply(request_id, reply))
+            if told is None or not connection.goes_on(request, told):
+                connection.reply(encode_reply(request_id, reply))
 
-        repeats = self._asked(request)
+        repeats = self._asked(request.arguments) if "tell_duplicates" in request.arguments else None
         messages = request.arguments["messages"]
         count = len(messages) if type(messages) is list else 1
         self._send.rows(messages, unless_one_way(connection, request, count, answer))
@@ -93,15 +91,13 @@ class SendHandlers:
                     return
             connection.reply(encode_reply(request_id, reply))
 
-        repeats = self._asked(request)
+        repeats = self._asked(request.arguments) if "tell_duplicates" in request.arguments else None
         messages = read_columns(request.arguments, self._batch_messages_max, read_due)
         self._send.columns(messages, unless_one_way(connection, request, len(messages.bodies.lengths), answer))
 
-    def _asked(self, request: Request) -> Repeats | None:
+    def _asked(self, arguments: dict[str, Any]) -> Repeats | None:
         """None unless the sender wants to know which of its messages are copies. Raises InvalidArgument."""
-        if "tell_duplicates" not in request.arguments:
-            return None
-        return self._repeats if boolean(request.arguments, "tell_duplicates") else None
+        return self._repeats if boolean(arguments, "tell_duplicates") else None
 
     async def _told_rows(
         self, repeats: Repeats, work: Work, accepted: list[dict[str, Any]], reply: dict[str, Any]

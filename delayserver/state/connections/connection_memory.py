@@ -152,9 +152,14 @@ class ConnectionMemory:
 
     def at_once_bytes(self, bytes_max: int, connections: int) -> int:
         """How many bytes so many connections may read at once, each. They must not fill the pool before one can wait."""
-        if self.crowded:
-            return self.allowance_bytes
-        return min(bytes_max, max((self.bytes_max - self.used_bytes) // connections, self.allowance_bytes))
+        left_bytes = self.bytes_max
+        if self.used_bytes:  # else nothing waits
+            if self.crowded:
+                return self.allowance_bytes
+            left_bytes -= self.used_bytes
+        if left_bytes >= bytes_max * connections:  # the usual case, in each step of the event loop
+            return bytes_max
+        return min(bytes_max, max(left_bytes // connections, self.allowance_bytes))
 
     def join(self, party: Party, turns: Turns) -> Share:
         """A new connection of a client."""
