@@ -9,6 +9,7 @@ import msgspec
 from starlette.responses import Response, StreamingResponse
 
 from delayserver.web.problems import PROBLEM_JSON, Problem, invalid
+from delayserver.web.sentences import sentence_of
 
 T = TypeVar("T")
 Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -52,7 +53,7 @@ def no_json(error: Exception) -> Problem:
     """The problem of a document that cannot be read, by an error of `NO_JSON`. It is not raised here, and so holds no
     frames: a request may have a million of them."""
     if isinstance(error, msgspec.ValidationError):
-        return invalid(str(error))
+        return invalid(sentence_of(str(error)))
     return Problem(400, "malformed_request", f"the body is not JSON: {error}")
 
 
@@ -61,7 +62,7 @@ def read_query(query: Mapping[str, str], kind: type[T]) -> T:
     try:
         return msgspec.convert(dict(query), kind, strict=False)
     except msgspec.ValidationError as error:
-        raise invalid(f"the query is not valid: {error}") from None
+        raise invalid(f"the query is not valid: {sentence_of(str(error))}") from None
 
 
 def event(data: bytes, *, name: str | None = None, event_id: str | None = None) -> bytes:
