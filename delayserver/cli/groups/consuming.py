@@ -88,7 +88,7 @@ class Consumption:
             click.echo(
                 f"{visible(delivery.message_id)}: {_ended(code)}, attempt {delivery.attempt}, comes again", err=True
             )
-            raise Retry(_ended(code))
+            raise Retry(_ended(code), counts=True)
 
 
 def _ended(code: int | None) -> str:

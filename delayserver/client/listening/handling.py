@@ -50,7 +50,7 @@ def verdict_of(error: BaseException | None) -> Verdict:
             return Verdict(
                 ack=False,
                 delay_ms=error.delay_ms,  # type: ignore[attr-defined]
-                snoozed=True,
+                snoozed=not error.counts,  # type: ignore[attr-defined]
                 level=error.level,  # type: ignore[attr-defined]
                 reason=_bounded(text_of(error)),
             )

@@ -15,7 +15,7 @@ DELAY_MS_MAX: Final = 2_592_000_000
 class Retry(Exception):
     """A handler raises it to get the message again: after ``delay_ms``, ``delay`` or a delay ``level`` of the server, or
     without them after the growing pauses of the group. It is no failure: it counts as no attempt, nothing is logged, and the
-    hook ``failed`` is not called.
+    hook ``failed`` is not called. With ``counts`` it counts as a failed attempt; after the last one the message is given up.
     """
 
     def __init__(
@@ -25,6 +25,7 @@ class Retry(Exception):
         delay_ms: Span | None = None,
         delay: timedelta | None = None,
         level: int | None = None,
+        counts: bool = False,
     ) -> None:
         super().__init__(reason)
         if sum(each is not None for each in (delay_ms, delay, level)) > 1:
@@ -37,3 +38,4 @@ class Retry(Exception):
             raise InvalidArgument(f"a delay is a number of milliseconds from 0 to {DELAY_MS_MAX}, not {delay_ms!r}")
         self.delay_ms = delay_ms
         self.level = level
+        self.counts = counts

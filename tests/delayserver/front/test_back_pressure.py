@@ -125,7 +125,7 @@ async def test_a_message_handed_out_and_never_sent_comes_again_at_once(boot: Boo
     await host.sleep_ms(50)
     again = await other.pull()
     assert numbers(first + again) == list(range(40)), "no reply came whole, so all of it comes again"
-    assert {message["attempt"] for message in again} == {2}
+    assert {message["attempt"] for message in again} == {1}, "nobody has seen one"
     assert host.status()["broker"]["given_back"] == len(again)
     for message in first + again:
         assert await ack(other, message) == {"acked": 1, "unknown": 0}

@@ -413,7 +413,7 @@ def test_a_client_that_drips_is_let_go(strict: Web) -> None:
 def test_an_idle_connection_is_closed(strict: Web) -> None:
     with closing(strict.connect()) as silent, closing(strict.connect()) as used:
         used.sendall(GET + b"Host: localhost\r\n\r\n")
-        assert to_the_end(used).endswith(b'{"status":"ok"}')
+        assert to_the_end(used).endswith(b'{"status":"ok"}\n')
         assert to_the_end(silent) == b""
 
 

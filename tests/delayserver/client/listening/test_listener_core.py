@@ -75,6 +75,7 @@ def sent(core: ListenerCore, source: Source, now_s: float = 0.0) -> dict[Verdict
         (Retry(level=3), Verdict(ack=False, level=3, snoozed=True)),
         (Retry(delay_ms=0), Verdict(ack=False, delay_ms=0, snoozed=True)),
         (Retry("later", delay_ms=5000), Verdict(ack=False, delay_ms=5000, reason="later", snoozed=True)),
+        (Retry("failed", delay_ms=5000, counts=True), Verdict(ack=False, delay_ms=5000, reason="failed")),
         (KeyboardInterrupt(), Verdict(ack=False, reason="KeyboardInterrupt")),
     ],
 )
