@@ -52,6 +52,8 @@ class Shop:
         self._closing = trio.Event()
         self._receipts: deque[tuple[int, str]] = deque(maxlen=RECEIPTS_KEPT)
         self._visit = 0
+        # Messages that were put off once. A second time would count as no attempt either.
+        self._put_off: set[int] = set()
 
     async def run(self) -> None:
         """The day. Returns a while after `close`, when the senders have stopped; consumers then go on until cancelled."""
@@ -219,7 +221,8 @@ class Shop:
             raise ValueError(f"nobody can handle {number}")
         if message.attempt == 1 and number % FAILS_ONCE == 0:
             raise KeyError(number)
-        if message.attempt == 1 and number % COMES_BACK == 0:
+        if number % COMES_BACK == 0 and number not in self._put_off:
+            self._put_off.add(number)
             raise Retry(delay_ms=300)
         self._ledger.handled(number)
 
