@@ -141,7 +141,7 @@ def sequence_restarts() -> list[Change]:
 
         return open_
 
-    return [(SequenceReservation, "open", mistaken)]
+    return [(SequenceReservation, "found", mistaken)]
 
 
 def cleanup_by_age() -> list[Change]:

@@ -57,7 +57,7 @@ NOTICED_BY = {
     "pages_of_subjects_that_skip_one": 2,
     "policy_decides_at_once": 0,
     "prepared_is_seen": 4,
-    "published_answered_before_its_sync": 2,
+    "published_answered_before_its_sync": 53,
     "queues_emptied_for_nobody": 2,
     "read_skips_one": 4,
     "recovery_looks_at_last_two_segments": 5,

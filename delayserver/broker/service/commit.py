@@ -41,6 +41,7 @@ class BrokerCommit:
         self._upkeep_lock = trio.Lock()
         self._grown = Bell()
         self._closing = False
+        self._closed = False
         self._maker = SegmentMaker(broker.room, runtime)
         # Whether the event loop may wait for a small sync of the store itself.
         self.pace = DiskPace()
@@ -142,6 +143,8 @@ class BrokerCommit:
 
     async def _upkeep(self) -> None:
         async with self._upkeep_lock:
+            if self._closed:
+                return
             now_us, latest_us = self._believable.now_us(), self._believable.latest_us()
             if self._broker.checkpoint_due() or self._broker.retires_past_checkpoint(now_us, latest_us):
                 with suppress(DiskFullError):  # retention may make room
@@ -164,15 +167,19 @@ class BrokerCommit:
     async def close(self) -> None:
         """Close the broker's files cleanly. Waits for a running sync and checkpoint, and lets no other one begin."""
         self._closing = True
-        await self._sync_lock.acquire()
-        await self._upkeep_lock.acquire()
-        for log in self._broker.logs:
-            log.drop_prepared()
-        self._broker.close()
+        async with self._sync_lock, self._upkeep_lock:
+            self._closed = True
+            for log in self._broker.logs:
+                log.drop_prepared()
+            self._broker.close()
 
     async def _sync(self) -> None:
         async with self._sync_lock:
-            await self._sync_locked()
+            if not self._closed:
+                await self._sync_locked()
+                return
+        # The files are closed. Callers that still wait are answered when `run` ends.
+        await trio.sleep_forever()
 
     async def _sync_locked(self) -> None:
         plan: BrokerSync = self._broker.sync_plan()
