@@ -1,198 +1,337 @@
 package delayserver
 
-// The connection: who may have a request under way, who writes, who reads, and what a lost connection means for each caller.
+// The client: which addresses it has, which connection it uses, and how calls are repeated. What happens on one connection is in
+// connection.go.
 
 import (
-	"bufio"
 	"context"
 	"crypto/tls"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"net"
+	"os"
+	"strings"
 	"sync"
 	"time"
-
-	"github.com/vmihailenco/msgpack/v5"
 )
-
-// A server takes 1,024 requests under way of a connection, and does not count some operations. Each pool has places of its own:
-// pulls that wait do not hold up acks, and neither holds up a send.
-const (
-	pullsMax     = 768
-	othersMax    = 256
-	uncountedMax = 1024
-)
-
-var uncounted = map[string]bool{"hello": true, "ping": true, "status": true, "route": true, "send": true}
 
 const (
-	afterwardsTimeout = 30 * time.Second // for what the client does for a caller that has gone
-	protocolVersion   = 1
+	defaultAddress        = "127.0.0.1:20801"
+	addressVariable       = "DELAYSERVER_SERVER"
+	retriesDefault        = 3
+	connectTimeoutDefault = 5 * time.Second
+	retryAfterMax         = time.Minute // a server that asks for a longer pause gets no second try: the caller decides
 )
 
-// Options of a connection. The zero value is good.
+// Options of a Client. The zero value is good.
 type Options struct {
-	Name   string      // name of the program, for hello
-	Token  string      // for a server that asks for one
-	Dialer net.Dialer  // how to connect
-	TLS    *tls.Config // encrypts the connection; nil: it is not encrypted. An empty ServerName is the host of the address
+	Name           string        // name of the program, for hello
+	Token          string        // for a server that asks for one
+	Dialer         net.Dialer    // how to connect
+	TLS            *tls.Config   // encrypts the connection; nil: it is not encrypted. An empty ServerName is the host of the address
+	ConnectTimeout time.Duration // for one address, hello included; 0: 5 seconds
+	Retries        int           // further attempts of a call after a failure that may pass; 0: 3, below 0: none
 }
 
-// Limits of a server. All are inclusive.
-type Limits struct {
-	FrameBytesMax      int64 `msgpack:"frame_bytes_max"`
-	FrameItemsMax      int64 `msgpack:"frame_items_max"`
-	BatchMessagesMax   int64 `msgpack:"batch_messages_max"`
-	BodyBytesMax       int64 `msgpack:"body_bytes_max"`
-	SubjectBytesMax    int64 `msgpack:"subject_bytes_max"`
-	MessageIDBytesMax  int64 `msgpack:"message_id_bytes_max"`
-	PropertiesBytesMax int64 `msgpack:"properties_bytes_max"`
-	DelayMsMax         int64 `msgpack:"delay_ms_max"`
-	SubjectsMax        int64 `msgpack:"subjects_max"`
-	GroupsMax          int64 `msgpack:"groups_max"`
-	TagsMax            int64 `msgpack:"tags_max"`
-	PullMessagesMax    int64 `msgpack:"pull_messages_max"`
-	WaitMsMax          int64 `msgpack:"wait_ms_max"`
-}
-
-var limitsDefault = Limits{
-	FrameBytesMax: 16777216, FrameItemsMax: 262144, BatchMessagesMax: 16384, BodyBytesMax: 1048576, SubjectBytesMax: 255,
-	MessageIDBytesMax: 255, PropertiesBytesMax: 16384, DelayMsMax: 63244800000, SubjectsMax: 1000000, GroupsMax: 65536, TagsMax: 65536,
-	PullMessagesMax: 16384, WaitMsMax: 60000,
-}
-
-// replyBytesMax is the length of the largest reply of a server with these limits.
-func (l *Limits) replyBytesMax() int64 {
-	const pullBytes, rows, rowBytes = 8 << 20, 16384, 512
-	longest, most := int64(pullBytes), int64(rows)
-	if one := l.BodyBytesMax + l.PropertiesBytesMax; one > longest {
-		longest = one
+func (o *Options) retries() int {
+	switch {
+	case o.Retries == 0:
+		return retriesDefault
+	case o.Retries < 0:
+		return 0
 	}
-	if l.PullMessagesMax > most {
-		most = l.PullMessagesMax
-	}
-	return longest + rowBytes*most
+	return o.Retries
 }
 
-// Server is what hello tells.
-type Server struct {
-	ID       string `msgpack:"server_id"`
-	Role     string `msgpack:"role"` // "server", or "broker": a node that only stores and delivers
-	Software string `msgpack:"software"`
-	Version  int64  `msgpack:"version"`
-	Limits   Limits `msgpack:"limits"`
-	ServerUs int64  `msgpack:"server_us"` // the server's clock at that moment
-}
-
-// request is one that the server has not answered yet.
-type request struct {
-	operation string
-	answer    chan *reply   // room for one
-	place     chan struct{} // the pool whose place it holds, or nil
-	late      func(*reply)  // set when the caller has gone: takes the reply, and frees the place
-	gone      bool
-}
-
-// Client is one connection. Its methods can be called from many goroutines.
+// Client speaks with a server over one connection at a time. Its methods can be called from many goroutines. A lost connection
+// ends the calls under way on it; those that can be repeated go on over the next one.
 type Client struct {
-	conn   net.Conn
-	server Server
-	frames chan []byte // to the writer; without a buffer, so what waits is held by its callers
-	done   chan struct{}
+	options   Options
+	addresses []string
 
-	pulls, others, free chan struct{}
+	life   context.Context // ends with Close
+	end    context.CancelFunc
+	dialer chan struct{} // held by the one goroutine that connects
 
-	lock          sync.Mutex
-	open          map[int64]*request
-	lastID        int64
-	lost          error
-	replyBytesMax int64
-
-	clockLock sync.Mutex
-	clock     reading
+	lock    sync.Mutex
+	current *connection
+	place   int // in addresses: the one that worked last, or the next one to try
+	closed  bool
+	work    sync.WaitGroup // all goroutines of the client
 }
 
-// Dial connects, says hello, and reads the server's clock. A server that is not ready is asked again until ctx ends.
-func Dial(ctx context.Context, address string, options Options) (*Client, error) {
-	conn, err := options.Dialer.DialContext(ctx, "tcp", address)
+// Dial makes a Client and its first connection. addresses is "host:port", or several with commas between. It is "" for the variable
+// DELAYSERVER_SERVER, or else for 127.0.0.1:20801. The client takes the first address that answers, stays with it while it works, and
+// goes on at the next one when it fails.
+//
+// Servers that are not ready are asked again until ctx ends. Any other failure of all addresses is a *ConnectError.
+func Dial(ctx context.Context, addresses string, options Options) (*Client, error) {
+	if addresses == "" {
+		addresses = os.Getenv(addressVariable)
+	}
+	if addresses == "" {
+		addresses = defaultAddress
+	}
+	if options.ConnectTimeout == 0 {
+		options.ConnectTimeout = connectTimeoutDefault
+	}
+	c := &Client{options: options, dialer: make(chan struct{}, 1)}
+	for _, address := range strings.Split(addresses, ",") {
+		if address = strings.TrimSpace(address); address == "" {
+			continue
+		}
+		if _, _, err := net.SplitHostPort(address); err != nil {
+			return nil, fmt.Errorf("%q is no address of the form host:port: %w", address, err)
+		}
+		c.addresses = append(c.addresses, address)
+	}
+	if len(c.addresses) == 0 {
+		return nil, fmt.Errorf("%q has no address: write host:port, or several with commas between", addresses)
+	}
+	c.life, c.end = context.WithCancel(context.Background())
+	for attempt := 0; ; attempt++ {
+		_, err := c.connection(ctx)
+		if err == nil {
+			return c, nil
+		}
+		var named *Error
+		if !errors.As(err, &named) || !errors.Is(err, NotReady) {
+			_ = c.Close()
+			return nil, err
+		}
+		if ended := sleep(ctx, named.Pause(attempt)); ended != nil {
+			_ = c.Close()
+			return nil, &pausedError{err, ended}
+		}
+	}
+}
+
+// Close ends the connection, and waits until all goroutines of the client have ended. Calls under way return a NoReplyError.
+// Leases of pulled messages go on, unless their Pull had an Outlive.
+func (c *Client) Close() error {
+	c.lock.Lock()
+	c.closed = true
+	current := c.current
+	c.lock.Unlock()
+	c.end()
+	if current != nil {
+		current.fail(ErrClosed)
+	}
+	c.work.Wait()
+	return nil
+}
+
+// Server is what the server said at the beginning of the last connection. It is empty until the first one stands.
+func (c *Client) Server() Server {
+	c.lock.Lock()
+	defer c.lock.Unlock()
+	if c.current == nil {
+		return Server{Limits: limitsDefault}
+	}
+	return c.current.server
+}
+
+// Address is the one of the last connection, or "".
+func (c *Client) Address() string {
+	c.lock.Lock()
+	defer c.lock.Unlock()
+	if c.current == nil {
+		return ""
+	}
+	return c.current.address
+}
+
+// spawn starts a goroutine for which Close waits. It is false on a client that is closed.
+func (c *Client) spawn(run func()) bool {
+	c.lock.Lock()
+	defer c.lock.Unlock()
+	if c.closed {
+		return false
+	}
+	c.work.Add(1)
+	go func() {
+		defer c.work.Done()
+		run()
+	}()
+	return true
+}
+
+// standing is the current connection, or nil where it is lost.
+func (c *Client) standing() (*connection, error) {
+	c.lock.Lock()
+	defer c.lock.Unlock()
+	if c.closed {
+		return nil, &lostError{ErrClosed}
+	}
+	if c.current == nil || c.current.failure() != nil {
+		return nil, nil
+	}
+	return c.current, nil
+}
+
+// connection is the current connection, or a new one: each address is tried once, the one that worked last first.
+func (c *Client) connection(ctx context.Context) (*connection, error) {
+	if current, err := c.standing(); current != nil || err != nil {
+		return current, err
+	}
+	select {
+	case c.dialer <- struct{}{}:
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	case <-c.life.Done():
+		return nil, &lostError{ErrClosed}
+	}
+	defer func() { <-c.dialer }()
+	if current, err := c.standing(); current != nil || err != nil {
+		return current, err
+	}
+	failed := &ConnectError{}
+	for range c.addresses {
+		address := c.addresses[c.place]
+		made, err := c.connect(ctx, address)
+		if err == nil {
+			return made, nil
+		}
+		if c.life.Err() != nil {
+			return nil, &lostError{ErrClosed}
+		}
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		failed.Addresses, failed.Causes = append(failed.Addresses, address), append(failed.Causes, err)
+		c.place = (c.place + 1) % len(c.addresses)
+	}
+	return nil, failed
+}
+
+// connect makes the connection to one address the current one.
+func (c *Client) connect(ctx context.Context, address string) (*connection, error) {
+	limited, cancel := context.WithTimeout(ctx, c.options.ConnectTimeout)
+	defer cancel()
+	if !c.spawn(func() {
+		select {
+		case <-c.life.Done():
+			cancel()
+		case <-limited.Done():
+		}
+	}) {
+		return nil, &lostError{ErrClosed}
+	}
+	made, err := connect(limited, address, &c.options, c.spawn)
+	if err != nil && limited.Err() != nil && ctx.Err() == nil {
+		err = &lostError{fmt.Errorf("no answer within %v", c.options.ConnectTimeout)}
+	}
 	if err != nil {
 		return nil, err
 	}
-	if tcp, ok := conn.(*net.TCPConn); ok {
-		if err := keepAlive(tcp); err != nil {
-			conn.Close()
-			return nil, fmt.Errorf("TCP keep-alive cannot be switched on: %w", err)
-		}
+	c.lock.Lock()
+	defer c.lock.Unlock()
+	if c.closed {
+		made.fail(ErrClosed)
+		return nil, &lostError{ErrClosed}
 	}
-	if options.TLS != nil {
-		if conn, err = encrypted(ctx, conn, address, options.TLS); err != nil {
-			return nil, err
-		}
-	}
-	c := &Client{
-		conn: conn, frames: make(chan []byte), done: make(chan struct{}), open: map[int64]*request{},
-		pulls: make(chan struct{}, pullsMax), others: make(chan struct{}, othersMax), free: make(chan struct{}, uncountedMax),
-		replyBytesMax: limitsDefault.replyBytesMax(),
-	}
-	c.server.Limits = limitsDefault
-	go c.write()
-	go c.read()
-	if err := c.greet(ctx, options.Name, options.Token); err != nil {
-		c.Close()
-		return nil, err
-	}
-	return c, nil
+	c.current = made
+	return made, nil
 }
 
-// encrypted does the handshake. It closes the connection if that fails.
-func encrypted(ctx context.Context, conn net.Conn, address string, config *tls.Config) (net.Conn, error) {
-	if config.ServerName == "" && !config.InsecureSkipVerify {
-		host, _, err := net.SplitHostPort(address)
-		if err != nil {
-			conn.Close()
-			return nil, err
-		}
-		config = config.Clone()
-		config.ServerName = host
-	}
-	secured := tls.Client(conn, config)
-	if err := secured.HandshakeContext(ctx); err != nil {
-		conn.Close()
-		return nil, err
-	}
-	return secured, nil
-}
+// effect says what a second attempt of a request does.
+type effect int
 
-func (c *Client) greet(ctx context.Context, name, token string) error {
-	arguments := map[string]any{"versions": []int{protocolVersion}, "client": name}
-	if token != "" {
-		arguments["token"] = token
-	}
+const (
+	changesNothing effect = iota // the server only looks
+	sameAsOnce                   // two have the effect of one
+	notTwice                     // it is repeated only if the first attempt is known to have done nothing
+)
+
+// attempts runs try until it succeeds, at most Options.Retries times more. doubt is true if an earlier attempt may have been done.
+func (c *Client) attempts(ctx context.Context, operation string, kind effect, try func(on *connection) error) (doubt bool, err error) {
 	for attempt := 0; ; attempt++ {
-		look := reading{sentUs: localUs(), wall: time.Now().Round(0)}
-		server := Server{Limits: limitsDefault}
-		err := c.call(ctx, "hello", arguments, &server)
-		var named *Error
-		if errors.As(err, &named) && named.Name == NotReady {
-			if err := sleep(ctx, named.Pause(attempt)); err != nil {
-				return named
-			}
-			continue
-		}
+		on, err := c.connection(ctx)
 		if err != nil {
-			return err
+			err = &NoReplyError{Operation: operation, Cause: err}
+		} else if err = try(on); err == nil {
+			return doubt, nil
 		}
-		look.serverUs, look.tripUs = server.ServerUs, localUs()-look.sentUs+1
-		if look, err = c.readClock(ctx, look, readingsMore); err != nil {
-			return err
+		unknown := kind != changesNothing && mayBeDone(err)
+		pause, again := c.pause(err, attempt)
+		if unknown && kind == notTwice {
+			again = false
 		}
-		c.lock.Lock()
-		c.server, c.clock, c.replyBytesMax = server, look, server.Limits.replyBytesMax()
-		c.lock.Unlock()
-		return nil
+		if again {
+			if ended := sleep(ctx, pause); ended != nil {
+				err, again = &pausedError{err, ended}, false
+			}
+		}
+		if !again {
+			return doubt || unknown, inDoubt(operation, err, doubt)
+		}
+		doubt = doubt || unknown
 	}
+}
+
+// inDoubt is the error of the last attempt. Where an earlier attempt may have been done, it says so.
+func inDoubt(operation string, err error, doubt bool) error {
+	if !doubt || mayBeDone(err) {
+		return err
+	}
+	return &NoReplyError{Operation: operation, MaybeDone: true, Cause: err}
+}
+
+// mayBeDone reports whether the request of an attempt that ended with err can have been carried out.
+func mayBeDone(err error) bool {
+	var without *NoReplyError
+	if errors.As(err, &without) {
+		return without.MaybeDone
+	}
+	var named *Error
+	return errors.As(err, &named) && (named.Name == InternalError || named.Name == StorageFailed && named.RetryAfter == 0)
+}
+
+// pause is how long to wait before the next attempt, and whether there is one.
+func (c *Client) pause(err error, attempt int) (time.Duration, bool) {
+	for _, final := range []error{ErrClosed, context.Canceled, context.DeadlineExceeded} {
+		if errors.Is(err, final) {
+			return 0, false
+		}
+	}
+	pause, again := pauseAfter(err, attempt)
+	return pause, again && attempt < c.options.retries() && pause <= retryAfterMax+pauseMax
+}
+
+func pauseAfter(err error, attempt int) (pause time.Duration, again bool) {
+	var none *ConnectError
+	if errors.As(err, &none) {
+		for _, cause := range none.Causes {
+			if next, passes := pauseAfter(cause, attempt); passes {
+				again = true
+				if next > pause {
+					pause = next
+				}
+			}
+		}
+		return pause, again
+	}
+	var named *Error
+	if errors.As(err, &named) {
+		return named.Pause(attempt), named.Again()
+	}
+	var network net.Error
+	return (&Error{}).Pause(attempt), errors.Is(err, ErrConnectionLost) || errors.As(err, &network)
+}
+
+// call makes one request, and decodes its result. It repeats as kind allows.
+func (c *Client) call(ctx context.Context, kind effect, operation string, arguments map[string]any, result any) error {
+	_, err := c.attempts(ctx, operation, kind, func(on *connection) error { return on.call(ctx, operation, arguments, result) })
+	return err
+}
+
+// ask is call for a result that stands alone.
+func ask[T any](ctx context.Context, c *Client, kind effect, operation string, arguments map[string]any) (*T, error) {
+	result := new(T)
+	if err := c.call(ctx, kind, operation, arguments, result); err != nil {
+		return nil, err
+	}
+	return result, nil
 }
 
 func sleep(ctx context.Context, pause time.Duration) error {
@@ -206,222 +345,30 @@ func sleep(ctx context.Context, pause time.Duration) error {
 	}
 }
 
-// Server is what the server said at the beginning of the connection.
-func (c *Client) Server() Server { return c.server }
-
-// Close ends the connection. Calls under way return a NoReplyError. Leases of pulled messages go on.
-func (c *Client) Close() error {
-	c.fail(ErrClosed)
-	return nil
+// Ping returns the server's clock. It is always answered.
+func (c *Client) Ping(ctx context.Context) (time.Time, error) {
+	var look reading
+	_, err := c.attempts(ctx, "ping", changesNothing, func(on *connection) (err error) {
+		look, err = on.pingReading(ctx)
+		return err
+	})
+	return time.UnixMicro(look.serverUs), err
 }
 
-// Lost is closed when the connection has ended; Err says why.
-func (c *Client) Lost() <-chan struct{} { return c.done }
-
-// Err is nil while the connection stands.
-func (c *Client) Err() error {
-	c.lock.Lock()
-	defer c.lock.Unlock()
-	return c.lost
-}
-
-func (c *Client) fail(reason error) {
-	c.lock.Lock()
-	defer c.lock.Unlock()
-	if c.lost == nil {
-		c.lost = &lostError{reason}
-		close(c.done)
-		c.conn.Close()
-	}
-}
-
-// write takes frames from callers, each to its last byte, and flushes when no further one is at hand.
-func (c *Client) write() {
-	buffered := bufio.NewWriterSize(c.conn, 64<<10)
-	for {
-		var frame []byte
-		select {
-		case frame = <-c.frames:
-		case <-c.done:
-			return
-		}
-		for frame != nil {
-			if _, err := buffered.Write(frame); err != nil {
-				c.fail(err)
-				return
-			}
-			select {
-			case frame = <-c.frames:
-			default:
-				frame = nil
-			}
-		}
-		if err := buffered.Flush(); err != nil {
-			c.fail(err)
-			return
-		}
-	}
-}
-
-func (c *Client) read() {
-	buffered := bufio.NewReaderSize(c.conn, 64<<10)
-	for {
-		answer, err := c.readReply(buffered)
-		if err != nil {
-			c.fail(err)
-			return
-		}
-		if answer.id == 0 {
-			reason := error(errMalformed)
-			if answer.err != nil {
-				reason = answer.err
-			}
-			c.fail(reason)
-			return
-		}
-		if !c.hand(answer) {
-			c.fail(fmt.Errorf("the server answered the request %d, which is not open", answer.id))
-			return
-		}
-	}
-}
-
-func (c *Client) readReply(from io.Reader) (*reply, error) {
-	var header [4]byte
-	if _, err := io.ReadFull(from, header[:]); err != nil {
+// resolve turns delays into due times by the server's clock, all from one moment.
+func (c *Client) resolve(ctx context.Context, delays ...time.Duration) ([]int64, error) {
+	nowUs := localUs()
+	var look reading
+	_, err := c.attempts(ctx, "ping", changesNothing, func(on *connection) (err error) {
+		look, err = on.clockNow(ctx)
+		return err
+	})
+	if err != nil {
 		return nil, err
 	}
-	length := int64(binary.LittleEndian.Uint32(header[:]))
-	c.lock.Lock()
-	most := c.replyBytesMax
-	c.lock.Unlock()
-	if length > most {
-		return nil, fmt.Errorf("a frame of %d bytes came, the largest reply has %d; is this the port of a delayserver?", length, most)
+	result := make([]int64, len(delays))
+	for row, delay := range delays {
+		result[row] = look.dueMs(nowUs, ceilMs(delay))
 	}
-	payload := make([]byte, length)
-	if _, err := io.ReadFull(from, payload); err != nil {
-		return nil, err
-	}
-	return decodeReply(payload)
-}
-
-// hand gives a reply to whom it belongs.
-func (c *Client) hand(answer *reply) bool {
-	c.lock.Lock()
-	open := c.open[answer.id]
-	delete(c.open, answer.id)
-	gone := open != nil && open.gone
-	c.lock.Unlock()
-	switch {
-	case open == nil:
-		return false
-	case gone && open.late != nil:
-		go open.late(answer)
-	default:
-		open.answer <- answer
-		open.leave()
-	}
-	return true
-}
-
-func (r *request) leave() {
-	if r.place != nil {
-		<-r.place
-	}
-}
-
-func (c *Client) placeFor(operation string) chan struct{} {
-	switch {
-	case operation == "pull":
-		return c.pulls
-	case uncounted[operation]:
-		return c.free
-	}
-	return c.others
-}
-
-func (c *Client) call(ctx context.Context, operation string, arguments map[string]any, result any) error {
-	id, open, err := c.begin(ctx, operation, arguments, c.placeFor(operation))
-	if err != nil {
-		return err
-	}
-	answer, err := c.wait(ctx, id, open, nil)
-	if err != nil {
-		return err
-	}
-	return decodeResult(operation, answer, result)
-}
-
-func decodeResult(operation string, answer *reply, result any) error {
-	if answer.err != nil {
-		return answer.err
-	}
-	if err := msgpack.Unmarshal(answer.result, result); err != nil {
-		return fmt.Errorf("the reply to %s is not what the protocol says: %w", operation, err)
-	}
-	return nil
-}
-
-// begin takes a place and hands the frame to the writer. An error of begin means that the server saw nothing of the request.
-func (c *Client) begin(ctx context.Context, operation string, arguments map[string]any, place chan struct{}) (int64, *request, error) {
-	if err := ctx.Err(); err != nil {
-		return 0, nil, &NoReplyError{Operation: operation, Cause: err}
-	}
-	if place != nil {
-		select {
-		case place <- struct{}{}:
-		case <-ctx.Done():
-			return 0, nil, &NoReplyError{Operation: operation, Cause: ctx.Err()}
-		case <-c.done:
-			return 0, nil, &NoReplyError{Operation: operation, Cause: c.Err()}
-		}
-	}
-	open := &request{operation: operation, answer: make(chan *reply, 1), place: place}
-	c.lock.Lock()
-	c.lastID++
-	id, most := c.lastID, c.server.Limits.FrameBytesMax
-	c.open[id] = open
-	c.lock.Unlock()
-	frame, err := encodeRequest(id, operation, arguments)
-	if err == nil && int64(len(frame)-4) > most {
-		err = &Error{Name: FrameTooLarge, Message: fmt.Sprintf("the request has %d bytes, a frame at most %d; send smaller batches", len(frame)-4, most)}
-	}
-	if err == nil {
-		select {
-		case c.frames <- frame:
-			return id, open, nil
-		case <-ctx.Done():
-			err = &NoReplyError{Operation: operation, Cause: ctx.Err()}
-		case <-c.done:
-			err = &NoReplyError{Operation: operation, Cause: c.Err()}
-		}
-	}
-	c.lock.Lock()
-	delete(c.open, id)
-	c.lock.Unlock()
-	open.leave()
-	return 0, nil, err
-}
-
-// wait ends with the reply, with ctx, or with the connection. After ctx has ended, late takes the reply instead.
-func (c *Client) wait(ctx context.Context, id int64, open *request, late func(*reply)) (*reply, error) {
-	var cause error
-	select {
-	case answer := <-open.answer:
-		return answer, nil
-	case <-ctx.Done():
-		cause = ctx.Err()
-	case <-c.done:
-		cause = c.Err()
-	}
-	c.lock.Lock()
-	_, unanswered := c.open[id]
-	if unanswered {
-		open.gone, open.late = true, late
-	}
-	c.lock.Unlock()
-	if !unanswered {
-		return <-open.answer, nil // it came at the same moment
-	}
-	return nil, &NoReplyError{Operation: open.operation, MaybeDone: true, Cause: cause}
+	return result, nil
 }

@@ -56,11 +56,16 @@ func ceilUnixMs(moment time.Time) int64 {
 }
 
 // readClock pings up to tries times, until a round trip is short, and keeps the shortest reading. A zero best is none.
-func (c *Client) readClock(ctx context.Context, best reading, tries int) (reading, error) {
+// A reading from before a step of the server's clock does not count.
+func (c *connection) readClock(ctx context.Context, best reading, tries int) (reading, error) {
 	for ; tries > 0 && (best.tripUs == 0 || best.tripUs > roundTripMax.Microseconds()); tries-- {
+		before := c.stepCount()
 		next, err := c.pingReading(ctx)
 		if err != nil {
 			return reading{}, err
+		}
+		if c.stepCount() != before {
+			best = reading{}
 		}
 		if best.tripUs == 0 || next.tripUs < best.tripUs {
 			best = next
@@ -69,7 +74,13 @@ func (c *Client) readClock(ctx context.Context, best reading, tries int) (readin
 	return best, nil
 }
 
-func (c *Client) pingReading(ctx context.Context) (reading, error) {
+func (c *connection) stepCount() int {
+	c.clockLock.Lock()
+	defer c.clockLock.Unlock()
+	return c.steps
+}
+
+func (c *connection) pingReading(ctx context.Context) (reading, error) {
 	look := reading{sentUs: localUs(), wall: time.Now().Round(0)}
 	var pong struct {
 		ServerUs int64 `msgpack:"server_us"`
@@ -82,24 +93,22 @@ func (c *Client) pingReading(ctx context.Context) (reading, error) {
 	return look, nil
 }
 
-// resolve turns delays into due times by the server's clock, all from one moment.
-func (c *Client) resolve(ctx context.Context, delays ...time.Duration) ([]int64, error) {
-	nowUs := localUs()
+// clockNow is a reading that is fresh now. A step during the reading makes it one for this call alone.
+func (c *connection) clockNow(ctx context.Context) (reading, error) {
 	c.clockLock.Lock()
-	look := c.clock
+	look, before := c.clock, c.steps
 	c.clockLock.Unlock()
-	if !look.fresh(nowUs, time.Now().Round(0)) {
-		var err error
-		if look, err = c.readClock(ctx, reading{}, 1+readingsMore); err != nil {
-			return nil, err
-		}
-		c.clockLock.Lock()
+	if look.tripUs != 0 && look.fresh(localUs(), time.Now().Round(0)) {
+		return look, nil
+	}
+	look, err := c.readClock(ctx, reading{}, 1+readingsMore)
+	if err != nil {
+		return reading{}, err
+	}
+	c.clockLock.Lock()
+	if c.steps == before {
 		c.clock = look
-		c.clockLock.Unlock()
 	}
-	result := make([]int64, len(delays))
-	for row, delay := range delays {
-		result[row] = look.dueMs(nowUs, ceilMs(delay))
-	}
-	return result, nil
+	c.clockLock.Unlock()
+	return look, nil
 }

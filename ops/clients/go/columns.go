@@ -198,7 +198,7 @@ func join[T ~[]byte | ~string](rows []T) ([]byte, any) {
 type rejectedRow struct {
 	_msgpack     struct{} `msgpack:",as_array"`
 	Index        int64
-	Error        string
+	Error        ErrorName
 	Message      string
 	RetryAfterMs *int64
 }

@@ -9,6 +9,9 @@ import (
 	"errors"
 	"io"
 	"net"
+	"reflect"
+	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -53,8 +56,8 @@ func (p *peer) greet() {
 	p.answer(id, true, map[string]any{"version": 1, "server_id": "5f3a9c0d2b71", "server_us": 1799999940000000, "role": "server", "limits": map[string]any{}})
 }
 
-// scripted connects a client with a peer that runs script.
-func scripted(t *testing.T, script func(*peer)) *Client {
+// listenFor runs script for each connection that comes, and returns the address.
+func listenFor(t *testing.T, script func(p *peer, number int)) string {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -63,18 +66,36 @@ func scripted(t *testing.T, script func(*peer)) *Client {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		conn, err := listener.Accept()
-		if err != nil {
-			return
+		for number := 0; ; number++ {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			script(&peer{t, conn}, number)
+			conn.Close()
 		}
-		defer conn.Close()
-		script(&peer{t, conn})
 	}()
 	t.Cleanup(func() {
 		listener.Close()
 		<-ended
 	})
-	client, err := Dial(patient(t), listener.Addr().String(), Options{})
+	return listener.Addr().String()
+}
+
+// scripted connects a client, which repeats nothing, with a peer that runs script.
+func scripted(t *testing.T, script func(*peer)) *Client {
+	t.Helper()
+	address := listenFor(t, func(p *peer, number int) {
+		if number == 0 {
+			script(p)
+		}
+	})
+	return dialed(t, address, Options{Retries: -1})
+}
+
+func dialed(t *testing.T, addresses string, options Options) *Client {
+	t.Helper()
+	client, err := Dial(patient(t), addresses, options)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -130,13 +151,15 @@ func TestANameThatIsNotKnownIsFinal(t *testing.T) {
 }
 
 func TestAServerThatIsNotReadyIsAskedAgain(t *testing.T) {
-	client := scripted(t, func(p *peer) {
-		for tries := 0; tries < 2; tries++ {
+	client := dialed(t, listenFor(t, func(p *peer, number int) {
+		if number < 5 {
 			id, _, _ := p.request()
 			p.answer(id, false, map[string]any{"error": NotReady, "message": "recovering", "retry_after_ms": 1})
+			return
 		}
 		p.greet()
-	})
+		p.request()
+	}), Options{})
 	if server := client.Server(); server.ID != "5f3a9c0d2b71" || server.Limits.FrameItemsMax != 262144 {
 		t.Errorf("%+v", server)
 	}
@@ -169,7 +192,7 @@ func TestAMessageThatComesForACallerThatHasGoneIsGivenBack(t *testing.T) {
 	if _, err := client.Pull(pulling, Pull{Subject: "s", Group: "g", Wait: time.Minute}); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
-	if arguments := <-nacked; arguments["deliveries"] != int64(99) || arguments["delay_ms"] != int64(0) || arguments["group"] != "g" {
+	if arguments := <-nacked; arguments["deliveries"] != int64(99) || arguments["delay_ms"] != int64(0) || arguments["unseen"] != true || arguments["group"] != "g" {
 		t.Error(arguments)
 	}
 }
@@ -199,14 +222,14 @@ func TestTheEndOfAContextEndsACallAndItsPlaceStaysTakenUntilTheReply(t *testing.
 		p.answer(ping, true, map[string]any{"server_us": 5})
 		p.request()
 	})
-	_, err := client.Ack(acking, "s", "g", 1)
+	_, err := client.Ack(acking, Received{Stored: Stored{Subject: "s"}, Group: "g", Node: "5f3a9c0d2b71", Delivery: 1})
 	var without *NoReplyError
-	if !errors.Is(err, context.Canceled) || !errors.As(err, &without) || !without.MaybeDone || len(client.others) != 1 {
-		t.Error(err, len(client.others))
+	if !errors.Is(err, context.Canceled) || !errors.As(err, &without) || !without.MaybeDone || len(client.current.others) != 1 {
+		t.Error(err, len(client.current.others))
 	}
 	close(release)
-	if _, err := client.Ping(patient(t)); err != nil || len(client.others) != 0 {
-		t.Error(err, len(client.others))
+	if _, err := client.Ping(patient(t)); err != nil || len(client.current.others) != 0 {
+		t.Error(err, len(client.current.others))
 	}
 }
 
@@ -220,5 +243,268 @@ func TestAClosedClientSaysSo(t *testing.T) {
 	var without *NoReplyError
 	if !errors.As(err, &without) || without.MaybeDone || !errors.Is(err, ErrClosed) || !errors.Is(err, ErrConnectionLost) {
 		t.Error(err)
+	}
+}
+
+// refuse answers the next request with an error.
+func (p *peer) refuse(name ErrorName, more ...any) string {
+	id, operation, _ := p.request()
+	p.answer(id, false, map[string]any{"error": name, "message": "no", "retry_after_ms": 1})
+	return operation
+}
+
+func TestErrorsThatMayPassAreRepeated(t *testing.T) {
+	for _, name := range []ErrorName{RateLimited, QueueFull, NotReady, DiskFull, ShuttingDown} {
+		name := name
+		client := dialed(t, listenFor(t, func(p *peer, number int) {
+			p.greet()
+			for try := 0; try < 3; try++ {
+				if operation := p.refuse(name); operation != "cancel" {
+					t.Error(name, operation)
+				}
+			}
+			id, _, _ := p.request()
+			p.answer(id, true, map[string]any{"results": []any{map[string]any{"receipt": "r", "outcome": Cancelled}}})
+			p.request()
+		}), Options{})
+		if states, err := client.Cancel(patient(t), "r"); err != nil || states[0].Outcome != Cancelled {
+			t.Error(name, states, err)
+		}
+		client.Close()
+	}
+}
+
+func TestAnItemThatMayPassIsRepeatedAndKeepsItsIDAndDueTime(t *testing.T) {
+	rows := make(chan any, 2)
+	client := dialed(t, listenFor(t, func(p *peer, number int) {
+		p.greet()
+		id, _, arguments := p.request()
+		rows <- arguments["messages"]
+		p.answer(id, true, map[string]any{"results": []any{map[string]any{"error": RateLimited, "message": "slowly", "retry_after_ms": 1}}})
+		id, _, arguments = p.request()
+		rows <- arguments["messages"]
+		p.answer(id, true, map[string]any{"results": []any{map[string]any{"receipt": "r", "message_id": "i", "due_ms": 5}}})
+		p.request()
+	}), Options{})
+	sent, err := client.Send(patient(t), &Message{Subject: "s", Delay: time.Hour})
+	if err != nil || sent.Receipt != "r" || len(rows) != 2 {
+		t.Fatal(sent, err, len(rows))
+	}
+	if first, second := <-rows, <-rows; !reflect.DeepEqual(first, second) {
+		t.Error(first, second)
+	}
+}
+
+func TestErrorsThatStayAreNotRepeated(t *testing.T) {
+	for _, name := range []ErrorName{TooOld, Forbidden, PositionOutOfRange, InternalError, "novel"} {
+		client := dialed(t, listenFor(t, func(p *peer, number int) {
+			p.greet()
+			p.refuse(name)
+			if _, operation, _ := p.request(); operation != "" {
+				t.Error(name, "is repeated")
+			}
+		}), Options{})
+		if _, err := client.Cancel(patient(t), "r"); !errors.Is(err, name) {
+			t.Error(name, err)
+		}
+		client.Close()
+	}
+}
+
+func TestRetriesHaveABound(t *testing.T) {
+	asked := make(chan string, 100)
+	client := dialed(t, listenFor(t, func(p *peer, number int) {
+		p.greet()
+		for id, operation, _ := p.request(); operation != ""; id, operation, _ = p.request() {
+			asked <- operation
+			p.answer(id, false, map[string]any{"error": QueueFull, "message": "no", "retry_after_ms": 1})
+		}
+	}), Options{Retries: 2})
+	if _, err := client.Cancel(patient(t), "r"); !errors.Is(err, QueueFull) {
+		t.Error(err)
+	}
+	if len(asked) != 3 {
+		t.Error(len(asked))
+	}
+}
+
+func TestALostConnectionIsRepeatedOnlyWhereTwiceIsAsOnce(t *testing.T) {
+	asked := make(chan string, 100)
+	client := dialed(t, listenFor(t, func(p *peer, number int) {
+		p.greet()
+		if _, operation, _ := p.request(); operation != "" {
+			asked <- operation
+		}
+	}), Options{})
+	ctx := patient(t)
+	_, err := client.Publish(ctx, &Message{Subject: "s"})
+	var without *NoReplyError
+	if !errors.As(err, &without) || !without.MaybeDone || !errors.Is(err, ErrConnectionLost) || len(asked) != 1 {
+		t.Fatal(err, len(asked))
+	}
+	<-asked
+	if _, err := client.Cancel(ctx, "r"); !errors.As(err, &without) || !without.MaybeDone || len(asked) != 1+retriesDefault {
+		t.Error(err, len(asked))
+	}
+}
+
+func TestARefusalBehindAnAttemptWithoutReplyStaysInDoubt(t *testing.T) {
+	client := dialed(t, listenFor(t, func(p *peer, number int) {
+		p.greet()
+		if number == 0 {
+			p.request()
+			return
+		}
+		p.refuse(TooOld)
+		p.request()
+	}), Options{})
+	_, err := client.Send(patient(t), &Message{Subject: "s", ID: "i", Due: time.UnixMilli(5)})
+	var without *NoReplyError
+	if !errors.Is(err, TooOld) || !errors.As(err, &without) || !without.MaybeDone {
+		t.Error(err)
+	}
+}
+
+func TestTheNextAddressIsTakenWhereOneFails(t *testing.T) {
+	closed, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	closed.Close()
+	first := listenFor(t, func(p *peer, number int) {
+		if number == 0 {
+			p.greet()
+		}
+	})
+	second := listenFor(t, func(p *peer, number int) {
+		p.greet()
+		id, _, _ := p.request()
+		p.answer(id, true, map[string]any{"server_us": 5})
+		p.request()
+	})
+	client := dialed(t, closed.Addr().String()+", "+first+", "+second, Options{})
+	if client.Address() != first {
+		t.Fatal(client.Address())
+	}
+	if _, err := client.Ping(patient(t)); err != nil || client.Address() != second {
+		t.Error(err, client.Address())
+	}
+}
+
+func TestASilentAddressIsPassedOver(t *testing.T) {
+	release := make(chan struct{})
+	silent := listenFor(t, func(p *peer, number int) { <-release })
+	t.Cleanup(func() { close(release) })
+	good := listenFor(t, func(p *peer, number int) {
+		p.greet()
+		p.request()
+	})
+	client := dialed(t, silent+","+good, Options{ConnectTimeout: time.Second})
+	if client.Address() != good {
+		t.Error(client.Address())
+	}
+}
+
+func TestNoServerNamesEveryAddress(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := listener.Addr().String()
+	listener.Close()
+	_, err = Dial(patient(t), address+","+address, Options{})
+	var none *ConnectError
+	var refused *net.OpError
+	if !errors.As(err, &none) || len(none.Causes) != 2 || !errors.Is(err, ErrConnectionLost) || !errors.As(err, &refused) {
+		t.Error(err)
+	}
+	for _, bad := range []string{"nonsense", " , "} {
+		if _, err := Dial(patient(t), bad, Options{}); err == nil {
+			t.Error(bad)
+		}
+	}
+}
+
+func TestASteppedClockIsReadAgain(t *testing.T) {
+	client := scripted(t, func(p *peer) {
+		p.greet()
+		p.answer(0, true, map[string]any{"novel": 1, "clock_stepped_us": 1799999940000000})
+		for serverUs := int64(1); ; serverUs++ {
+			id, operation, _ := p.request()
+			if operation == "" {
+				return
+			}
+			p.answer(id, true, map[string]any{"server_us": serverUs * 1000})
+		}
+	})
+	// The reply to the ping comes behind the notice. The next reading is the second one, at 2 ms of the server's clock.
+	if _, err := client.Ping(patient(t)); err != nil {
+		t.Fatal(err)
+	}
+	message := &Message{Subject: "s", Delay: time.Second}
+	if err := client.Resolve(patient(t), message); err != nil || message.Due.Year() != 1970 {
+		t.Error(message.Due, err)
+	}
+}
+
+func TestDeliveriesOfAnotherServerAreNotSettledHere(t *testing.T) {
+	client := scripted(t, func(p *peer) {
+		p.greet()
+		id, operation, arguments := p.request()
+		if operation != "ack" || arguments["deliveries"] != int64(7) || arguments["count"] != int64(1) {
+			t.Error(operation, arguments)
+		}
+		p.answer(id, true, map[string]any{"acked": 1, "unknown": 0})
+		p.request()
+	})
+	here := Received{Stored: Stored{Subject: "s"}, Group: "g", Node: "5f3a9c0d2b71", Delivery: 7}
+	there := here
+	there.Node, there.Delivery = "ffffffffffff", 8
+	if acked, err := client.Ack(patient(t), here, there); err != nil || acked != (Acked{Acked: 1, Unknown: 1}) {
+		t.Error(acked, err)
+	}
+}
+
+// goroutines counts those that run code of the client.
+func goroutines() (count int, stacks string) {
+	buffer := make([]byte, 1<<20)
+	stacks = string(buffer[:runtime.Stack(buffer, true)])
+	for _, stack := range strings.Split(stacks, "\n\n") {
+		if strings.Contains(stack, "(*connection)") || strings.Contains(stack, "(*Client)") {
+			count++
+		}
+	}
+	return count, stacks
+}
+
+func TestCloseEndsAllGoroutines(t *testing.T) {
+	pulling, cancel := context.WithCancel(patient(t))
+	pulled := make(chan struct{})
+	client := scripted(t, func(p *peer) {
+		p.greet()
+		p.request()
+		close(pulled)
+		for _, operation, _ := p.request(); operation != ""; _, operation, _ = p.request() {
+		}
+	})
+	ended := make(chan error)
+	go func() {
+		_, err := client.Pull(pulling, Pull{Subject: "s", Group: "g", Wait: time.Minute})
+		ended <- err
+	}()
+	<-pulled
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	client.Close() // a goroutine waits for the answer to cancel_wait, which never comes
+	if count, stacks := goroutines(); count != 0 {
+		t.Errorf("%d goroutines are left\n%s", count, stacks)
+	}
+	if _, err := Dial(patient(t), "127.0.0.1:1", Options{Retries: -1}); err == nil {
+		t.Error("a server at port 1")
+	}
+	if count, stacks := goroutines(); count != 0 {
+		t.Errorf("%d goroutines are left by a Dial that failed\n%s", count, stacks)
 	}
 }

@@ -44,16 +44,24 @@ type reply struct {
 
 // wireError is an error, or an item that failed, as it comes over the wire.
 type wireError struct {
-	Error        string `msgpack:"error"`
-	Message      string `msgpack:"message"`
-	RetryAfterMs int64  `msgpack:"retry_after_ms"`
+	Error        ErrorName `msgpack:"error"`
+	Message      string    `msgpack:"message"`
+	RetryAfterMs int64     `msgpack:"retry_after_ms"`
+	First        int64     `msgpack:"first"`
+	End          int64     `msgpack:"end"`
+	Line         int       `msgpack:"line"`
+	Column       int       `msgpack:"column"`
+	Offset       int       `msgpack:"offset"`
 }
 
 func (w *wireError) named() *Error {
 	if w.Error == "" {
 		return nil
 	}
-	return &Error{Name: w.Error, Message: w.Message, RetryAfter: milliseconds(w.RetryAfterMs)}
+	return &Error{
+		Name: w.Error, Message: w.Message, RetryAfter: milliseconds(w.RetryAfterMs),
+		First: w.First, End: w.End, Line: w.Line, Column: w.Column, Offset: w.Offset,
+	}
 }
 
 func milliseconds(count int64) time.Duration { return time.Duration(count) * time.Millisecond }

@@ -21,6 +21,9 @@ const (
 	Retired          = "retired"
 	AlreadyCancelled = "already_cancelled"
 	TooLate          = "too_late"
+	RolledBack       = "rolled_back"
+	Prepared         = "prepared"
+	Committed        = "committed"
 )
 
 // Name names a message in place of a receipt.
@@ -73,11 +76,11 @@ func (r *stateRow) state() State {
 	}
 }
 
-func (c *Client) states(ctx context.Context, operation, form string, items any, count int) ([]State, error) {
+func (c *Client) states(ctx context.Context, kind effect, operation, form string, items any, count int) ([]State, error) {
 	var result struct {
 		Results []stateRow `msgpack:"results"`
 	}
-	if err := c.call(ctx, operation, map[string]any{form: items}, &result); err != nil {
+	if err := c.call(ctx, kind, operation, map[string]any{form: items}, &result); err != nil {
 		return nil, err
 	}
 	if len(result.Results) != count {
@@ -98,24 +101,25 @@ func names(of []Name) []any {
 	return rows
 }
 
-// Cancel stops messages. Cancelled is on disk, and means that the message is never delivered.
+// Cancel stops messages. Cancelled is on disk, and means that the message is never delivered. Where the client
+// repeated the request, AlreadyCancelled can be the work of its first attempt.
 func (c *Client) Cancel(ctx context.Context, receipts ...Receipt) ([]State, error) {
-	return c.states(ctx, "cancel", "receipts", receipts, len(receipts))
+	return c.states(ctx, sameAsOnce, "cancel", "receipts", receipts, len(receipts))
 }
 
 // CancelNamed stops messages by their names. A name that fits no message has a receipt with the sequence 0.
 func (c *Client) CancelNamed(ctx context.Context, of ...Name) ([]State, error) {
-	return c.states(ctx, "cancel", "messages", names(of), len(of))
+	return c.states(ctx, sameAsOnce, "cancel", "messages", names(of), len(of))
 }
 
 // Lookup tells what became of messages. It does not know about acks.
 func (c *Client) Lookup(ctx context.Context, receipts ...Receipt) ([]State, error) {
-	return c.states(ctx, "lookup", "receipts", receipts, len(receipts))
+	return c.states(ctx, changesNothing, "lookup", "receipts", receipts, len(receipts))
 }
 
 // LookupNamed tells what became of messages, by their names.
 func (c *Client) LookupNamed(ctx context.Context, of ...Name) ([]State, error) {
-	return c.states(ctx, "lookup", "messages", names(of), len(of))
+	return c.states(ctx, changesNothing, "lookup", "messages", names(of), len(of))
 }
 
 // Move is another due time for a message. What is nil stays as it was.
@@ -163,7 +167,7 @@ func (m *Move) wire(dueMs int64) map[string]any {
 }
 
 // Reschedule moves messages to another due time: a cancel and a send in one atomic step for each.
-// Do not repeat it blindly: look the old message up, RescheduledTo is the new one.
+// The client repeats it only where nothing was done. After a NoReplyError with MaybeDone look the old message up, RescheduledTo is the new one.
 func (c *Client) Reschedule(ctx context.Context, moves ...Move) ([]Moved, error) {
 	delays := make([]time.Duration, len(moves))
 	for row := range moves {
@@ -194,7 +198,7 @@ func (c *Client) Reschedule(ctx context.Context, moves ...Move) ([]Moved, error)
 			Sequence   int64   `msgpack:"sequence"`
 		} `msgpack:"results"`
 	}
-	if err := c.call(ctx, "reschedule", map[string]any{"items": items}, &result); err != nil {
+	if err := c.call(ctx, notTwice, "reschedule", map[string]any{"items": items}, &result); err != nil {
 		return nil, err
 	}
 	if len(result.Results) != len(moves) {

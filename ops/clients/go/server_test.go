@@ -33,7 +33,6 @@ import (
 const patience = time.Minute
 
 type testServer struct {
-	t       *testing.T
 	command *exec.Cmd
 	address string
 	log     *bytes.Buffer
@@ -48,20 +47,29 @@ func startServer(t *testing.T, folder string, settings ...string) *testServer {
 	if program == "" {
 		t.Skip("DELAYSERVER, the path of the command, is not set")
 	}
+	server, err := launch(program, folder, settings...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(server.kill)
+	return server
+}
+
+// launch starts a server on ports of its own, and returns when it is ready.
+func launch(program, folder string, settings ...string) (*testServer, error) {
 	arguments := []string{"serve", "--data-dir", folder, "--port", "0", "--http-port", "0"}
 	for _, setting := range settings {
 		arguments = append(arguments, "--set", setting)
 	}
-	server := &testServer{t: t, command: exec.Command(program, arguments...), log: &bytes.Buffer{}, copied: make(chan struct{})}
+	server := &testServer{command: exec.Command(program, arguments...), log: &bytes.Buffer{}, copied: make(chan struct{})}
 	server.command.Stderr = server.log
 	output, err := server.command.StdoutPipe()
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
 	if err := server.command.Start(); err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
-	t.Cleanup(server.kill)
 	lines := bufio.NewReader(output)
 	for server.address == "" {
 		line, err := lines.ReadString('\n')
@@ -69,14 +77,14 @@ func startServer(t *testing.T, folder string, settings ...string) *testServer {
 			server.address = found[1]
 		} else if err != nil {
 			server.kill()
-			t.Fatalf("the server did not start: %v\n%s", err, server.log)
+			return nil, fmt.Errorf("the server did not start: %w\n%s", err, server.log)
 		}
 	}
 	go func() {
 		_, _ = io.Copy(io.Discard, lines)
 		close(server.copied)
 	}()
-	return server
+	return server, nil
 }
 
 func (s *testServer) kill() {
@@ -97,12 +105,7 @@ func patient(t *testing.T) context.Context {
 
 func dial(t *testing.T, server *testServer) *Client {
 	t.Helper()
-	client, err := Dial(patient(t), server.address, Options{Name: "test"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { client.Close() })
-	return client
+	return dialed(t, server.address, Options{Name: "test"})
 }
 
 func must[T any](result T, err error) func(t *testing.T) T {
@@ -116,7 +119,7 @@ func must[T any](result T, err error) func(t *testing.T) T {
 }
 
 func TestAgainstAServer(t *testing.T) {
-	server := startServer(t, t.TempDir())
+	server := startServer(t, t.TempDir(), "message.delay_levels=1s 5s")
 	client := dial(t, server)
 	for name, check := range map[string]func(*testing.T, *testServer, *Client){
 		"hello, ping, status and route tell of the server":   checkWatch,
@@ -133,6 +136,14 @@ func TestAgainstAServer(t *testing.T) {
 		"goroutines share a connection":                      checkGoroutines,
 		"the server answers bad frames as the vectors say":   checkBadFrames,
 		"an ack inside a pull counts, and groups tell of it": checkGroups,
+		"published messages come with tag and order key":     checkPublish,
+		"columns carry tags and order keys":                  checkTags,
+		"transactions are committed, rolled back, asked for": checkTransactions,
+		"a lease is extended":                                checkExtend,
+		"a message that is given up is listed and resent":    checkDeadLetters,
+		"a group seeks, is read beside, found and removed":   checkPositions,
+		"a batch that is sent twice tells its duplicates":    checkDuplicates,
+		"messages can be sent by delay level":                checkLevels,
 	} {
 		check := check
 		t.Run(name, func(t *testing.T) { check(t, server, client) })
@@ -165,11 +176,7 @@ func take(t *testing.T, client *Client, subject, group string, count int) []Rece
 	var all []Received
 	for len(all) < count {
 		rows := must(client.Pull(ctx, Pull{Subject: subject, Group: group, Max: count, Wait: 10 * time.Second}))(t)
-		var deliveries []int64
-		for _, row := range rows {
-			deliveries = append(deliveries, row.Delivery)
-		}
-		if acked := must(client.Ack(ctx, subject, group, deliveries...))(t); acked != (Acked{Acked: len(rows)}) {
+		if acked := must(client.Ack(ctx, rows...))(t); acked != (Acked{Acked: len(rows)}) {
 			t.Fatalf("%+v for %d", acked, len(rows))
 		}
 		all = append(all, rows...)
@@ -180,14 +187,14 @@ func take(t *testing.T, client *Client, subject, group string, count int) []Rece
 func checkRoundTrip(t *testing.T, server *testServer, client *Client) {
 	ctx := patient(t)
 	message := &Message{Subject: "round", Body: []byte{0, 255}, Properties: map[string]string{"trace": "7"}}
-	receipt := must(client.Send(ctx, message))(t)
+	receipt := must(client.Send(ctx, message))(t).Receipt
 	row := take(t, client, "round", "billing", 1)[0]
 	serverID, dueMs, sequence, err := receipt.Parts()
 	if err != nil || row.ServerID != serverID || row.DueMs != dueMs || row.Sequence != sequence || row.ID != message.ID ||
 		!bytes.Equal(row.Body, message.Body) || row.Properties["trace"] != "7" || row.Attempt != 1 {
 		t.Errorf("%+v of %s", row, receipt)
 	}
-	if again := must(client.Ack(ctx, "round", "billing", row.Delivery))(t); again != (Acked{Unknown: 1}) {
+	if again := must(client.Ack(ctx, row))(t); again != (Acked{Unknown: 1}) {
 		t.Errorf("%+v", again)
 	}
 }
@@ -211,8 +218,12 @@ func checkDelay(t *testing.T, server *testServer, client *Client) {
 func checkRepeat(t *testing.T, server *testServer, client *Client) {
 	ctx := patient(t)
 	message := &Message{Subject: "repeat", Body: []byte("x"), Delay: 50 * time.Millisecond}
-	first := must(client.Send(ctx, message))(t)
-	second := must(dial(t, server).Send(ctx, message))(t)
+	first := must(client.Send(ctx, message))(t).Receipt
+	again := must(dial(t, server).Send(ctx, message))(t)
+	second := again.Receipt
+	if again.Duplicate == nil || !*again.Duplicate || again.Original != first {
+		t.Errorf("%+v", again)
+	}
 	take(t, client, "repeat", "billing", 1)
 	if first == second || first.Due() != second.Due() {
 		t.Error(first, second)
@@ -269,7 +280,7 @@ func checkRejectedRows(t *testing.T, server *testServer, client *Client) {
 func checkMessages(t *testing.T, server *testServer, client *Client) {
 	ctx := patient(t)
 	message := &Message{Subject: "later", Body: []byte("x"), Delay: time.Hour}
-	receipt := must(client.Send(ctx, message))(t)
+	receipt := must(client.Send(ctx, message))(t).Receipt
 	if state := must(client.Lookup(ctx, receipt))(t)[0]; state.Outcome != Pending || state.Subject != "later" {
 		t.Errorf("%+v", state)
 	}
@@ -288,15 +299,15 @@ func checkMessages(t *testing.T, server *testServer, client *Client) {
 	if row := take(t, client, "later", "billing", 1)[0]; string(row.Body) != "y" || row.ID != message.ID || now.Outcome != Cancelled {
 		t.Errorf("%+v %+v", row, now)
 	}
-	other := must(client.Send(ctx, &Message{Subject: "later", Delay: time.Hour, ID: "o"}))(t)
+	other := must(client.Send(ctx, &Message{Subject: "later", Delay: time.Hour, ID: "o"}))(t).Receipt
 	states := must(client.Cancel(ctx, other, other, "nonsense", NewReceipt("ffffffffffff", 0, 1), NewReceipt(client.Server().ID, other.Due().UnixMilli(), 1<<40)))(t)
-	for row, want := range []string{Cancelled, AlreadyCancelled, ReceiptInvalid, ForeignReceipt, Unknown} {
-		got := states[row].Outcome
+	for row, want := range []any{Cancelled, AlreadyCancelled, ReceiptInvalid, ForeignReceipt, Unknown} {
+		got := any(states[row].Outcome)
 		if states[row].Err != nil {
 			got = states[row].Err.Name
 		}
 		if got != want {
-			t.Errorf("row %d: %s, want %s", row, got, want)
+			t.Errorf("row %d: %v, want %v", row, got, want)
 		}
 	}
 	if state := must(client.CancelNamed(ctx, Name{"later", "o", other.Due()}))(t)[0]; state.Outcome != AlreadyCancelled {
@@ -313,7 +324,7 @@ func checkNothing(t *testing.T, server *testServer, client *Client) {
 	if sent := must(client.SendColumns(ctx, refused))(t); len(sent.Rejected) != 1 || sent.Rejected[0].Err.Name != TooOld || sent.Receipts[0] != "" {
 		t.Errorf("%+v", sent)
 	}
-	if acked := must(client.Ack(ctx, "nothing", "billing"))(t); acked != (Acked{}) {
+	if acked := must(client.Ack(ctx))(t); acked != (Acked{}) {
 		t.Errorf("%+v", acked)
 	}
 }
@@ -323,14 +334,14 @@ func checkNack(t *testing.T, server *testServer, client *Client) {
 	must(client.Send(ctx, &Message{Subject: "nack", Body: []byte("x")}))(t)
 	pull := Pull{Subject: "nack", Group: "billing", Wait: 20 * time.Second}
 	first := must(client.Pull(ctx, pull))(t)[0]
-	if nacked := must(client.Nack(ctx, "nack", "billing", 0, first.Delivery))(t); nacked != (Nacked{Nacked: 1}) {
+	if nacked := must(client.Nack(ctx, NackOptions{Delay: AtOnce}, first))(t); nacked != (Nacked{Nacked: 1}) {
 		t.Errorf("%+v", nacked)
 	}
 	second := must(client.Pull(ctx, pull))(t)[0]
 	if second.ID != first.ID || second.Attempt != 2 {
 		t.Errorf("%+v", second)
 	}
-	if nacked := must(client.Nack(ctx, "nack", "billing", ServerPause, second.Delivery))(t); nacked.Nacked != 1 {
+	if nacked := must(client.Nack(ctx, NackOptions{}, second))(t); nacked.Nacked != 1 {
 		t.Errorf("%+v", nacked)
 	}
 	if third := take(t, client, "nack", "billing", 1)[0]; third.Attempt != 3 {
@@ -355,7 +366,7 @@ func checkErrors(t *testing.T, server *testServer, client *Client) {
 	_, noRoute := client.Cancel(ctx)
 	for _, row := range []struct {
 		err  error
-		name string
+		name ErrorName
 	}{
 		{send(Message{Due: time.UnixMilli(1)}), TooOld},
 		{send(Message{Delay: 3 * 366 * 24 * time.Hour}), TooFar},
@@ -369,15 +380,15 @@ func checkErrors(t *testing.T, server *testServer, client *Client) {
 		{badGroup, SubjectInvalid},
 		{badWait, InvalidArgument},
 		{noRoute, InvalidArgument},
-		{client.call(ctx, "nonsense", map[string]any{}, &struct{}{}), UnknownOperation},
+		{client.call(ctx, changesNothing, "nonsense", map[string]any{}, &struct{}{}), UnknownOperation},
 	} {
 		var named *Error
-		if !errors.As(row.err, &named) || named.Name != row.name || named.Message == "" || named.Again() || !errors.Is(row.err, &Error{Name: row.name}) {
+		if !errors.As(row.err, &named) || named.Name != row.name || named.Message == "" || named.Again() || !errors.Is(row.err, row.name) || !errors.Is(row.err, &Error{Name: row.name}) {
 			t.Errorf("%v, want %s", row.err, row.name)
 		}
 	}
-	if client.Err() != nil {
-		t.Error(client.Err())
+	if err := client.current.failure(); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -389,7 +400,7 @@ func checkLongPoll(t *testing.T, server *testServer, client *Client) {
 		ended <- err
 	}()
 	// The pull is open at the client before it is cancelled, so that the wait really is at the server.
-	for len(client.pulls) == 0 {
+	for len(client.current.pulls) == 0 {
 		time.Sleep(time.Millisecond)
 	}
 	must(client.Ping(patient(t)))(t)
@@ -399,7 +410,7 @@ func checkLongPoll(t *testing.T, server *testServer, client *Client) {
 	if !errors.Is(err, context.Canceled) || errors.Is(err, ErrConnectionLost) || !errors.As(err, &without) {
 		t.Error(err)
 	}
-	for len(client.pulls) > 0 { // the place is free when the server has answered the pull, a minute early
+	for len(client.current.pulls) > 0 { // the place is free when the server has answered the pull, a minute early
 		time.Sleep(time.Millisecond)
 	}
 	must(client.Send(patient(t), &Message{Subject: "poll", Body: []byte("x")}))(t)
@@ -428,7 +439,7 @@ func checkGoroutines(t *testing.T, server *testServer, client *Client) {
 					t.Error(rows, err)
 					return
 				}
-				if _, err := client.Ack(ctx, subject, "billing", rows[0].Delivery); err != nil {
+				if _, err := client.Ack(ctx, rows[0]); err != nil {
 					t.Error(err)
 					return
 				}
@@ -444,8 +455,8 @@ func checkGroups(t *testing.T, server *testServer, client *Client) {
 		must(client.Send(ctx, &Message{Subject: "grouped", Body: []byte("x")}))(t)
 	}
 	first := must(client.Pull(ctx, Pull{Subject: "grouped", Group: "billing", Wait: 20 * time.Second}))(t)[0]
-	second := must(client.Pull(ctx, Pull{Subject: "grouped", Group: "billing", Wait: 20 * time.Second, Ack: []int64{first.Delivery}}))(t)[0]
-	if acked := must(client.Ack(ctx, "grouped", "billing", first.Delivery, second.Delivery))(t); acked != (Acked{Acked: 1, Unknown: 1}) {
+	second := must(client.Pull(ctx, Pull{Subject: "grouped", Group: "billing", Wait: 20 * time.Second, Ack: []Received{first}}))(t)[0]
+	if acked := must(client.Ack(ctx, first, second))(t); acked != (Acked{Acked: 1, Unknown: 1}) {
 		t.Errorf("%+v", acked)
 	}
 	groups := must(client.Groups(ctx, "grouped"))(t)
@@ -502,13 +513,13 @@ func TestAServerThatIsKilledIsALostConnectionAndItsMessagesSurvive(t *testing.T)
 	client := dial(t, server)
 	ctx := patient(t)
 	message := &Message{Subject: "killed", Body: []byte("x"), Delay: time.Hour}
-	receipt := must(client.Send(ctx, message))(t)
+	receipt := must(client.Send(ctx, message))(t).Receipt
 	ended := make(chan error)
 	go func() {
 		_, err := client.Pull(ctx, Pull{Subject: "killed", Group: "billing", Wait: time.Minute})
 		ended <- err
 	}()
-	for len(client.pulls) == 0 {
+	for len(client.current.pulls) == 0 {
 		time.Sleep(time.Millisecond)
 	}
 	must(client.Ping(ctx))(t) // the pull is written before the ping, or waits for the writer; both end below
@@ -518,16 +529,16 @@ func TestAServerThatIsKilledIsALostConnectionAndItsMessagesSurvive(t *testing.T)
 	if !errors.As(err, &without) || !errors.Is(err, ErrConnectionLost) {
 		t.Fatal(err)
 	}
-	<-client.Lost()
 	_, err = client.Send(ctx, message)
-	if !errors.As(err, &without) || without.MaybeDone || !errors.Is(err, ErrConnectionLost) {
+	var none *ConnectError
+	if !errors.As(err, &without) || without.MaybeDone || !errors.Is(err, ErrConnectionLost) || !errors.As(err, &none) {
 		t.Fatal(err)
 	}
 	again := dial(t, startServer(t, folder))
 	if state := must(again.Lookup(ctx, receipt))(t)[0]; state.Outcome != Pending {
 		t.Errorf("%+v", state)
 	}
-	repeated := must(again.Send(ctx, message))(t)
+	repeated := must(again.Send(ctx, message))(t).Receipt
 	if repeated.Due() != receipt.Due() {
 		t.Error(receipt, repeated)
 	}
@@ -589,13 +600,269 @@ func TestTokensAndTLS(t *testing.T) {
 	}
 	stranger := must(Dial(ctx, server.address, Options{TLS: config}))(t)
 	defer stranger.Close()
-	if _, err := stranger.Send(ctx, &Message{Subject: "s"}); !errors.Is(err, &Error{Name: "unauthenticated"}) {
+	if _, err := stranger.Send(ctx, &Message{Subject: "s"}); !errors.Is(err, &Error{Name: Unauthenticated}) {
 		t.Error(err)
 	}
-	if _, err := Dial(ctx, server.address, Options{TLS: config, Token: "dst_wrong"}); !errors.Is(err, &Error{Name: "unauthenticated"}) {
+	if _, err := Dial(ctx, server.address, Options{TLS: config, Token: "dst_wrong"}); !errors.Is(err, &Error{Name: Unauthenticated}) {
 		t.Error(err)
 	}
 	client := must(Dial(ctx, server.address, Options{TLS: config, Token: token.Token}))(t)
 	defer client.Close()
 	must(client.Send(ctx, &Message{Subject: "s"}))(t)
+}
+
+func checkPublish(t *testing.T, server *testServer, client *Client) {
+	ctx := patient(t)
+	message := &Message{Subject: "published", Body: []byte("x"), ID: "p", Tag: "paid", OrderKey: "k", Properties: map[string]string{"a": "b"}}
+	if got := must(client.Publish(ctx, message))(t); *got != (Published{"p", "published", 0}) {
+		t.Errorf("%+v", got)
+	}
+	batch := &Batch{Subject: "published", Bodies: [][]byte{[]byte("y"), make([]byte, client.Server().Limits.BodyBytesMax+1), []byte("z")}, Tag: "paid"}
+	sent := must(client.PublishColumns(ctx, batch))(t)
+	if len(sent.Rejected) != 1 || !errors.Is(sent.Rejected[0].Err, MessageTooLarge) || fmt.Sprint(sent.Positions) != "[1 -1 2]" {
+		t.Errorf("%+v", sent)
+	}
+	rows := take(t, client, "published", "billing", 3)
+	if rows[0].Tag != "paid" || rows[0].OrderKey != "k" || rows[0].ID != "p" || rows[2].Tag != "paid" || rows[2].OrderKey != "" || rows[2].Position != 2 {
+		t.Errorf("%+v", rows)
+	}
+	if _, err := client.Publish(ctx, &Message{Subject: "published", Delay: time.Second}); err == nil {
+		t.Error("a published message has a delay")
+	}
+}
+
+func checkTags(t *testing.T, server *testServer, client *Client) {
+	ctx := patient(t)
+	batch := &Batch{Subject: "tagged", Bodies: [][]byte{[]byte("0"), []byte("1"), []byte("2")}, Tags: []string{"paid", "", "new"},
+		OrderKeys: []string{"", "k", "k"}}
+	must(client.SendColumns(ctx, batch))(t)
+	for _, row := range take(t, client, "tagged", "all", 3) {
+		index := int(row.Body[0] - '0')
+		if row.Tag != batch.Tags[index] || row.OrderKey != batch.OrderKeys[index] {
+			t.Errorf("%+v", row)
+		}
+	}
+	filtered := must(client.Pull(ctx, Pull{Subject: "tagged", Group: "new", Tags: "new", Max: 3, Wait: 20 * time.Second}))(t)
+	if len(filtered) != 1 || filtered[0].Tag != "new" {
+		t.Errorf("%+v", filtered)
+	}
+	_, err := client.Pull(ctx, Pull{Subject: "tagged", Group: "bad", Where: "price >"})
+	var named *Error
+	if !errors.As(err, &named) || named.Name != FilterInvalid || named.Line != 1 || named.Column != 8 {
+		t.Errorf("%+v", err)
+	}
+}
+
+func checkTransactions(t *testing.T, server *testServer, client *Client) {
+	ctx := patient(t)
+	terms := Transaction{Group: "shop", CheckAfter: time.Second, ChecksMax: Some(9), Policy: PolicyRollback}
+	prepare := func() Receipt {
+		return must(client.Prepare(ctx, terms, &Message{Subject: "prepared", Body: []byte("x"), Due: time.Now().Add(-time.Second)}))(t).Receipt
+	}
+	first, second := prepare(), prepare()
+	if state := must(client.Lookup(ctx, first))(t)[0]; state.Outcome != Prepared {
+		t.Errorf("%+v", state)
+	}
+	rolled := must(client.Rollback(ctx, second, NewReceipt(client.Server().ID, first.Due().UnixMilli(), 1<<40)))(t)
+	if rolled[0].Outcome != RolledBack || !errors.Is(rolled[1].Err, TransactionUnknown) {
+		t.Errorf("%+v", rolled)
+	}
+	var check CheckBack
+	for check.Transaction != first {
+		asked := take(t, client, CheckSubject("shop"), "shop", 1)[0]
+		var ok bool
+		if check, ok = CheckBackOf(&asked); !ok {
+			t.Fatalf("%+v", asked)
+		}
+	}
+	if check.Subject != "prepared" || check.Check < 1 || check.ChecksMax != 9 || !check.Due.Equal(first.Due()) {
+		t.Errorf("%+v", check)
+	}
+	committed := must(client.Commit(ctx, check.Transaction, second))(t)
+	if committed[0].Outcome != Committed || !errors.Is(committed[1].Err, TransactionEnded) || committed[1].Err.Outcome != RolledBack {
+		t.Errorf("%+v", committed)
+	}
+	row := take(t, client, "prepared", "billing", 1)[0]
+	if NewReceipt(row.ServerID, row.DueMs, row.Sequence) != committed[0].NewReceipt {
+		t.Errorf("%+v %+v", row, committed)
+	}
+	if _, ok := CheckBackOf(&row); ok {
+		t.Error("an ordinary message is a check-back")
+	}
+	batch := must(client.PrepareColumns(ctx, terms, &Batch{Subject: "prepared", Bodies: [][]byte{[]byte("y")}}))(t)
+	later := time.Now().Add(time.Hour).Truncate(time.Millisecond)
+	if ended := must(client.CommitAt(ctx, later, batch.Receipts...))(t); ended[0].DueMs != later.UnixMilli() {
+		t.Errorf("%+v", ended)
+	}
+}
+
+func checkExtend(t *testing.T, server *testServer, client *Client) {
+	ctx := patient(t)
+	must(client.Send(ctx, &Message{Subject: "extended", Body: []byte("x")}))(t)
+	pull := Pull{Subject: "extended", Group: "billing", Wait: 20 * time.Second, Outlive: time.Minute}
+	rows := must(client.Pull(ctx, pull))(t)
+	if extended := must(client.Extend(ctx, ExtendOptions{AckTimeout: time.Hour}, rows...))(t); extended != (Extended{Extended: 1}) {
+		t.Errorf("%+v", extended)
+	}
+	must(client.Ack(ctx, rows...))(t)
+	if extended := must(client.Extend(ctx, ExtendOptions{}, rows...))(t); extended != (Extended{Unknown: 1}) {
+		t.Errorf("%+v", extended)
+	}
+	// A consumer whose connection ends gives its message back, where the pull asked for it.
+	must(client.Send(ctx, &Message{Subject: "extended", Body: []byte("x")}))(t)
+	other := dial(t, server)
+	pull.Outlive = time.Millisecond
+	lost := must(other.Pull(ctx, pull))(t)
+	other.Close()
+	if again := take(t, client, "extended", "billing", 1)[0]; again.ID != lost[0].ID || again.Attempt != 2 {
+		t.Errorf("%+v", again)
+	}
+}
+
+func checkDeadLetters(t *testing.T, server *testServer, client *Client) {
+	ctx := patient(t)
+	policy := must(client.SetPolicy(ctx, "given-up", "billing", Policy{Attempts: Some(1), FirstMs: Some(int64(500))}))(t)
+	if *policy.Policy.Attempts != 1 || policy.Applies.FirstMs != 500 || policy.Policy.Factor != nil {
+		t.Errorf("%+v", policy)
+	}
+	for row := 0; row < 2; row++ {
+		must(client.Send(ctx, &Message{Subject: "given-up", Body: []byte("x"), ID: fmt.Sprint(row)}))(t)
+		first := must(client.Pull(ctx, Pull{Subject: "given-up", Group: "billing", Wait: 20 * time.Second}))(t)
+		if nacked := must(client.Nack(ctx, NackOptions{Reason: "bad"}, first...))(t); nacked != (Nacked{Nacked: 1, DeadLettered: 1}) {
+			t.Errorf("%+v", nacked)
+		}
+	}
+	page := must(client.DeadLetters(ctx, "given-up", "billing", DeadLetterQuery{Bodies: true, Max: 1}))(t)
+	if page.Left != 2 || page.Next == nil || len(page.Letters) != 1 || page.Letters[0].Text != "bad" || string(page.Letters[0].Body) != "x" {
+		t.Fatalf("%+v", page)
+	}
+	resent := must(client.ResendDeadLetters(ctx, "given-up", "billing", ResendOptions{Positions: []int64{page.Letters[0].Position}}))(t)
+	if resent.Resent != 1 || resent.Left != 1 {
+		t.Errorf("%+v", resent)
+	}
+	if row := take(t, client, "given-up", "billing", 1)[0]; row.ID != "0" || row.Attempt != 1 {
+		t.Errorf("%+v", row)
+	}
+	if dropped := must(client.DropDeadLetters(ctx, "given-up", "billing", DropOptions{}))(t); *dropped != (Dropped{Dropped: 1}) {
+		t.Errorf("%+v", dropped)
+	}
+	if policy := must(client.ReplacePolicy(ctx, "given-up", "billing", Policy{Factor: Some(3.0)}))(t); policy.Policy.Attempts != nil || policy.Applies.Factor != 3 {
+		t.Errorf("%+v", policy)
+	}
+	if policy := must(client.Policy(ctx, "given-up", "billing"))(t); *policy.Policy.Factor != 3 {
+		t.Errorf("%+v", policy)
+	}
+}
+
+func checkPositions(t *testing.T, server *testServer, client *Client) {
+	ctx := patient(t)
+	for row := 0; row < 3; row++ {
+		message := &Message{Subject: "positions", Body: []byte("x"), ID: fmt.Sprint(row), Properties: map[string]string{"keys": "a k-" + fmt.Sprint(row)}}
+		must(client.Publish(ctx, message))(t)
+	}
+	take(t, client, "positions", "billing", 3)
+	if sought := must(client.Seek(ctx, "positions", "billing", AtPosition(1)))(t); *sought != (Sought{1, 0, 3}) {
+		t.Errorf("%+v", sought)
+	}
+	if row := take(t, client, "positions", "billing", 1)[0]; row.ID != "1" {
+		t.Errorf("%+v", row)
+	}
+	_, err := client.Seek(ctx, "positions", "billing", AtPosition(9))
+	var named *Error
+	if !errors.As(err, &named) || named.Name != PositionOutOfRange || named.End != 3 {
+		t.Errorf("%+v", err)
+	}
+	if sought := must(client.Seek(ctx, "positions", "billing", AtTime(time.UnixMilli(5))))(t); sought.Position != 0 {
+		t.Errorf("%+v", sought)
+	}
+	must(client.Seek(ctx, "positions", "billing", Latest))(t)
+	if group := must(client.Group(ctx, "positions", "billing"))(t); group.Position != 3 || group.Lag != 0 {
+		t.Errorf("%+v", group)
+	}
+	page := must(client.Read(ctx, Read{Subject: "positions", Position: 1, Max: 2}))(t)
+	if page.Status != ReadFound || page.Next != 3 || len(page.Messages) != 2 || page.Messages[0].ID != "1" || page.Messages[1].Position != 2 {
+		t.Errorf("%+v", page)
+	}
+	if page := must(client.Read(ctx, Read{Subject: "positions", Position: page.Next}))(t); page.Status != ReadNothingYet {
+		t.Errorf("%+v", page)
+	}
+	if found := must(client.Find(ctx, Find{Key: "k-2", Subject: "positions"}))(t); len(found.Messages) != 1 || found.Messages[0].ID != "2" || found.Next != nil {
+		t.Errorf("%+v", found)
+	}
+	if listed := must(client.Subjects(ctx, SubjectQuery{Prefix: "positions"}))(t); fmt.Sprint(listed.Subjects) != "[positions]" {
+		t.Errorf("%+v", listed)
+	}
+	if node := must(client.KeyNode(ctx, "positions", "k"))(t); node == "" {
+		t.Error("a key has no node")
+	}
+	if err := client.RemoveGroup(ctx, "positions", "billing"); err != nil {
+		t.Error(err)
+	}
+	if _, err := client.Group(ctx, "positions", "billing"); !errors.Is(err, GroupUnknown) {
+		t.Error(err)
+	}
+	latest := must(client.Pull(ctx, Pull{Subject: "positions", Group: "late", Start: Latest, Max: 9}))(t)
+	if len(latest) != 0 {
+		t.Errorf("%+v", latest)
+	}
+	if _, err := client.Pull(ctx, Pull{Subject: "positions", Group: "never", Start: AtPosition(1)}); !errors.Is(err, InvalidArgument) {
+		t.Error(err)
+	}
+	if none := must(client.Pull(ctx, Pull{Subject: "positions", Group: "everyone", Broadcast: true}))(t); len(none) != 0 {
+		t.Errorf("%+v", none)
+	}
+	must(client.Publish(ctx, &Message{Subject: "positions", ID: "3"}))(t)
+	if all := must(client.Pull(ctx, Pull{Subject: "positions", Group: "everyone", Broadcast: true, Wait: 20 * time.Second}))(t); len(all) != 1 || all[0].ID != "3" {
+		t.Errorf("%+v", all)
+	}
+}
+
+func checkDuplicates(t *testing.T, server *testServer, client *Client) {
+	ctx := patient(t)
+	due := time.Now().Add(time.Hour).Truncate(time.Millisecond)
+	first := must(client.SendColumns(ctx, &Batch{Subject: "twice", Bodies: [][]byte{nil}, IDs: []string{"b"}, Due: []time.Time{due}}))(t)
+	if !first.DuplicatesKnown || len(first.Duplicates) != 0 {
+		t.Errorf("%+v", first)
+	}
+	must(client.Cancel(ctx, first.Receipts...))(t)
+	again := must(client.SendColumns(ctx, &Batch{Subjects: []string{"", "twice", "twice"}, Bodies: make([][]byte, 3), IDs: []string{"a", "a", "b"}, Due: []time.Time{due, due, due}}))(t)
+	if !again.DuplicatesKnown || len(again.Duplicates) != 1 || again.Duplicates[0] != (Duplicate{2, first.Receipts[0], Cancelled}) {
+		t.Errorf("%+v", again)
+	}
+}
+
+func checkLevels(t *testing.T, server *testServer, client *Client) {
+	ctx := patient(t)
+	levels := client.Server().DelayLevelsMs
+	if fmt.Sprint(levels) != "[1000 5000]" {
+		t.Fatal(levels)
+	}
+	message := &Message{Subject: "level", DelayLevel: 2}
+	before := must(client.Ping(ctx))(t)
+	if err := client.Resolve(ctx, message); err != nil || message.Due.Before(before.Add(4*time.Second)) || message.DelayLevel != 0 {
+		t.Error(message, err)
+	}
+	if err := client.Resolve(ctx, &Message{Subject: "level", DelayLevel: 3}); !errors.Is(err, InvalidArgument) {
+		t.Error(err)
+	}
+}
+
+func TestAClientGoesOnAtAnotherAddressWhenItsServerIsKilled(t *testing.T) {
+	first, second := startServer(t, t.TempDir()), startServer(t, t.TempDir())
+	client := dialed(t, first.address+","+second.address, Options{})
+	ctx := patient(t)
+	message := &Message{Subject: "moves", Body: []byte("x")}
+	receipt := must(client.Send(ctx, message))(t).Receipt
+	rows := must(client.Pull(ctx, Pull{Subject: "moves", Group: "billing", Wait: 20 * time.Second}))(t)
+	before := client.Server().ID
+	first.kill()
+	again := must(client.Send(ctx, message))(t).Receipt
+	if client.Address() != second.address || client.Server().ID == before || again == receipt || again.Due() != receipt.Due() {
+		t.Error(client.Address(), receipt, again)
+	}
+	// Its leases are at the server that is gone. The same numbers at the new one would be other messages.
+	if acked := must(client.Ack(ctx, rows...))(t); acked != (Acked{Unknown: 1}) {
+		t.Errorf("%+v", acked)
+	}
+	take(t, client, "moves", "billing", 1)
 }

@@ -7,8 +7,11 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"math"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"reflect"
 	"regexp"
 	"strings"
@@ -19,11 +22,11 @@ import (
 )
 
 type badFrame struct {
-	Name     string   `json:"name"`
-	HexParts [][2]any `json:"hex_parts"`
-	ID       int64    `json:"id"`
-	Error    string   `json:"error"`
-	Closes   bool     `json:"closes"`
+	Name     string    `json:"name"`
+	HexParts [][2]any  `json:"hex_parts"`
+	ID       int64     `json:"id"`
+	Error    ErrorName `json:"error"`
+	Closes   bool      `json:"closes"`
 }
 
 func (b *badFrame) bytes(t *testing.T) []byte {
@@ -203,7 +206,7 @@ func TestErrorsCarryNameMessageAndPause(t *testing.T) {
 	all := readVectors(t)
 	payload, _ := all.frame(t, "error reply")
 	answer, err := decodeReply(payload)
-	if err != nil || answer.id != 28 || !reflect.DeepEqual(answer.err, &Error{NotReady, "recovering", 200 * time.Millisecond}) {
+	if err != nil || answer.id != 28 || !reflect.DeepEqual(answer.err, &Error{Name: NotReady, Message: "recovering", RetryAfter: 200 * time.Millisecond}) {
 		t.Fatal(answer, err)
 	}
 }
@@ -220,8 +223,6 @@ func TestRequestsAreThoseOfTheVectors(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	delete(columnsWire, "message_ids") // the client always gives ids; the vector has none
-	delete(columnsWire, "message_id_length")
 	subjects := &Batch{
 		Subjects: []string{"orders", "bills"}, Bodies: [][]byte{[]byte("a"), []byte("b")}, Due: []time.Time{due, due},
 		IDs: []string{"o-2", ""}, Properties: []map[string]string{nil, {"trace": "7"}}, Expires: make([]time.Time, 2),
@@ -234,12 +235,41 @@ func TestRequestsAreThoseOfTheVectors(t *testing.T) {
 	subjectsWire["delay_ms"] = 1000
 	send := (&Message{Subject: "orders", Body: []byte{0, 255}, Due: due, Properties: map[string]string{"trace": "7"}, Expires: move}).wire()
 	delete(send, "message_id")
+	again := (&Message{Subject: "orders", Body: []byte("hi again"), Due: due, ID: "o-1"}).wire()
+	prepared := (&Message{Subject: "orders", Body: []byte("paid"), Due: due, ID: "o-1"}).wire()
+	terms := Transaction{Group: "shop", CheckAfter: 30 * time.Second, ChecksMax: Some(5), Policy: PolicyRollback}
+	second := Receipt("5f3a9c0d2b71-01a3185d3a60-000000000030")
+	published := (&Message{Subject: "orders", Body: []byte("hi"), Tag: "paid", OrderKey: "o-1"}).withoutTime()
+	tagged, err := (&Batch{
+		Subject: "orders", Bodies: [][]byte{[]byte("a"), []byte("bb"), []byte("ccc")}, Tags: []string{"paid", "", "new"},
+	}).withoutTimes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	hello := helloArguments("example", "")
+	delete(hello, "notices") // the vector is of a client without them
 	delivery := []int64{11258999068426240}
-	pull := Pull{Subject: "orders", Group: "billing", Max: 1000, Wait: time.Second, Ack: []int64{delivery[0], delivery[0] + 1}}
+	const node = "5f3a9c0d2b71"
+	leased := Received{Stored: Stored{Subject: "orders"}, Group: "billing", Node: node, Delivery: delivery[0]}
+	next, foreign := leased, leased
+	next.Delivery++
+	foreign.Node = "ffffffffffff"
+	query := DeadLetterQuery{Max: 10}
+	resend := (&ResendOptions{Max: 100, Rate: 50}).wire("orders", "billing")
+	resend["rate"] = int64(50) // a float and an integer of the same number are the same to a server
+	extend := settle("orders", "billing", delivery)
+	for field, value := range (&ExtendOptions{AckTimeout: 30 * time.Second, Outlive: 2 * time.Second}).wire() {
+		extend[field] = value
+	}
+	policy := groupArguments("orders", "billing")
+	policy["set"] = (&Policy{Attempts: Some(5), FirstMs: Some(int64(1000)), CapMs: Some(int64(60000))}).wire()
+	pull := Pull{Subject: "orders", Group: "billing", Max: 1000, Wait: time.Second, Ack: []Received{leased, foreign, next}}
 	nack := settle("orders", "billing", delivery)
-	nack["delay_ms"] = ceilMs(5 * time.Second)
+	for field, value := range (&NackOptions{Delay: 5 * time.Second}).wire() {
+		nack[field] = value
+	}
 	for name, arguments := range map[string]map[string]any{
-		"hello request":                    {"versions": []int{1}, "client": "example"},
+		"hello request":                    hello,
 		"ping request":                     {},
 		"send rows request":                {"messages": []any{send, map[string]any{"subject": "", "body": "x", "due_ms": due.UnixMilli()}}},
 		"send columns request":             columnsWire,
@@ -248,7 +278,25 @@ func TestRequestsAreThoseOfTheVectors(t *testing.T) {
 		"cancel names request":             {"messages": names([]Name{{"orders", "o-1", due}})},
 		"lookup request":                   {"receipts": []Receipt{receipt, "nonsense"}},
 		"reschedule request":               {"items": []any{(&Move{Receipt: receipt, Body: []byte("later")}).wire(move.UnixMilli())}},
-		"pull columns request":             pull.wire(),
+		"pull columns request":             pull.wire(node),
+		"send again request":               {"messages": []any{again}, "tell_duplicates": true},
+		"publish rows request":             {"messages": []any{published}},
+		"publish columns request":          tagged,
+		"prepare request":                  terms.terms(map[string]any{"messages": []any{prepared}}),
+		"commit request":                   {"receipts": []Receipt{receipt, second}},
+		"rollback request":                 {"receipts": []Receipt{second}},
+		"extend request":                   extend,
+		"group request":                    groupArguments("orders", "billing"),
+		"seek request":                     Earliest.seek(groupArguments("orders", "billing")),
+		"seek to a time request":           AtTime(due).seek(groupArguments("orders", "billing")),
+		"remove_group request":             groupArguments("orders", "billing"),
+		"read request":                     (&Read{Subject: "orders", Position: 1}).wire(),
+		"read behind the end request":      (&Read{Subject: "orders", Position: 9}).wire(),
+		"find request":                     (&Find{ID: "o-1", Subject: "orders", Max: 10}).wire(),
+		"subjects request":                 (&SubjectQuery{Pattern: "orders*", After: 12}).wire(),
+		"policy request":                   policy,
+		"dead_letters request":             query.wire("orders", "billing"),
+		"dead_letters resend request":      resend,
 		"ack request":                      settle("orders", "billing", delivery),
 		"nack request":                     nack,
 		"cancel_wait request":              {"id": 3},
@@ -293,22 +341,130 @@ func TestPulledColumnsBecomeMessages(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	rows, err := decodePulled(&Pull{Max: 2}, answer)
+	const server = "5f3a9c0d2b71"
+	rows, err := decodePulled(&Pull{Group: "billing", Max: 2}, server, answer)
 	if err != nil {
 		t.Fatal(err)
 	}
-	const server = "5f3a9c0d2b71"
 	want := []Received{
-		{ID: server + "-00000000002c", Subject: "orders", ServerID: server, Sequence: 44, DueMs: 1800000000005, AcceptedUs: 1799999940000000,
-			DispatchedUs: 1800000000005900, Attempt: 1, Body: []byte("bb"), Delivery: 11258999068426242},
-		{ID: "o-9", Subject: "orders", ServerID: server, Sequence: 60, DueMs: 1800000000009, AcceptedUs: 1799999940000000,
-			DispatchedUs: 1800000000009900, Attempt: 2, Body: []byte("x"), Properties: map[string]string{"trace": "7"}, Delivery: 4622945017495814144},
+		{Stored: Stored{ID: server + "-00000000002c", Subject: "orders", ServerID: server, Sequence: 44, DueMs: 1800000000005,
+			AcceptedUs: 1799999940000000, DispatchedUs: 1800000000005900, Body: []byte("bb"), Position: 2},
+			Group: "billing", Node: server, Attempt: 1, Delivery: 11258999068426242},
+		{Stored: Stored{ID: "o-9", Subject: "orders", ServerID: server, Sequence: 60, DueMs: 1800000000009, AcceptedUs: 1799999940000000,
+			DispatchedUs: 1800000000009900, Body: []byte("x"), Properties: map[string]string{"trace": "7"}, Position: -1},
+			Group: "billing", Node: server, Attempt: 2, Delivery: 4622945017495814144},
 	}
 	if !reflect.DeepEqual(rows, want) {
 		t.Errorf("\n got %+v\nwant %+v", rows, want)
 	}
-	if _, err := decodePulled(&Pull{Max: 1}, answer); err == nil {
+	if _, err := decodePulled(&Pull{Max: 1}, server, answer); err == nil {
 		t.Error("a reply with more rows than were asked for is taken")
+	}
+}
+
+// result decodes the reply of a vector as the client does.
+func result[T any](t *testing.T, name string) *T {
+	t.Helper()
+	payload, _ := readVectors(t).frame(t, name)
+	answer, err := decodeReply(payload)
+	if err != nil {
+		t.Fatal(name, err)
+	}
+	into := new(T)
+	if err := decodeResult(name, answer, into); err != nil {
+		t.Fatal(name, err)
+	}
+	return into
+}
+
+func equal(t *testing.T, got, want any) {
+	t.Helper()
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("\n got %+v\nwant %+v", got, want)
+	}
+}
+
+func TestRepliesOfTheVectorsAreRead(t *testing.T) {
+	const server = "5f3a9c0d2b71"
+	receipt, second := Receipt(server+"-01a3185c5000-00000000002a"), Receipt(server+"-01a3185d3a60-000000000030")
+	stored := Stored{ID: "o-1", Subject: "orders", Sequence: 42, ServerID: server, DueMs: 1800000000000, AcceptedUs: 1799999940000000,
+		DispatchedUs: 1800000000000900, Body: []byte("hi"), Properties: map[string]string{}}
+	stored.Position = 1
+	equal(t, *result[ReadPage](t, "read reply"), ReadPage{ReadFound, 0, 4, 2, []Stored{stored}})
+	equal(t, *result[ReadPage](t, "read behind the end reply"), ReadPage{ReadTooLarge, 0, 4, 4, []Stored{}})
+	stored.Position = 0
+	equal(t, *result[FoundPage](t, "find reply"), FoundPage{Messages: []Stored{stored}})
+	equal(t, *result[SubjectPage](t, "subjects reply"), SubjectPage{[]string{"orders", "orders.eu"}, 40, false})
+	equal(t, *result[Sought](t, "seek reply"), Sought{0, 0, 4})
+	group := result[GroupState](t, "group reply")
+	equal(t, *group, GroupState{Subject: "orders", Group: "billing", Position: 1, End: 4, Lag: 3, Leased: 1, Filtered: 2, Where: "price > 3",
+		OldestMs: Some(int64(1800000000005))})
+	policy := result[GroupPolicy](t, "policy reply")
+	equal(t, policy.Policy, Policy{Attempts: Some(5), FirstMs: Some(int64(1000)), CapMs: Some(int64(60000))})
+	if applies := policy.Applies; applies.Attempts != 5 || applies.FirstMs != 1000 || applies.Factor != 2 || applies.CapMs != 60000 {
+		t.Errorf("%+v", applies)
+	}
+	letters := result[DeadLetterPage](t, "dead_letters reply")
+	equal(t, *letters, DeadLetterPage{Left: 1, Letters: []DeadLetter{{ID: "o-1", Reason: "nacked", Text: "no such customer", Attempts: 5,
+		DeadMs: 1800000060000, DueMs: 1800000045000, Sequence: 42, ServerID: server, Properties: map[string]string{}, BodyBytes: 2}}})
+	equal(t, *result[Resent](t, "dead_letters resend reply"), Resent{Resent: 1, NextMs: 20})
+	equal(t, *result[settledRow](t, "extend reply"), settledRow{Extended: 1})
+	equal(t, *result[settledRow](t, "nack reply"), settledRow{Nacked: 1, Expired: 1})
+
+	type sentRows struct {
+		Results []sentRow `msgpack:"results"`
+	}
+	due := time.UnixMilli(1800000000000)
+	again := result[sentRows](t, "send again reply").Results[0]
+	equal(t, again.sent(false), &Sent{Receipt(server + "-01a3185c5000-000000000034"), "o-1", due, Some(true), receipt, Cancelled})
+	equal(t, again.sent(true).Duplicate, (*bool)(nil)) // it can be the message of the attempt before
+	prepared := result[sentRows](t, "prepare reply").Results[0]
+	equal(t, prepared.sent(false), &Sent{Receipt: receipt, ID: "o-1", Due: due})
+
+	type endedRows struct {
+		Results []endedRow `msgpack:"results"`
+	}
+	committed := result[endedRows](t, "commit reply").Results
+	equal(t, committed[0].ended(), Ended{nil, receipt, Committed, Receipt(server + "-01a3185c5000-000000000032"), 1800000000000, 50})
+	if ended := committed[1].ended(); !errors.Is(ended.Err, TransactionEnded) || ended.Err.Outcome != RolledBack {
+		t.Errorf("%+v", ended)
+	}
+	equal(t, result[endedRows](t, "rollback reply").Results[0].ended(), Ended{Receipt: second, Outcome: RolledBack})
+
+	type publishedRows struct {
+		Results []Published `msgpack:"results"`
+	}
+	equal(t, result[publishedRows](t, "publish rows reply").Results[0], Published{server + "-000000000030", "orders", 4})
+	columns, err := result[columnsReply](t, "publish columns reply").published(3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	equal(t, *columns, PublishedBatch{Positions: []int64{5, 6, 7}})
+	hello := result[Server](t, "hello reply")
+	equal(t, hello.DelayLevelsMs, []int64{1000, 5000, 10000})
+}
+
+func TestEveryErrorOfTheVectorsIsMatchedByItsName(t *testing.T) {
+	seen := 0
+	for _, frame := range readVectors(t).Frames {
+		answer, err := decodeReply(payloadOf(t, unhex(t, frame.Hex)))
+		if err != nil || answer.err == nil {
+			continue
+		}
+		seen++
+		fields := fromJSON(t, frame.Value).([]any)[2].(map[string]any)
+		name := ErrorName(fields["error"].(string))
+		wrapped := error(&NoReplyError{Operation: "x", Cause: answer.err})
+		var named *Error
+		if !errors.Is(wrapped, name) || !errors.As(wrapped, &named) || named.Name != name || errors.Is(wrapped, ErrorName("other")) {
+			t.Errorf("%s: %v", frame.Name, wrapped)
+		}
+		if name == FilterInvalid && fields["line"] != nil && (named.Line != 1 || named.Column != 8 || named.Offset != 7) {
+			t.Errorf("%+v", named)
+		}
+	}
+	if seen < 40 {
+		t.Error(seen)
 	}
 }
 
@@ -476,7 +632,7 @@ func TestErrorsAreRepeatedWherePROTOCOLSaysSo(t *testing.T) {
 	for _, row := range rows {
 		// Only the next pull is well after position_out_of_range: its caller has to know that messages are lost.
 		said := strings.HasPrefix(row[2], "yes")
-		if got := (&Error{Name: row[1]}).Again(); got != said {
+		if got := (&Error{Name: ErrorName(row[1])}).Again(); got != said {
 			t.Errorf("%s: repeated is %v, the page says %q", row[1], got, row[2])
 		}
 	}
@@ -489,5 +645,48 @@ func TestTheLicenceIsThatOfTheRepository(t *testing.T) {
 	}
 	if whole, err := os.ReadFile("../../../LICENSE"); err != nil || !bytes.Equal(ours, whole) {
 		t.Error("the copy differs from the licence of the repository", err)
+	}
+}
+
+func TestTheSampleOfREADMEIsBuiltByAnotherModule(t *testing.T) {
+	page, err := os.ReadFile("README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, behind, found := strings.Cut(string(page), "```go\nclient, err")
+	sample, _, ended := strings.Cut(behind, "```")
+	imported := regexp.MustCompile(`(?m)^import delayserver ".+"$`).FindString(string(page))
+	if !found || !ended || imported == "" {
+		t.Fatal("README.md has no sample")
+	}
+	sums, err := os.ReadFile("go.sum")
+	if err != nil {
+		t.Fatal(err)
+	}
+	here, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	folder := t.TempDir()
+	program := "package main\n\n" + imported + "\n\nimport (\n\"context\"\n\"fmt\"\n\"log\"\n\"time\"\n)\n\n" +
+		"func main() {\nif err := run(context.Background()); err != nil {\nlog.Fatal(err)\n}\n}\n\n" +
+		"func run(ctx context.Context) error {\nclient, err" + sample + "}\n"
+	for name, text := range map[string]string{"go.mod": "module shop\n\ngo 1.19\n", "go.sum": string(sums), "main.go": program} {
+		if err := os.WriteFile(filepath.Join(folder, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	commands := regexp.MustCompile(`(?m)^go mod edit .*$`).FindAllString(string(page), -1)
+	if len(commands) != 2 {
+		t.Fatal(commands)
+	}
+	commands = append(commands, "go build -mod=mod -o shop .")
+	for _, line := range commands {
+		words := strings.Fields(strings.ReplaceAll(line, "../path/to/delayserver/ops/clients/go", here))
+		command := exec.Command(words[0], words[1:]...)
+		command.Dir = folder
+		if text, err := command.CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v\n%s", line, err, text)
+		}
 	}
 }

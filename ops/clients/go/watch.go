@@ -1,19 +1,12 @@
 package delayserver
 
-// What tells about the server: ping, status, groups, route.
+// What tells about the server and its nodes: status, groups, route, subjects, pending.
 
 import (
 	"context"
-	"time"
 
 	"github.com/vmihailenco/msgpack/v5"
 )
-
-// Ping returns the server's clock. It is always answered.
-func (c *Client) Ping(ctx context.Context) (time.Time, error) {
-	look, err := c.pingReading(ctx)
-	return time.UnixMicro(look.serverUs), err
-}
 
 // Status is for people and monitors. All holds every field that the server gave.
 type Status struct {
@@ -35,7 +28,7 @@ type Status struct {
 // Status asks for the counts and the state of the server.
 func (c *Client) Status(ctx context.Context) (*Status, error) {
 	var raw msgpack.RawMessage
-	if err := c.call(ctx, "status", map[string]any{}, &raw); err != nil {
+	if err := c.call(ctx, changesNothing, "status", map[string]any{}, &raw); err != nil {
 		return nil, err
 	}
 	status := &Status{}
@@ -61,6 +54,7 @@ type GroupState struct {
 	Filtered        int64  `msgpack:"filtered"` // by Tags and Where, since the node started
 	Tags            string `msgpack:"tags"`
 	Where           string `msgpack:"where"`
+	DeadLetters     int64  `msgpack:"dead_letters"`
 	OldestMs        *int64 `msgpack:"oldest_ms"` // nil: all is acked
 }
 
@@ -76,11 +70,11 @@ func (c *Client) Groups(ctx context.Context, subject string) ([]GroupState, erro
 			Groups []GroupState `msgpack:"groups"`
 			Next   []int64      `msgpack:"next"`
 		}
-		if err := c.call(ctx, "groups", arguments, &page); err != nil {
+		if err := c.call(ctx, changesNothing, "groups", arguments, &page); err != nil {
 			return nil, err
 		}
 		states = append(states, page.Groups...)
-		if page.Next == nil || int64(len(states)) >= c.server.Limits.GroupsMax {
+		if page.Next == nil || int64(len(states)) >= c.Server().Limits.GroupsMax {
 			return states, nil
 		}
 		arguments["after"] = page.Next
@@ -91,14 +85,63 @@ func (c *Client) Groups(ctx context.Context, subject string) ([]GroupState, erro
 type Node struct {
 	Address string `msgpack:"address"`
 	Weight  int64  `msgpack:"weight"`
+	State   string `msgpack:"state"`    // up, failing, down, draining, unknown, or "" of an older server; there can be more words
+	SinceMs int64  `msgpack:"since_ms"` // since when the node is in this state
+	Here    bool   `msgpack:"here"`     // it is the server of this client: go on with the address by which it was reached
 }
 
-// Route gives the broker group of a subject, and its nodes. A host 0.0.0.0 or :: is this server.
+// Route gives the broker group of a subject, and its nodes. A node of another process needs a Client of its own.
 func (c *Client) Route(ctx context.Context, subject string) (group string, nodes []Node, err error) {
 	var result struct {
 		Group string `msgpack:"group"`
 		Nodes []Node `msgpack:"nodes"`
 	}
-	err = c.call(ctx, "route", map[string]any{"subject": subject}, &result)
+	err = c.call(ctx, changesNothing, "route", map[string]any{"subject": subject}, &result)
 	return result.Group, result.Nodes, err
+}
+
+// KeyNode is the address of the node that gets the next messages of an order key, or "" of an older server.
+func (c *Client) KeyNode(ctx context.Context, subject, orderKey string) (string, error) {
+	var result struct {
+		KeyNode string `msgpack:"key_node"`
+	}
+	err := c.call(ctx, changesNothing, "route", map[string]any{"subject": subject, "order_key": orderKey}, &result)
+	return result.KeyNode, err
+}
+
+// SubjectQuery says which subjects to list. Zero values are the server's defaults.
+type SubjectQuery struct {
+	Pattern string // shell-style
+	Prefix  string
+	After   int64 // the Next of the page before
+	Max     int
+}
+
+// SubjectPage is one page of subjects. Ask again with After = Next while More; later the same Next leads to the new ones.
+type SubjectPage struct {
+	Subjects []string `msgpack:"subjects"`
+	Next     int64    `msgpack:"next"`
+	More     bool     `msgpack:"more"`
+}
+
+func (q *SubjectQuery) wire() map[string]any {
+	arguments := map[string]any{}
+	given(arguments, "pattern", q.Pattern)
+	given(arguments, "prefix", q.Prefix)
+	given(arguments, "after", q.After)
+	given(arguments, "max", q.Max)
+	return arguments
+}
+
+// Subjects lists the subjects that this node has met.
+func (c *Client) Subjects(ctx context.Context, query SubjectQuery) (*SubjectPage, error) {
+	return ask[SubjectPage](ctx, c, changesNothing, "subjects", query.wire())
+}
+
+// given sets an argument that is not the zero value of its type.
+func given[T comparable](arguments map[string]any, name string, value T) {
+	var zero T
+	if value != zero {
+		arguments[name] = value
+	}
 }

@@ -29,20 +29,20 @@ func run(address string) error {
 		return err
 	}
 	defer client.Close()
-	receipt, err := client.Send(ctx, &delayserver.Message{Subject: "orders", Body: []byte("hi"), Delay: time.Second})
+	sent, err := client.Send(ctx, &delayserver.Message{Subject: "orders", Body: []byte("hi"), Delay: time.Second})
 	if err != nil {
 		return err
 	}
-	fmt.Println("sent", receipt)
+	fmt.Println("sent", sent.Receipt)
 	messages, err := client.Pull(ctx, delayserver.Pull{Subject: "orders", Group: "billing", Wait: 30 * time.Second})
 	if err != nil {
 		return err
 	}
 	for _, message := range messages {
 		fmt.Printf("received %q %s\n", message.Body, message.ID)
-		if _, err := client.Ack(ctx, "orders", "billing", message.Delivery); err != nil {
-			return err
-		}
+	}
+	if _, err := client.Ack(ctx, messages...); err != nil {
+		return err
 	}
 	return nil
 }
