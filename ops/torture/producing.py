@@ -198,10 +198,11 @@ class Producer:
             part = asked[start : start + 1000]
             for sent in part:
                 sent.asked_again = True
+            # Each may be a duplicate, also if this request is not answered either.
+            self._record.copies_unknown += len(part)
             results = self.client.send_many([_message(sent) for sent in part])
             for sent, result in zip(part, results, strict=True):
                 if not isinstance(result, DelayServerError):
-                    self._record.copies_unknown += 1  # a duplicate, if the first request was accepted
                     self._record.accepted([sent], [result.receipt])
                 else:
                     self._record.failed(result)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
@@ -31,6 +32,7 @@ class Real:
     def __init__(self, stream: trio.SocketStream) -> None:
         self.stream = stream
         self._decoder = FrameDecoder()
+        self._came: deque[bytes] = deque()
         self._last_id = 0
 
     async def request(self, operation: str, arguments: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -42,16 +44,17 @@ class Real:
     async def reply(self) -> dict[str, Any]:
         """The next reply. Errors as for `request`."""
         with trio.fail_after(PATIENCE_S):
-            while True:
+            while not self._came:
                 data = await self.stream.receive_some(65536)
                 if not data:
                     raise ConnectionResetError("closed by the server")
-                for payload in self._decoder.feed(bytes(data)):
-                    reply = decode_reply(payload)
-                    if reply.error is not None:
-                        raise reply.error
-                    assert reply.result is not None
-                    return reply.result
+                # Several replies may come at once.
+                self._came.extend(bytes(payload) for payload in self._decoder.feed(bytes(data)))
+        reply = decode_reply(self._came.popleft())
+        if reply.error is not None:
+            raise reply.error
+        assert reply.result is not None
+        return reply.result
 
     async def refused(self, operation: str, arguments: dict[str, Any] | None = None) -> str:
         """The name of the error that a request meets."""
