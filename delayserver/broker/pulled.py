@@ -47,6 +47,8 @@ class PullBudget:
     parts: list[StoredBatch] = field(default_factory=list)
     deliveries: list[I64] = field(default_factory=list)
     attempts: list[NDArray[Any]] = field(default_factory=list)
+    fresh: bool = False
+    """Whether the pull has taken messages that the group had never looked at."""
     wanted: tuple[int, int] = field(init=False)
     """The messages and bytes that the pull asked for."""
 
@@ -60,6 +62,10 @@ class PullBudget:
         self.attempts.append(attempts_before(part.redelivery) + (before + 1))
         self.messages -= len(part)
         self.bytes -= size
+
+    def took_fresh(self) -> None:
+        """Note that the last part has messages that the group had never looked at."""
+        self.fresh = True
 
     @property
     def may_look(self) -> bool:

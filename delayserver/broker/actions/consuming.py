@@ -95,12 +95,17 @@ class Consuming:
         )
         self._unfinished.discard(key)
         needed: ReadPlan | None = None
+        deadline_us = lease_us + timeout_ms * 1000
+        fresh_first = group.take_turn()
+        if fresh_first:
+            needed = self._hand_out_fresh(key, group, budget, now_us, deadline_us)
         for retry in (True, False):
             queue = self._state.queues.get(key if retry else (key[0], 0))
             if queue is not None and needed is None:
-                deadline_us = lease_us + timeout_ms * 1000
                 needed = self._hand_out(key, retry, queue, group.cursor(retry), budget, now_us, deadline_us)
         pulled = budget.pulled(needed)
+        if fresh_first if pulled is None and needed is not None else pulled is not None and not budget.fresh:
+            group.owe_turn()
         if pulled is None and needed is not None:
             raise ReadNeeded(needed)
         if pulled is None and not budget.may_look:
@@ -153,6 +158,19 @@ class Consuming:
                 rows += queue.end if cursor is None else queue.end - cursor.next + cursor.ready()
         return rows
 
+    def _hand_out_fresh(
+        self, key: GroupKey, group: ConsumerGroup, budget: PullBudget, now_us: int, deadline_us: int
+    ) -> ReadPlan | None:
+        """`_hand_out` of messages that the group has never looked at, before those that come again."""
+        queue = self._state.queues.get((key[0], 0))
+        if queue is None:
+            return None
+        held = group.hold_free_keys()
+        try:
+            return self._hand_out(key, False, queue, group.main, budget, now_us, deadline_us, fresh_first=True)
+        finally:
+            group.let_go(held)
+
     def _hand_out(
         self,
         key: GroupKey,
@@ -162,18 +180,23 @@ class Consuming:
         budget: PullBudget,
         now_us: int,
         deadline_us: int,
+        *,
+        fresh_first: bool = False,
     ) -> ReadPlan | None:
         """Take runs while there are any and they fit. Consecutive runs become one lease.
 
-        Returns the read that must come before more can be taken."""
+        `fresh_first`: only messages that the group has never looked at, and those that must come before them because they
+        may have the same order keys. Returns the read that must come before more can be taken."""
         needed: ReadPlan | None = None
         limits = self._state.limits
         wanted = None if retry else self._state.filters.get(key)
         held: Range = (cursor.next, cursor.next)
         while budget.messages > 0 and budget.may_look and cursor.has_room(limits.lease_ranges_max):
             room = budget.messages
-            free = cursor.free_positions(room)
-            span = None if len(free) else cursor.available_again(room)
+            free = _NO_ROWS if fresh_first else cursor.free_positions(room)
+            span = None
+            if not len(free):
+                span = cursor.unread(room) if fresh_first else cursor.available_again(room)
             if span is None and not len(free):
                 room = min(room, cursor.room(limits.outstanding_max))
                 fresh = (
@@ -182,6 +205,7 @@ class Consuming:
                     and cursor.blocked() < limits.blocked_messages_max
                 )
                 span = cursor.available(queue.end, room if wanted is None else queue.end) if fresh else None
+            is_fresh, parts = not retry and span is not None and span[0] >= cursor.next, len(budget.parts)
             try:
                 selection = None
                 if wanted is not None and span is not None and span[0] >= cursor.next:
@@ -192,7 +216,7 @@ class Consuming:
                     taken = self._take_selected(key, cursor, budget, selection, span, room, now_us, deadline_us)
                 elif span is not None:
                     taken = self._take(key, retry, queue, cursor, budget, span, room, now_us, deadline_us)
-                elif cursor.freed_keys():  # by messages that have expired in this pull
+                elif not fresh_first and cursor.freed_keys():  # by messages that have expired in this pull
                     continue
                 else:
                     taken = None
@@ -205,6 +229,8 @@ class Consuming:
                 break  # the messages taken so far are handed out; the next pull raises the error
             if taken is None:
                 break
+            if is_fresh and len(budget.parts) > parts:
+                budget.took_fresh()
             if taken[0] != held[1]:
                 self._hold(key, cursor, held, deadline_us)
                 held = taken

@@ -54,6 +54,7 @@ class Cursor:
         "_returning",
         "_settled",
         "_unasked",
+        "_unread",
         "acked",
         "committed",
         "logged",
@@ -88,6 +89,8 @@ class Cursor:
         # Positions in their place that the filter has not let through as far as is known: a claim went ahead of it, or the
         # progress log does not say that they were handed out.
         self._unasked: RangeSet | None = None
+        # Positions in their place whose order keys are not known. Those that are no longer ready there leave it late.
+        self._unread: RangeSet | None = None
         # Claimed positions, with the counts that they had.
         self._claimed: Places | None = None
         # Positions of which a record may stand in message_log, from the offset `until_ms` on. They are being retried; at a
@@ -150,8 +153,27 @@ class Cursor:
     def available_again(self, count_max: int) -> Range | None:
         """The first range to hand out again from its place, at most `count_max` long."""
         place = None if self._places is None else self._places.first_ready()
-        if place is None:
-            return None
+        return None if place is None else self._again(place, count_max)
+
+    def unread(self, count_max: int) -> Range | None:
+        """The first range that is ready in its place and whose order keys are not known, at most `count_max` long. Messages
+        that the group has never looked at may have the same keys, and come behind it."""
+        while self._unread is not None and (first := self._unread.next_start(-1)) is not None:
+            stop = self._unread.following(first) or first
+            for place in () if self._places is None else self._places.parts(first, stop):
+                if place.state == READY:
+                    return self._again(place, count_max)
+            self._unread.remove(first, stop)
+        self._unread = None
+        return None
+
+    def _read_later(self, start: int, stop: int) -> None:
+        """The order keys of positions that have a place are not known."""
+        if self._unread is None:
+            self._unread = RangeSet()
+        self._unread.add(start, stop)
+
+    def _again(self, place: Place, count_max: int) -> Range:
         start, stop = place.start, min(place.stop, place.start + count_max)
         if self._unasked is not None:  # not across the end of a range that the filter has to be asked about
             edge = self._unasked.following(start) or self._unasked.next_start(start) or stop
@@ -193,8 +215,9 @@ class Cursor:
         (place,) = self.places.parts(start, stop)
         assert place.state == READY
         self.places.put(Place(start, stop, place.times + 1, LEASED, deadline_us, owner=self._owner))
-        if self._unasked is not None:
-            self._unasked.remove(start, stop)
+        for others in (self._unasked, self._unread):
+            if others is not None:
+                others.remove(start, stop)
         if self.seen:
             self.seen.end_leases(start, stop)
         return place.times + 1
@@ -272,6 +295,10 @@ class Cursor:
     def free_positions(self, count_max: int) -> I64:
         """The positions of the first `count_max` blocked messages whose order key is free, ascending."""
         return _NO_POSITIONS if self._order is None else self._order.candidates(count_max)
+
+    def free_keys(self) -> I64:
+        """The slots of the order keys of all `free_positions`."""
+        return _NO_POSITIONS if self._order is None else self._order.candidate_slots()
 
     def take_free(self, positions: I64, deadline_us: int) -> I64:
         """The first `free_positions` are leased. Returns the number of each one's lease, i64[n]."""
@@ -525,6 +552,7 @@ class Cursor:
                 for first, behind, times in self.seen.parts(low, high):
                     self.places.put(Place(first, behind, times, READY))
                 self._ask_later(low, high)
+                self._read_later(low, high)
         parts = [] if self._places is None else self._places.parts(start, min(stop, self.next))
         if self._order is not None:  # a claim ends the wait for the key; a message that is given back begins it again
             keyed = self._order.unclaimed(start, min(stop, self.next))
@@ -552,6 +580,7 @@ class Cursor:
             for low, high in self.retrying.common(place.start, place.stop):
                 self.retrying.remove(low, high)
                 self.places.put(Place(low, high, place.times, READY))
+                self._read_later(low, high)
 
     @property
     def returning(self) -> Iterable[Place]:
@@ -637,7 +666,7 @@ class Cursor:
         self._leases = []
         if self._order is not None:
             self._order.clear()
-        self._places = self._claimed = self._returning = self._unasked = self._order = None
+        self._places = self._claimed = self._returning = self._unasked = self._unread = self._order = None
         self._prune_at = _PRUNE_MIN
 
     def next_deadline_us(self) -> int | None:
@@ -790,6 +819,9 @@ class Cursor:
                 for start, behind, times in self.seen.parts(low, high):
                     places.put(Place(start, behind, times, READY))
                 self._ask_later(low, high)
+        for place in places:
+            if place.state == READY:
+                self._read_later(place.start, place.stop)
         self.next = max(self.next, stop)
 
     def _ask_later(self, start: int, stop: int) -> None:
@@ -838,7 +870,7 @@ class ConsumerGroup:
     its filter kept from it since the start.
     """
 
-    __slots__ = ("_kept", "_keys", "expired", "filtered", "main", "retry")
+    __slots__ = ("_fresh_first", "_kept", "_keys", "expired", "filtered", "main", "retry")
 
     def __init__(self, main: Cursor, retry: Cursor) -> None:
         self.main = main
@@ -849,6 +881,32 @@ class ConsumerGroup:
         self.expired = 0
         self.filtered = 0
         self._kept: KeptBytes | None = None
+        self._fresh_first = False
+
+    # -- turns
+
+    def owe_turn(self) -> None:
+        """The group got only messages that came again: its next pull begins with those that it has never looked at."""
+        self._fresh_first = True
+
+    def take_turn(self) -> bool:
+        """Whether the pull under way begins with messages that the group has never looked at. It has its turn then."""
+        fresh_first, self._fresh_first = self._fresh_first, False
+        return fresh_first
+
+    def hold_free_keys(self) -> I64:
+        """Keep the order keys of messages that may go out from later ones, until `let_go` of the result."""
+        slots = np.concatenate([cursor.free_keys() for cursor in (self.main, self.retry)])
+        if len(slots):
+            self._keys.hold(slots)
+        return slots
+
+    def let_go(self, slots: I64) -> None:
+        """End `hold_free_keys`."""
+        if len(slots):
+            self._keys.release(slots)
+
+    # -- counts
 
     def kept(self, kept_ms: int) -> KeptBytes:
         """The count of the group's redelivery bytes on disk, each kept for `kept_ms`."""

@@ -214,6 +214,11 @@ class KeyOrder:
         """The positions of the first blocked messages that may go out now, ascending. A pull takes the first of them."""
         return self._columns.position[self._candidate_rows()[:count_max]]
 
+    def candidate_slots(self) -> I64:
+        """The slots of the order keys of all blocked messages that may go out now."""
+        slots: I64 = self._columns.slot[self._candidate_rows()]
+        return slots
+
     def candidate_count(self) -> int:
         """How many blocked messages may go out now."""
         return len(self._candidate_rows())
