@@ -38,8 +38,8 @@ class Shipment:
 def shipments(rows: DueRows) -> list[Shipment]:
     """Split rows into hand-overs; nearly always that is one. Within one file, subjects lie together.
 
-    Certain rows of many files go together, those of a file side by side: after a downtime a batch has a row or two of
-    each minute. Uncertain ones go file by file, since the node looks for them in what it has of their window.
+    Rows of many files go together, those of a file side by side: after a downtime a batch has a row or two of each minute.
+    So do uncertain rows, since a crash during the backlog makes all the rest of it uncertain.
     """
     payload = rows.payload
     code = payload["window_ms"] * 8 + payload["source"] * 2 + payload["uncertain"]
@@ -47,15 +47,14 @@ def shipments(rows: DueRows) -> list[Shipment]:
     if bool((code == first).all()):
         return [_shipment(_by_subject(rows))]
     uncertain = payload["uncertain"] != 0
-    certain = np.flatnonzero(~uncertain)
     parts = []
-    if len(certain):
-        order = certain[np.argsort(code[certain], kind="stable")]
-        parts.append(_shipment(rows.take(order), mixed=bool(code[order[0]] != code[order[-1]])))
-    return parts + [
-        _shipment(_by_subject(rows.take(np.flatnonzero(code == value))))
-        for value in np.unique(code[uncertain]).tolist()
-    ]
+    for mine in (np.flatnonzero(~uncertain), np.flatnonzero(uncertain)):
+        if len(mine):
+            order = mine[np.argsort(code[mine], kind="stable")]
+            mixed = bool(code[order[0]] != code[order[-1]])
+            part = rows.take(order)
+            parts.append(_shipment(part if mixed else _by_subject(part), mixed=mixed))
+    return parts
 
 
 def keyed_shipments(rows: DueRows) -> list[Shipment]:
@@ -64,9 +63,7 @@ def keyed_shipments(rows: DueRows) -> list[Shipment]:
     payload = rows.payload
     uncertain = payload["uncertain"] != 0
     file = payload["window_ms"] * 4 + payload["source"]
-    # Uncertain rows go file by file, as in `shipments`.
-    cut = (uncertain[1:] != uncertain[:-1]) | (uncertain[1:] & (file[1:] != file[:-1]))
-    cuts = [0, *(np.flatnonzero(cut) + 1).tolist(), len(rows)]
+    cuts = [0, *(np.flatnonzero(uncertain[1:] != uncertain[:-1]) + 1).tolist(), len(rows)]
     parts = []
     for start, stop in pairwise(cuts):
         mixed = bool((file[start:stop] != file[start]).any())

@@ -46,6 +46,10 @@ class Presence:
         """Compare with everything that is stored. Raises StoreError if the disk fails."""
         for window, place in self._rows.items():
             while (found := known.present(window, self._keys[place])) is None and window not in self._read:
+                if not state.windows.of(window):  # nothing of it is stored, as of most windows after a downtime
+                    known.begin(window)
+                    known.finish(window, [])
+                    continue
                 yield self._plan(state, known, window)
                 state.files.reads.find(KEYS, window)  # raises the error of the read
             if found is not None:

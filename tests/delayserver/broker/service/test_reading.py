@@ -26,7 +26,7 @@ from delayserver.protocol.errors import ShuttingDown, Superseded
 from delayserver.runtime.believable_clock import BelievableClock
 from delayserver.runtime.runtime import Runtime
 from store.errors import UnreadableError
-from store.records.batches import I64
+from store.records.batches import I64, StoredBatch
 from tests.delayserver.broker.brokers import GROUP, SERVER, SUBJECT, messages
 from tests.delayserver.broker.service.test_pulls import TrioTime
 from tests.fakes.disk import FakeDisk
@@ -344,6 +344,18 @@ async def test_an_uncertain_hand_off_reads_its_window_once_and_sees_messages_sto
     await deliver("again", 96, 12)
     assert outcomes["again"] == [DUPLICATE] * 10 + [STORED] * 2
     assert node.reads_begun == 1, "the keys are in memory"
+
+
+async def test_an_uncertain_hand_off_of_windows_without_stored_messages_reads_nothing(
+    start: Start, autojump_clock: MockClock
+) -> None:
+    node = start(backlog(100))
+    batch = StoredBatch.concatenate([messages(1_000 + place, 1, place * 60_000) for place in range(50, 90)])
+    delivered = await node.local.deliver_uncertain(batch, lambda: None)
+    assert delivered.outcome.tolist() == [STORED] * 40
+    again = await node.local.deliver_uncertain(batch, lambda: None)
+    assert again.outcome.tolist() == [DUPLICATE] * 40
+    assert node.reads_begun == 0
 
 
 async def test_keys_beyond_their_bound_are_read_again_and_nothing_is_stored_twice(
