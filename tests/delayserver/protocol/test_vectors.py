@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import msgpack
@@ -192,14 +193,17 @@ async def test_a_server_answers_bad_frames_as_the_vectors_say(boot: Any) -> None
             assert await client.request("ping")
 
 
-async def test_a_server_answers_in_the_shape_of_the_vectors(boot: Any) -> None:
-    host: Host = boot(small_settings())
+async def conversation(host: Host) -> dict[str, list[dict[str, Any]]]:
+    """Asks a server all requests of the vectors. The answers by operation; those that have a vector have its shape."""
     await host.start()
     client = await host.client()
+    answers: dict[str, list[dict[str, Any]]] = {}
 
     async def ask(name: str, **changes: Any) -> dict[str, Any]:
         _, operation, arguments = value_of(name)
-        return await client.request(operation, arguments | changes)
+        answer = await client.request(operation, arguments | changes)
+        answers.setdefault(operation, []).append(answer)
+        return answer
 
     same_shape("hello reply", await ask("hello request"))
     same_shape("ping reply", await ask("ping request"))
@@ -257,6 +261,10 @@ async def test_a_server_answers_in_the_shape_of_the_vectors(boot: Any) -> None:
     assert error_to_map(raised.value) == value_of("pull with a bad filter reply")[2]
     await client.request("policy", {"subject": "orders", "group": "billing", "set": {"where": "price > 3"}})
     same_shape("groups reply", await ask("groups request"))
+    metrics = await ask("metrics request")
+    for rows in ("consumer_groups", "subjects", "queues"):
+        told = [set(row) for row in value_of("metrics reply")[2][rows]]
+        assert [set(row) for row in metrics[rows] if set(row) not in told] == [], rows
     same_shape("group reply", await ask("group request"))
     same_shape("read reply", await ask("read request", position=0))
     same_shape("read behind the end reply", await ask("read behind the end request"))
@@ -289,3 +297,53 @@ async def test_a_server_answers_in_the_shape_of_the_vectors(boot: Any) -> None:
     same_shape("redispatch reply", dry, columns=True)
     same_shape("reload reply", await ask("reload request"), columns=True)
     assert await ask("prove challenge request") == {"challenge": b""}
+    return answers
+
+
+async def test_a_server_answers_in_the_shape_of_the_vectors(boot: Any) -> None:
+    await conversation(boot(small_settings()))
+
+
+# Their keys are data: names of groups, of stages, of errors, of properties.
+NAMED_BY_DATA = {"broker_groups", "groups", "errors", "properties", "lateness", "stages"}
+
+
+def fields_of(value: Any) -> set[str]:
+    """The names of all fields in an answer, those of maps in it included."""
+    if isinstance(value, list):
+        return set().union(*map(fields_of, value))
+    if not isinstance(value, dict):
+        return set()
+    found = set(value)
+    for key, item in value.items():
+        inner = item.values() if isinstance(item, dict) and key in NAMED_BY_DATA else [item]
+        found |= set().union(*map(fields_of, inner))
+    return found
+
+
+# Sections that refer to the fields of another one, in these words.
+AS_IN = {
+    "hello": ("`limits` map (section 9)", "## 9 Bounds"),
+    "prepare": ("Request and reply are those of `send`", "### `send`"),
+    "read": ("as for `pull`", "### `pull`"),
+    "find": ("rows as `pull` gives them", "### `pull`"),
+    "group": ("the fields of a row of `groups`", "### `groups`"),
+    "metrics": ("all fields of `status`", "### `status`"),
+}
+# Section 4 says what a failed item has.
+OF_AN_ITEM = {"error", "message", "retry_after_ms"}
+
+
+async def test_each_field_that_a_server_answers_is_named_on_the_page(boot: Any) -> None:
+    answers = await conversation(boot(small_settings()))
+    prose = re.sub(r"```.*?```", "", vectors.PAGE.read_text(), flags=re.DOTALL)
+    sections = re.split(r"^(?=##)", prose, flags=re.MULTILINE)
+    missing: dict[str, list[str]] = {}
+    for operation, answered in answers.items():
+        text = "".join([part for part in sections if f"`{operation}`" in part.partition("\n")[0]])
+        words, elsewhere = AS_IN.get(operation, ("", None))
+        assert words in text
+        text += "".join([part for part in sections if elsewhere and part.startswith(elsewhere)])
+        unnamed = fields_of(answered) - set(re.findall(r"\w+", text)) - OF_AN_ITEM
+        missing |= {operation: sorted(unnamed)} if unnamed else {}
+    assert missing == {}

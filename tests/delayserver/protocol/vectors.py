@@ -416,6 +416,7 @@ REPLIES: dict[str, tuple[Any, ...]] = {
                     "leased": 1,
                     "retrying": 0,
                     "oldest_ms": DUE_MS + 5,
+                    "dead_letters": 0,
                 }
             ],
             "consumer_groups_all": 1,
@@ -798,6 +799,12 @@ BAD_PAYLOADS: list[tuple[str, list[tuple[bytes, int]], int, str]] = [
     ("a timestamp", [(_REQUEST + b"\x81\xa1a\xd6\xff\x00\x00\x00\x00", 1)], 0, "malformed_frame"),
     ("text that is not UTF-8", [(_REQUEST + b"\x81\xa1a\xa1\xff", 1)], 0, "malformed_frame"),
     ("a key that is an integer", [(_REQUEST + b"\x81\x01\x02", 1)], 0, "malformed_frame"),
+    (
+        "lists in lists, 1,023 deep",
+        [(_REQUEST + b"\x81\xa1a", 1), (b"\x91", 1022), (b"\x90", 1)],
+        0,
+        "malformed_frame",
+    ),
     (
         "lists in lists, two thousand deep",
         [(_REQUEST + b"\x81\xa1a", 1), (b"\x91", 2000), (b"\x90", 1)],
