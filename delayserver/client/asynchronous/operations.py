@@ -519,7 +519,7 @@ class AsyncOperations(
         """Settle deliveries. The result is durable at their node when this returns.
 
         Deliveries counted as ``acked`` do not come again. Of those counted as ``unknown`` some were settled before; the
-        others come again, because their ack timeout is over. After an error the result is unknown, and all may come again.
+        others come again, because their leases have ended. After an error the result is unknown, and all may come again.
         An ack settles a delivery, not its message: after a crash another node may have the message too, and
         ``redispatch`` delivers it again. So consume idempotently, by ``message_id``.
         """

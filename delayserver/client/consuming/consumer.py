@@ -71,7 +71,7 @@ class Received:
         """Settle this delivery, durably at its node. The delivery does not come again from there; the message may, see
         `AsyncClient.ack`.
 
-        False: it was acked before, or its ack timeout was over and it comes again. Raises `ConnectionLost` if its node
+        False: it was acked before, or its lease ended and it comes again. Raises `ConnectionLost` if its node
         cannot be reached now; a later ack uses a new connection. Raises it too if the consumer no longer pulls from that
         node. An unsettled delivery comes again.
         """

@@ -158,9 +158,10 @@ class ListenerStats:
 
     ``dead_lettered``: nacks after the last attempt of the group's policy. ``given_back``: nacked without having been
     handled. ``extended``: how often the lease of a running handler was extended. ``overdue``: handlers that ran past the
-    lease. ``too_late``: acks and nacks that the node no longer knew, so these messages may come again. ``lost``: acks and
-    nacks that could not be sent before the lease ended. ``gaps``: how often a node had removed messages before the group
-    consumed them, because it lagged too far.
+    lease. ``too_late``: acks and nacks after the end of the lease, so these messages may come again. ``unknown``: acks and
+    nacks before it that the node did not know either, as after its restart or a seek; these may come again too. ``lost``:
+    acks and nacks that could not be sent before the lease ended. ``gaps``: how often a node had removed messages before the
+    group consumed them, because it lagged too far.
     """
 
     received: int = 0
@@ -175,6 +176,7 @@ class ListenerStats:
     lost: int = 0
     gaps: int = 0
     extended: int = 0
+    unknown: int = 0
 
     def add(self, name: str, count: int = 1) -> None:
         """Count more of them."""

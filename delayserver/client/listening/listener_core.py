@@ -372,14 +372,21 @@ class ListenerCore:
         """The acks and nacks to send now, a request each."""
         return source.settlements.take(now_s)
 
-    def settled(self, source: Source, settlement: Settlement, unknown: int, now_s: float, dead: int = 0) -> None:
-        """The node has them on disk. It did not know ``unknown`` of them any more, and ``dead`` became dead letters."""
+    def settled(self, source: Source, settlement: Settlement, unknown: int, now_s: float, dead: int = 0) -> int:
+        """The node has them on disk. It did not know ``unknown`` of them any more, and ``dead`` became dead letters.
+
+        Returns how many of the unknown ones were too late. The node counts them and does not name them: those whose leases
+        are over are taken to be among them. A node that restarted knows none, however early they are.
+        """
         source.settlements.settled(settlement)
         for handling in settlement.handlings:
             handling.settle(now_s)
         self.stats.add("acked" if settlement.verdict.ack else "nacked", len(settlement.handlings) - unknown)
-        self.stats.add("too_late", unknown)
+        late = min(unknown, sum(now_s > handling.lease_ends_s for handling in settlement.handlings)) if unknown else 0
+        self.stats.add("too_late", late)
+        self.stats.add("unknown", unknown - late)
         self.stats.add("dead_lettered", dead)
+        return late
 
     def settle_failed(self, source: Source, settlement: Settlement, now_s: float) -> Sequence[Handling]:
         """The request failed, and is sent again later. The result is what is given up, because its lease is over by then."""

@@ -493,17 +493,31 @@ class SubscriptionRun:
                 self._failed(error)
             return
         now_s = anyio.current_time()
-        self.core.settled(source, settlement, unknown, now_s, dead)
+        late = self.core.settled(source, settlement, unknown, now_s, dead)
         self._call(self._hooks.acked if verdict.ack else self._hooks.nacked, settlement.handlings)
-        if unknown:
+        self._tell_unknown(source, late, unknown - late, now_s)
+
+    def _tell_unknown(self, source: Source, late: int, others: int, now_s: float) -> None:
+        """Tell of deliveries that the node did not know any more: those settled `late`, and `others`."""
+        if late:
             held_back = self._said.say("too late", now_s)
             if held_back is not None:
                 events.warning(
                     "settled_too_late",
-                    "{handler} settled {messages} messages of {subject} too late: their ack timeout of {ack_timeout_s:g} s "
-                    "was over, so they come again" + held_back_words(held_back),
-                    handler=self.subscription.name, messages=unknown, subject=subject,
+                    "{handler} settled {messages} messages of {subject} too late: their leases had ended, with an ack "
+                    "timeout of {ack_timeout_s:g} s, so they may come again" + held_back_words(held_back),
+                    handler=self.subscription.name, messages=late, subject=source.subject,
                     ack_timeout_s=self.subscription.settings.ack_timeout_s, held_back=held_back,
+                )  # fmt: skip
+        if others:
+            held_back = self._said.say(f"unknown at {source.node}", now_s)
+            if held_back is not None:
+                events.warning(
+                    "settled_unknown",
+                    "{handler} settled {messages} messages of {subject} that {node} no longer had in flight, as after its "
+                    "restart or a seek: they may come again" + held_back_words(held_back),
+                    handler=self.subscription.name, messages=others, subject=source.subject, node=source.node,
+                    held_back=held_back,
                 )  # fmt: skip
 
     def _tell_lost(self, lost: Any, why: str) -> None:

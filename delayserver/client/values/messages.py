@@ -245,8 +245,8 @@ class LookupResult:
 
 @dataclass(frozen=True, slots=True)
 class AckResult:
-    """``acked``: deliveries settled now, durably. ``unknown``: deliveries settled before, or taken back by the server after
-    the ack timeout. The latter come again.
+    """``acked``: deliveries settled now, durably. ``unknown``: deliveries settled before, or whose leases ended: by the ack
+    timeout, a restart of their node, or a seek. The latter come again.
     """
 
     acked: int

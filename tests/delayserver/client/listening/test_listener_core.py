@@ -317,6 +317,19 @@ def test_a_handler_that_outlives_its_lease_is_reported_once_and_its_late_ack_cou
     assert handling.settled_s == 12.5
 
 
+def test_an_ack_that_its_node_does_not_know_is_too_late_only_if_its_lease_is_over() -> None:
+    core = core_of(ack_timeout_s=10)
+    source = core.add_source("a", "n")
+    bring(core, source, 1, 2)
+    early, overdue = start(core, 1.0), start(core, 1.0)
+    early.extend(20.0)
+    for handling in (early, overdue):
+        core.finish(handling, ACK, 12.0)
+    (settlement,) = core.take(source, 12.0)
+    assert core.settled(source, settlement, 2, 12.5) == 1
+    assert (core.stats.too_late, core.stats.unknown, core.stats.acked) == (1, 1, 0)
+
+
 def test_a_lease_is_extended_when_less_than_two_thirds_of_it_are_left_and_one_request_is_under_way() -> None:
     core = core_of(ack_timeout_s=30, concurrency=2)
     source, other = core.add_source("a", "n"), core.add_source("b", "n")

@@ -464,6 +464,31 @@ def test_a_server_that_is_killed_and_starts_again_is_found_again(
         assert not listener.error
 
 
+def test_an_ack_after_a_restart_of_the_node_is_not_called_too_late(
+    kind: str, tmp_path: Path, subject: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    held = Held()
+    with serving(tmp_path / "data") as first:
+        port = first.address.rpartition(":")[2]
+        with Client(first.address) as client:
+            send(client, subject, b"7")
+        with listening(kind, first.address, {(subject,): held}) as listener:
+            until(lambda: len(held.bodies) == 1)
+            first.process.kill()
+            first.process.wait()
+            with serving(tmp_path / "data", "--port", port) as second:
+                until(lambda: len(held.bodies) == 2, "the redelivery")
+                held.go.set()
+                until(lambda: listener.stats.unknown == 1, "the ack of the delivery of before")
+                with Client(second.address) as client:
+                    until(lambda: is_done(client, subject))
+    assert listener.stats.too_late == 0
+    texts = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+    assert [text for text in texts if "too late" in text] == []
+    (text,) = [text for text in texts if "no longer had in flight" in text]
+    assert first.address in text and "settled 1 messages" in text
+
+
 def test_all_nodes_of_a_route_are_listened_to(kind: str, tmp_path: Path, subject: str) -> None:
     seen = Seen()
     nodes: Counter[str] = Counter()
