@@ -758,7 +758,7 @@ forked.py: _run_exitfuncs _shutdown
 ops/audit/evidence.py: _capture _evidence
 ops/torture/test_judging.py: _loop
 simulation/bounds.py: _state
-simulation/mistakes.py: _naming
+simulation/mistakes.py: _Moment _naming
 simulation/network.py: _closed
 simulation/run.py: _ALLOW_DETERMINISTIC_SCHEDULING _r
 wheel/test_cursors.py: _windows

@@ -44,6 +44,8 @@ class SimulatedTime(trio.abc.Clock):
         self.now_s = 0.0
         # The same, for those who ask what time it is: a dozen times for each time that it changes.
         self.now_us = 0
+        # Of this time, what passed in leaps: nothing ran then.
+        self._leapt_s = 0.0
         self._without_deadline = 0
         self._timers: list[Timer] = []
         self._timers_made = 0
@@ -76,8 +78,14 @@ class SimulatedTime(trio.abc.Clock):
 
     def leap(self, duration_s: float) -> None:
         """All timers due within `duration_s` fire late, once, together."""
+        self._leapt_s += max(duration_s, 0.0)
         self._go(self.now_s + duration_s)
         self._fire()
+
+    @property
+    def worked_s(self) -> float:
+        """The time in which tasks could run and timers came in time."""
+        return self.now_s - self._leapt_s
 
     def _go(self, now_s: float) -> None:
         if now_s > self.now_s:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from random import Random
 
@@ -27,6 +29,13 @@ class SimulatedDisk(FakeDisk):
 
     def lock(self, path: str, content: bytes) -> FakeFile:
         return super().lock(path, b"a simulated process\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The end of a life. What was written by `sure_s`, in `SimulatedTime.worked_s`, and its sync began soon, is on disk."""
+
+    sure_s: float
 
 
 class Host:
@@ -67,6 +76,9 @@ class Host:
         self._network = network
         self._chance = chance
         self._note = note
+        # How each life ended, and since when the disk of this one refuses something.
+        self.endings: list[Ending] = []
+        self._refuses_since_s = math.inf
         self._wanted = trio.Event()
         self._scope: trio.CancelScope | None = None
         self._listener: SimulatedListener | None = None
@@ -101,6 +113,10 @@ class Host:
         """A clean stop, or the end of a start."""
         if self.server is not None and self.open.is_set():
             self.server.stop()
+
+    def disk_refuses(self) -> None:
+        """Take note that its disk refuses something from now on, in this life or in the one that starts now."""
+        self._refuses_since_s = min(self._refuses_since_s, self._network.time.worked_s)
 
     @property
     def may_let_go(self) -> bool:
@@ -195,6 +211,10 @@ class Host:
 
     def _end(self, clean: bool) -> None:
         crashed = self.disk.dead
+        forgets = (crashed and self._power_fails) or self.died_of not in ("", "crash")
+        sure_s = self._network.time.worked_s if forgets else math.inf
+        self.endings.append(Ending(min(sure_s, self._refuses_since_s)))
+        self._refuses_since_s = math.inf
         if crashed:
             self.crashes += 1
             if self._power_fails:

@@ -15,6 +15,8 @@ import numpy as np
 from delayserver.broker.actions import consuming, indexing, retries
 from delayserver.broker.actions.arrivals import Arrivals
 from delayserver.broker.actions.dead_queue import DeadQueue
+from delayserver.broker.actions.earlier_leases import EarlierLeases
+from delayserver.broker.actions.notes import ProgressNotes
 from delayserver.broker.actions.policies import Policies
 from delayserver.broker.actions.positions import Positions
 from delayserver.broker.actions.presence import Presence
@@ -23,6 +25,7 @@ from delayserver.broker.filters.filter import Filter
 from delayserver.broker.queues import deliveries
 from delayserver.broker.queues.groups import Cursor
 from delayserver.broker.queues.key_order import WAITING, KeyOrder
+from delayserver.broker.queues.places import Places
 from delayserver.broker.service import publishing
 from delayserver.broker.service import recovery as broker_recovery
 from delayserver.broker.service.broker import Broker
@@ -38,6 +41,7 @@ from delayserver.load.loader import Loader
 from delayserver.load.turns import LoadTurn
 from delayserver.load.window_reader import WindowReader
 from delayserver.operations.groups import broadcasting, filtering
+from delayserver.operations.groups.redelivery import Redelivery
 from delayserver.operations.messages import check_backs
 from delayserver.operations.messages.cancellation import Cancellation
 from delayserver.operations.messages.transactions import Transactions
@@ -680,6 +684,31 @@ def policies_lost_in_silence() -> list[Change]:
     return [(broker_recovery, "read_policies", mistaken)]
 
 
+def a_hand_out_that_is_not_recorded() -> list[Change]:
+    """A hand-out that counts only in memory: after a kill the message comes as if it had never come."""
+    return [(ProgressNotes, "handed", lambda _right: lambda _notes, *_hand_out: None)]
+
+
+def a_snooze_that_counts() -> list[Change]:
+    """A delivery that the consumer hands back, and that counts as a failed attempt."""
+    return [(retries._Moment, "attempts", lambda _right: property(lambda _moment: 1))]
+
+
+def a_start_that_forgets_leases() -> list[Change]:
+    """A start that does not end the leases of before as failed: a message comes again after its last attempt."""
+    return [(EarlierLeases, "last_attempts", lambda _right: lambda _leases, *_messages: None)]
+
+
+def a_lease_that_outlives_its_connection() -> list[Change]:
+    """The leases of a consumer that asked for their end, and died, go on to the ack timeout."""
+    return [(Redelivery, "end_leases_of", lambda _right: lambda _redelivery, _key, _owner, _outlive_ms: None)]
+
+
+def an_extend_of_an_ended_lease_that_works() -> list[Change]:
+    """A lease that has ended, and is extended while its message waits for its pause."""
+    return [(Places, "are_leased", lambda _right: lambda _places, positions: np.ones(len(positions), np.bool_))]
+
+
 MISTAKES: tuple[Callable[[], list[Change]], ...] = (
     ack_before_sync,
     checksum_never_checked,
@@ -737,6 +766,11 @@ MISTAKES: tuple[Callable[[], list[Change]], ...] = (
     one_way_send_told_before_its_sync,
     stored_behind_its_deadline,
     a_bad_filter_is_no_filter,
+    a_hand_out_that_is_not_recorded,
+    a_snooze_that_counts,
+    a_start_that_forgets_leases,
+    a_lease_that_outlives_its_connection,
+    an_extend_of_an_ended_lease_that_works,
 )
 
 

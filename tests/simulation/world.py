@@ -18,6 +18,7 @@ from tests.simulation.actors import REMOTE_SUBJECTS, SUBJECTS, TIMES_AT_ONCE, Co
 from tests.simulation.bounds import Bounds
 from tests.simulation.client import Client, DelayServerError, Lost
 from tests.simulation.clocks import SimulatedTime, WallClock
+from tests.simulation.counting import Counting
 from tests.simulation.damage import Damage
 from tests.simulation.failures import SimulationFailure
 from tests.simulation.files import check_files
@@ -60,6 +61,8 @@ ORDERING_SHARE = 0.3
 # Seeds with delayed messages that have order keys, also with damage.
 KEYED_SHARE = 0.35
 MOVING_SHARE = 0.4
+# Seeds in which a group counts its attempts.
+COUNTING_SHARE = 0.25
 # Seeds in which a producer sends without replies.
 ONE_WAY_SHARE = 0.3
 # Seeds in which the broker of the server keeps only so much for a group that lags.
@@ -173,6 +176,7 @@ class World:
         self.ordering = self._ordering(seed)
         self.moving = self._moving(seed)
         self.keyed = self._keyed(seed)
+        self.counting = self._counting(seed)
         self.one_way = self._one_way(seed, brokers)
         operator = Client(self.network, self.host.address, "operator")
         self.operator = Operator(operator, self.host, Random(f"{seed}:operator"), self.note, self.timely.changed)
@@ -194,6 +198,7 @@ class World:
         self.dealer = self._make_dealer(seed)
         clients = len(self.producers) + len(self.consumers) + 8
         rows_at_once = ROWS_AT_ONCE * len(self.producers)
+        clients += 3 if self.counting is not None else 0
         if self.one_way is not None:
             clients += 1
             rows_at_once += ROWS_AT_ONCE * POSTS_AT_ONCE
@@ -265,6 +270,15 @@ class World:
         self.model.hits.append(keyed.rows_hit)
         return keyed
 
+    def _counting(self, seed: int) -> Counting | None:
+        """Exact books need files that lose nothing, and a broker that lets go of nothing."""
+        # The number is one for which the seeds that notice mistakes stay as they are (`test_mistakes.py`).
+        chance = Random(f"{seed}:counting 322")
+        if chance.random() >= COUNTING_SHARE or self.flipping or self.cuts or self.host.may_let_go:
+            return None
+        clients = [Client(self.network, self.host.address, name) for name in ("counted", "counter-0", "counter-1")]
+        return Counting(clients, self.host, self.time, chance, self.note)
+
     def _one_way(self, seed: int, brokers: dict[str, set[str]]) -> OneWayProducer | None:
         # The number is one for which nearly all seeds that notice mistakes stay as they are (`test_mistakes.py`).
         if Random(f"{seed}:one way 12572").random() >= ONE_WAY_SHARE:
@@ -325,6 +339,8 @@ class World:
                 nursery.start_soon(self.moving.run)
             if self.keyed is not None:
                 nursery.start_soon(self.keyed.run)
+            if self.counting is not None:
+                await self.counting.run(nursery)
             for _ in range(self.chance.choice(EPISODES)):
                 await self._episode()
             await self._calm_down()
@@ -343,6 +359,8 @@ class World:
                 await self.moving.settle()
             if self.keyed is not None:
                 await self.keyed.settle(self._leap)
+            if self.counting is not None:
+                await self.counting.settle(self._leap)
             await self._verdict()
             nursery.cancel_scope.cancel()
 
@@ -503,6 +521,7 @@ class World:
                 self.note("fault", "sync fails", part=part)
                 self.model.disturbed = True
                 host.disk.fail_next_sync(part)
+                host.disk_refuses()
         elif kind < 0.59:
             self.network.weather = Weather(
                 delay_s_max=chance.choice([0, 0.005, 1.0]),
@@ -524,6 +543,7 @@ class World:
             self.note("fault", "disk fills up", room_bytes=room)
             self.model.disturbed = True
             host.disk.capacity_bytes = host.disk.used_bytes + room
+            host.disk_refuses()
             self.timely.fault()
         elif kind < 0.77:
             await self._far_ahead(chance.choice([1, 3, 10]), chance.choice([3, 12, 12]))
@@ -665,6 +685,7 @@ class World:
             self.note("fault", "start on a full disk", room_bytes=room)
             self.model.disturbed = True
             host.disk.capacity_bytes = host.disk.used_bytes + room
+            host.disk_refuses()
         self.timely.fault()
         if self.chance.random() < 0.25:
             operations = int(10 ** (self.chance.random() * 2))
