@@ -71,6 +71,7 @@ th, td { padding: 7px 14px; border-bottom: 1px solid var(--line); text-align: ri
 th { position: sticky; top: 0; background: var(--surface); color: var(--muted); font-weight: 400; }
 th:first-child, td:first-child { text-align: left; }
 tr:last-child td { border-bottom: 0; }
+@media (max-width: 700px) { .chart svg { min-width: 760px; } .chart text { font-size: 15px; } }
 @media print { .rows { max-height: none; overflow: visible; } }
 """
 
