@@ -132,7 +132,7 @@ ops.deploy:
 ops.examples: .client
 ops.torture: .client .protocol
 ops.torture.shop: .client ops.torture
-ops.docs: .cli .config .metrics .protocol .web
+ops.docs: .cli .client .config .metrics .protocol .web
 ops.fuzz: store store.disk store.logs store.records store.tables .broker .broker.files .broker.filters .broker.queues
     .config .protocol .recover.checking .recover.telling .web
 ops.bench: store.disk delayserver .cli.terminal .client .config .protocol .runtime .server
