@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -81,7 +82,7 @@ class _Shop:
         """The shop works within the block. Raises the failure of a thread at the end."""
         self._fill()
         works: list[Callable[[], None]] = [self._produce]
-        works += [lambda each=each: self._consume(*each) for each in self._groups]
+        works += [partial(self._consume, subject, group) for subject, group in self._groups]
         threads = [threading.Thread(target=self._work, args=[work]) for work in works]
         for thread in threads:
             thread.start()
