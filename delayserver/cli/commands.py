@@ -29,7 +29,7 @@ COMMANDS: Final = {
     "cancel": "Cancel messages before they are due.",
     "reschedule": "Move a message to another due time.",
     "lookup": "Say what became of messages.",
-    "transactions": "Commit or roll back prepared messages by hand.",
+    "transactions": "List prepared messages, commit them or roll them back by hand.",
     "subjects": "List the subjects that a node has met.",
     "route": "Show where the messages of a subject go.",
     "groups": "List, move and remove consumer groups.",

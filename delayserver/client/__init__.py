@@ -21,7 +21,13 @@ from delayserver.client.calls.find_calls import FoundMessage
 from delayserver.client.calls.policy_calls import GroupPolicy, PolicyChanges
 from delayserver.client.calls.subject_calls import SubjectsPage
 from delayserver.client.calls.token_calls import MadeToken, Token
-from delayserver.client.calls.transaction_calls import CheckBack, Ended, check_back_of
+from delayserver.client.calls.transaction_calls import (
+    CheckBack,
+    Ended,
+    OpenTransaction,
+    OpenTransactionsPage,
+    check_back_of,
+)
 from delayserver.client.consuming.consumer import Consumer, Received
 from delayserver.client.listening.handling import CutOff, Handling, Hooks, ListenerStats
 from delayserver.client.listening.listener import Listener
@@ -101,6 +107,8 @@ __all__ = [
     "OneWayRefused",
     "Outcome",
     "PendingBucket",
+    "OpenTransaction",
+    "OpenTransactionsPage",
     "PendingPage",
     "PendingSubject",
     "PendingSubjectsPage",

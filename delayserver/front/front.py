@@ -44,6 +44,7 @@ _DELAY_OPERATIONS = frozenset(
         names_of.PREPARE,
         names_of.COMMIT,
         names_of.ROLLBACK,
+        names_of.TRANSACTIONS,
         names_of.PENDING,
     }
 )

@@ -151,6 +151,7 @@ RULES: Final[Mapping[str, Rule]] = {
     names_of.PREPARE: Rule(frozenset({SEND}), _prepared),
     names_of.COMMIT: Rule(frozenset({SEND})),
     names_of.ROLLBACK: Rule(frozenset({SEND})),
+    names_of.TRANSACTIONS: Rule(frozenset({LOOK})),
     names_of.CANCEL: Rule(frozenset({SEND})),
     names_of.RESCHEDULE: Rule(frozenset({SEND}), _moves),
     names_of.LOOKUP: Rule(frozenset({SEND, LOOK})),

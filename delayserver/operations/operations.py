@@ -17,6 +17,7 @@ from delayserver.operations.groups.policies import Policies
 from delayserver.operations.groups.positions import QueuePositions
 from delayserver.operations.messages.cancel import Cancel
 from delayserver.operations.messages.lookup import Lookup
+from delayserver.operations.messages.open_transactions import OpenTransactions
 from delayserver.operations.messages.repeats import Repeats
 from delayserver.operations.messages.reschedule import Reschedule
 from delayserver.operations.messages.transactions import Transactions
@@ -45,6 +46,7 @@ class DelayOperations:
     pending: Pending
     prepare: Prepare
     transactions: Transactions
+    open_transactions: OpenTransactions
 
 
 @dataclass(frozen=True, slots=True)

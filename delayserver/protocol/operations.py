@@ -43,6 +43,7 @@ PROVE: Final = "prove"
 PREPARE: Final = "prepare"
 COMMIT: Final = "commit"
 ROLLBACK: Final = "rollback"
+TRANSACTIONS: Final = "transactions"
 TOKEN: Final = "token"
 
 # Operations that a request may ask to have no reply, with the argument `one_way`.
@@ -52,6 +53,6 @@ OPERATIONS: Final = frozenset(
     {
         HELLO, PING, STATUS, ROUTE, SEND, CANCEL, RESCHEDULE, LOOKUP, PULL, CANCEL_WAIT, ACK, NACK, GROUPS,
         DELIVER, WINDOW_COMPLETE, REDISPATCH, PROVE, SUBJECTS, POLICY, GROUP, SEEK, REMOVE_GROUP, READ, PREPARE,
-        COMMIT, ROLLBACK, FIND, DEAD_LETTERS, PUBLISH, RELOAD, PENDING, METRICS, TOKEN, EXTEND,
+        COMMIT, ROLLBACK, TRANSACTIONS, FIND, DEAD_LETTERS, PUBLISH, RELOAD, PENDING, METRICS, TOKEN, EXTEND,
     }
 )  # fmt: skip

@@ -66,6 +66,7 @@ class Publisher:
         self._balance.place(done.accepted, done.internal, done.replaced)
         if done.messages is not None:
             self._balance.subjects.place(done.messages)
+            self._note_timers(done.messages)
             if self.recovered is not None and self._balance.subjects.is_found and self._has_retired(done.messages):
                 self._balance.subjects.doubt()
         if done.messages is not None and self.recovered is None:  # what a start replays may have its outcome already
@@ -77,6 +78,13 @@ class Publisher:
             self._decided.holds.release(batch.sequence)
         self._positions.replayed_sequence.advance(done.last_sequence)
         self._positions.replayed.advance(done.end)
+
+    def _note_timers(self, messages: MessageBatch) -> None:
+        """Timers are internal records for no group. A few other records that look so make the time too late, not wrong."""
+        if has_any(messages.origin_sequence):
+            timers = (messages.origin_sequence != 0) & (messages.target_group == 0)
+            if timers.any():
+                self._balance.timed(int(messages.due_ms[timers].max()))
 
     def _has_retired(self, messages: MessageBatch) -> bool:
         """Whether a window of these messages is retired: its outcomes are not in its files any more."""

@@ -68,6 +68,7 @@ from delayserver.operations.messages.locator import Locator
 from delayserver.operations.messages.lookup import Lookup
 from delayserver.operations.messages.message_states import MessageStates
 from delayserver.operations.messages.named_messages import Naming
+from delayserver.operations.messages.open_transactions import OpenTransactions
 from delayserver.operations.messages.repeats import Repeats
 from delayserver.operations.messages.reschedule import Reschedule
 from delayserver.operations.messages.rescheduling import Rescheduling
@@ -103,7 +104,7 @@ from delayserver.startup.opening import Opened, count_accepted, find_lost_broker
 from delayserver.startup.pending_subjects import pending_before
 from delayserver.startup.written_records import written_records
 from delayserver.state.connections.connections import Connections
-from delayserver.state.counts.balance import Balance
+from delayserver.state.counts.balance import ANY_TIME_MS, Balance
 from delayserver.state.counts.latency import LatencyHistogram
 from delayserver.state.decisions.decided import Decided
 from delayserver.state.memory.group_wheels import GroupWheels
@@ -130,7 +131,8 @@ from delayserver.upkeep.segments_ahead import SegmentsAhead
 from delayserver.upkeep.subject_counting import SubjectCounting
 from store.disk.filesystem import FileSystem
 from store.errors import StoreError
-from store.records.transaction_timer import TIMER
+from store.records.transaction_timer import TIMER, TIMERS_SUBJECT
+from store.tables.names import OWN
 from wheel.cursors import LoadCursors
 
 
@@ -301,10 +303,13 @@ class Parts:
         )
         if pending is not None:
             self.balance.subjects.found(pending.subjects, pending.redeliveries)
+        counted = opened.found.checkpoint.totals
+        # A checkpoint of an older program, or a lost one, does not say it. Then timers may lie anywhere.
+        has_timers = opened.files.names.code(OWN, TIMERS_SUBJECT) != 0
+        self.balance.timed(counted.get("timers_until_ms", ANY_TIME_MS if has_timers else 0))
         if opened.found.lost:
             self.balance.place(*count_accepted(opened.files))
         else:
-            counted = opened.found.checkpoint.totals
             self.balance.place(*[counted.get(name, 0) for name in ("accepted", "internal", "replaced")])
 
     def _build_dispatch(self, opened: Opened) -> None:
@@ -590,6 +595,14 @@ class Parts:
             reload=self.reload,
             pending=Pending(opened.files, self.windows, self.balance),
             prepare=Prepare(send, admission, intake, self.commit, terms, self._clock),
+            open_transactions=OpenTransactions(
+                opened.files,
+                self.windows,
+                (self.positions, self.balance),
+                self.decided,
+                (self.cancellation, self.locator),
+                self._runtime,
+            ),
             transactions=Transactions(
                 admission, naming, intake, self.rescheduling, self.cancellation, self.states, self._runtime
             ),

@@ -58,6 +58,7 @@ class Progress:
                 "accepted": self._balance.placed,
                 "internal": self._balance.internal,
                 "replaced": self._balance.replaced,
+                "timers_until_ms": self._balance.timers_until_ms,
             },
             drains=dict(self._windows.drains.positions),
             orphans=dict(self._windows.book.orphans),

@@ -38,6 +38,7 @@ from delayserver.web.queries import (
     PendingQuery,
     ReadQuery,
     SendQuery,
+    TransactionsQuery,
 )
 from delayserver.web.router import Answer, Endpoint, Router
 from delayserver.web.schemas import (
@@ -81,6 +82,7 @@ from delayserver.web.schemas import (
     SessionState,
     Sought,
     SubjectPending,
+    TransactionsReply,
 )
 from delayserver.web.scraping import ROUTE, Scraping
 from delayserver.web.sending import Sending
@@ -298,6 +300,9 @@ def _of_transactions(transacting: Transacting) -> list[Endpoint]:
     return [
         Endpoint("POST", "/v1/transactions", transacting.prepare, "Prepare a message that no consumer sees yet",
                  {201: Answer("The message is on disk", Sent)}, body=PrepareRequest, errors=(413, 421, 422, 507)),
+        Endpoint("GET", "/v1/transactions", transacting.listed, "Transactions that are not ended",
+                 {200: Answer("Some of them, and from where to ask for more", TransactionsReply)},
+                 query=TransactionsQuery, errors=(421,)),
         Endpoint("POST", "/v1/transactions/{receipt}/commit", transacting.commit, "Make a prepared message visible",
                  {200: ended}, body=CommitRequest, errors=(404, 409, 413, 421, 422, 507)),
         Endpoint("POST", "/v1/transactions/{receipt}/rollback", transacting.rollback, "End a prepared message",

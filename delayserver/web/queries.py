@@ -58,6 +58,13 @@ class LettersQuery(Struct, forbid_unknown_fields=True):
     body_as: BodyForm | None = None
 
 
+class TransactionsQuery(Struct, forbid_unknown_fields=True):
+    """Open transactions behind the `next` of another page."""
+
+    after: str | None = None
+    max: Annotated[int, Meta(ge=1, le=1024)] = 100
+
+
 class ReadQuery(Struct, forbid_unknown_fields=True):
     """Messages from `position` on."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import timedelta
 
 import msgspec
@@ -12,16 +13,19 @@ from starlette.responses import Response
 
 from delayserver.client.calls.transaction_calls import Ended as EndedTransaction
 from delayserver.protocol.errors import Forbidden
-from delayserver.web.answers import json_answer, read_json
+from delayserver.web.answers import json_answer, read_json, read_query
 from delayserver.web.bodies import BodyReader, message_body, message_bytes_max
 from delayserver.web.clients import Clients
 from delayserver.web.consuming import REQUEST_BYTES_MAX
+from delayserver.web.queries import TransactionsQuery
 from delayserver.web.schemas import (
     Changes,
     CommitRequest,
     EndedTransactionReply,
+    OpenTransaction,
     PrepareRequest,
     Sent,
+    TransactionsReply,
 )
 from delayserver.web.timing import due_ms_of, has_due
 from delayserver.web.trace_context import trace_of, with_trace
@@ -31,7 +35,7 @@ _commit_decoder = msgspec.json.Decoder(CommitRequest)
 
 
 class Transacting:
-    """Prepares messages, and ends transactions."""
+    """Prepares messages, lists open transactions and ends them."""
 
     def __init__(self, clients: Clients, bodies: BodyReader) -> None:
         self._clients = clients
@@ -57,6 +61,15 @@ class Transacting:
             policy=asked.policy,
         )
         return json_answer(Sent(*prepared[:5]), 201)
+
+    async def listed(self, request: Request, names: Mapping[str, str]) -> Response:
+        """A page of the open transactions."""
+        query = read_query(request.query_params, TransactionsQuery)
+        client = await self._clients.of_request(request.scope)
+        page = await client.calls.transactions_page(query.after, query.max)
+        return json_answer(
+            TransactionsReply([OpenTransaction(**asdict(each)) for each in page.transactions], page.next)
+        )
 
     async def commit(self, request: Request, names: Mapping[str, str]) -> Response:
         """Make the message visible. Again for a committed transaction it gives the same answer."""

@@ -9,10 +9,13 @@ Records of a file are in sequence order, so its last sequence is the high-water 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import cast
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Self, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from store.disk.filesystem import FileSystem
 from store.errors import CorruptionError
@@ -34,7 +37,31 @@ from store.records.segment import Appended, Damage
 # Bytes of records whose sums are made together: the index of a window is read without its blobs being held at once.
 INDEX_PART_BYTES = 4 << 20
 
-__all__ = ["FileMark", "Found", "ScheduleIndex", "ScheduleKey", "ScheduleLog", "Source", "index_rows"]
+__all__ = ["FileMark", "Found", "ScheduleIndex", "ScheduleKey", "ScheduleLog", "Source", "SubjectRows", "index_rows"]
+
+
+@dataclass(frozen=True, slots=True)
+class SubjectRows:
+    """Rows of one subject: `sequence` and `due_ms`, i64[n]. `scanned` rows of the file were looked at, up to the sequence
+    `last`; None: up to the end of the file."""
+
+    sequence: I64
+    due_ms: I64
+    scanned: int
+    last: int | None
+
+    @classmethod
+    def none(cls) -> Self:
+        """No rows of a file without rows."""
+        return cls(np.zeros(0, np.int64), np.zeros(0, np.int64), 0, None)
+
+    def slice(self, start: int, stop: int) -> Self:
+        """The rows `start` to `stop`."""
+        return type(self)(self.sequence[start:stop], self.due_ms[start:stop], self.scanned, self.last)
+
+    def take(self, mask: NDArray[np.bool_]) -> Self:
+        """The rows where the mask, bool[n], is true."""
+        return type(self)(self.sequence[mask], self.due_ms[mask], self.scanned, self.last)
 
 
 class ScheduleLog(WindowLog[ScheduleKey]):
@@ -133,7 +160,7 @@ class ScheduleLog(WindowLog[ScheduleKey]):
 
     def _read(
         self, key: ScheduleKey, start: int | None, stop: int | None, blobs: bool, damages: list[Damage] | None
-    ) -> Iterator[tuple[RecordHeader, bytes, bytes]]:
+    ) -> Generator[tuple[RecordHeader, bytes, bytes], None, None]:
         if key not in self._files.states:
             return
         with self._files.reading(key) as segment:
@@ -151,6 +178,28 @@ class ScheduleLog(WindowLog[ScheduleKey]):
     ) -> Columns:
         """The named columns of all records, concatenated; blobs are not read."""
         return collect_rows(self._read(key, start, stop, False, damages), self._path(key), MessageBatch, names).columns
+
+    def rows_of_subject(
+        self, key: ScheduleKey, subject: int, behind: int, rows_max: int, damages: list[Damage]
+    ) -> SubjectRows:
+        """The rows with this subject code and a sequence above `behind`, in file order; blobs are not read.
+
+        Ends behind the record with which about `rows_max` rows were looked at, 1 MiB of columns more at most.
+        """
+        sequences, due_ms = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        scanned, last = 0, None
+        with closing(self._read(key, None, None, False, damages)) as records:
+            later = (record for record in records if record[0].last_sequence > behind)
+            for part in in_parts(later, INDEX_PART_BYTES // 4):
+                columns = collect_rows(part, self._path(key), MessageBatch, ("sequence", "due_ms", "subject")).columns
+                mine = (columns["subject"] == subject) & (columns["sequence"] > behind)
+                sequences.append(columns["sequence"][mine])
+                due_ms.append(columns["due_ms"][mine])
+                scanned += len(mine)
+                if scanned >= rows_max:
+                    last = int(columns["sequence"][-1])
+                    break
+        return SubjectRows(np.concatenate(sequences), np.concatenate(due_ms), scanned, last)
 
     def index(
         self,

@@ -339,6 +339,8 @@ def _build(values: dict[str, Any], server_id: int) -> Checkpoint:
     values["redeliveries"] = None if redeliveries is None else _checked(PendingRedeliveries._unpack(redeliveries))
     uncertain = values["totals"].pop(_UNCERTAIN, None)
     values["uncertain"] = None if uncertain is None else Uncertain(*map(int, uncertain))
+    if any(type(count) is not int for count in values["totals"].values()):
+        raise ValueError("a counter that is no number")
     if values["server_id"] != server_id:
         raise ValueError("two server ids")
     checkpoint = Checkpoint(**values)

@@ -1,22 +1,66 @@
-"""`delayserver transactions`: ends transactions that no producer ends."""
+"""`delayserver transactions`: lists open transactions, and ends those that no producer ends."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from delayserver.cli.terminal import options
 from delayserver.cli.terminal import receipts as by_receipt
+from delayserver.cli.terminal.output import print_json, visible
+from delayserver.config.units import format_instant
 
 if TYPE_CHECKING:
-    from delayserver.client import Client, DelayServerError, Ended
+    from delayserver.client import Client, DelayServerError, Ended, OpenTransaction
+
+HEADINGS = ("RECEIPT", "SUBJECT", "GROUP", "PREPARED", "CHECKS", "NEXT", "POLICY")
 
 
 @click.group
 def transactions() -> None:
-    """End transactions by hand: messages that were prepared, and that their producer neither commits nor rolls back."""
+    """List and end transactions: messages that were prepared, and that their producer neither commits nor rolls back."""
+
+
+@transactions.command(name="list")
+@click.option(
+    "--max", "maximum", type=click.IntRange(min=1), default=1_000, show_default=True, help="End after this many."
+)
+@options.server
+@options.as_json
+def list_open(maximum: int, server: str, as_json: bool) -> None:
+    """List the transactions that are neither committed nor rolled back.
+
+    CHECKS is the number of check-backs so far, and of all. NEXT is the time of the next one, or after the last one of the
+    end by the policy.
+    """
+    with options.connect(server) as client:
+        found = client.transactions(maximum)
+    if as_json:
+        for each in found:
+            print_json(asdict(each))
+        return
+    if not found:
+        click.echo("no transaction is open")
+        return
+    rows = [HEADINGS, *[_cells(each) for each in found]]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        click.echo("  ".join([cell.ljust(width) for cell, width in zip(row, widths, strict=True)]).rstrip())
+
+
+def _cells(each: OpenTransaction) -> tuple[str, ...]:
+    return (
+        each.receipt,
+        visible(each.subject),
+        visible(each.group),
+        format_instant(each.accepted_us // 1000) if each.accepted_us else "-",
+        f"{each.checks}/{each.checks_max}",
+        format_instant(each.next_check_ms),
+        each.policy,
+    )
 
 
 @transactions.command

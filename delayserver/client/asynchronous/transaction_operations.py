@@ -1,4 +1,4 @@
-"""The operations of the asynchronous client on transactions: prepare, commit, rollback, and answers to check-backs.
+"""The operations of the asynchronous client on transactions: prepare, commit, rollback, list, and answer check-backs.
 
 `python -m ops.blocking_client` makes the blocking twin from this file.
 """
@@ -16,7 +16,14 @@ from delayserver.client.calls import pull_calls, send_calls, transaction_calls
 from delayserver.client.calls.core import Call, ClientCore
 from delayserver.client.calls.message_calls import only_row
 from delayserver.client.calls.retries import RetryPolicy
-from delayserver.client.calls.transaction_calls import CHECK_SUFFIX, CheckBack, Ended, check_backs_of
+from delayserver.client.calls.transaction_calls import (
+    CHECK_SUFFIX,
+    CheckBack,
+    Ended,
+    OpenTransaction,
+    OpenTransactionsPage,
+    check_backs_of,
+)
 from delayserver.client.values.messages import Delivery, Message, SendResult
 from delayserver.client.values.timing import Instant, Seconds, Span, instant_ms
 from delayserver.protocol.errors import DelayServerError, TransactionEnded
@@ -140,6 +147,26 @@ class AsyncTransactionOperations(ABC):
     async def rollback_many(self, receipts: Sequence[str]) -> list[Ended | DelayServerError]:
         """Roll many transactions back: a result or an error for each, in order."""
         return await self._run(transaction_calls.rollback_call(receipts)) if receipts else []
+
+    async def transactions_page(
+        self, after: str | None = None, max_transactions: int | None = None
+    ) -> OpenTransactionsPage:
+        """A page of the open transactions, behind the ``next`` of another page. A page may be empty and not the last one."""
+        return await self._run(transaction_calls.transactions_call(after, max_transactions))
+
+    async def transactions(self, max_transactions: int = 1_000) -> list[OpenTransaction]:
+        """The first ``max_transactions`` transactions that are neither committed nor rolled back, the next check first as a
+        rule. A token of some subjects sees those of its subjects.
+        """
+        found: dict[str, OpenTransaction] = {}
+        after = None
+        while len(found) < max_transactions:
+            page = await self.transactions_page(after)
+            found |= {each.receipt: each for each in page.transactions}
+            after = page.next
+            if after is None:
+                break
+        return list(found.values())[:max_transactions]
 
     def transaction(
         self,

@@ -1,9 +1,9 @@
-"""Calls of transactions: prepare, commit and rollback, and what a check-back says. No I/O."""
+"""Calls of transactions: prepare, commit and rollback, the list of open ones, and what a check-back says. No I/O."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final, TypeVar
 
 from delayserver.client.calls.core import Call
@@ -16,7 +16,7 @@ from delayserver.protocol.errors import (
     TransactionEnded,
     error_from_map,
 )
-from delayserver.protocol.operations import COMMIT, PREPARE, ROLLBACK
+from delayserver.protocol.operations import COMMIT, PREPARE, ROLLBACK, TRANSACTIONS
 from delayserver.protocol.outcomes import OUTCOMES_BY_LABEL, Outcome
 
 T = TypeVar("T")
@@ -46,6 +46,33 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
+class OpenTransaction:
+    """A transaction that is neither committed nor rolled back. ``accepted_us``: when it was prepared, in microseconds.
+
+    The server has made ``checks`` check-backs of ``checks_max`` to the producer's ``group``. At ``next_check_ms`` comes the
+    next one, or after the last one the decision of the ``policy``.
+    """
+
+    receipt: str
+    subject: str
+    due_ms: int
+    group: str
+    accepted_us: int
+    next_check_ms: int
+    checks: int
+    checks_max: int
+    policy: str
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransactionsPage:
+    """Some open transactions. It may be empty. The next page comes behind ``next``; None: there is none."""
+
+    transactions: list[OpenTransaction]
+    next: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class CheckBack:
     """A question of the server: is the transaction ``receipt`` to be committed or rolled back?
 
@@ -63,6 +90,9 @@ class CheckBack:
     check: int
     checks_max: int
     delivery: int
+
+
+_OPEN_FIELDS: Final = tuple(field.name for field in fields(OpenTransaction))
 
 
 def terms(group: str, check_after: Span | None, checks_max: int | None, policy: str | None) -> dict[str, Any]:
@@ -94,6 +124,16 @@ def commit_call(receipts: Sequence[str], due_ms: int | None = None) -> Call[list
 def rollback_call(receipts: Sequence[str]) -> Call[list[Ended | DelayServerError]]:
     """Roll transactions back. Repeatable."""
     return _end_call(ROLLBACK, receipts, {"receipts": list(receipts)})
+
+
+def transactions_call(after: str | None, max_transactions: int | None) -> Call[OpenTransactionsPage]:
+    """A page of the open transactions."""
+
+    def read(result: dict[str, Any], _: object) -> OpenTransactionsPage:
+        rows = [OpenTransaction(*[row[name] for name in _OPEN_FIELDS]) for row in result["transactions"]]
+        return OpenTransactionsPage(rows, result["next"])
+
+    return Call(TRANSACTIONS, {"after": after, "max": max_transactions}, read)
 
 
 def _end_call(

@@ -80,7 +80,11 @@ class HandlerTable:
         reader = MessageReader(server_id, limits.batch_messages_max)
         self.quick[names_of.SEND] = SendHandlers(delay.send, limits.batch_messages_max, server_id, delay.repeats).send
         transactions = TransactionHandlers(
-            delay.prepare, delay.transactions, reader, server_id, limits.batch_messages_max
+            delay.prepare,
+            delay.transactions,
+            delay.open_transactions,
+            reader,
+            (server_id, limits.batch_messages_max),
         )
         self.quick[names_of.PREPARE] = transactions.prepare
         self.slow |= {
@@ -92,6 +96,7 @@ class HandlerTable:
             names_of.PENDING: PendingHandlers(delay.pending).pending,
             names_of.COMMIT: transactions.commit,
             names_of.ROLLBACK: transactions.rollback,
+            names_of.TRANSACTIONS: transactions.transactions,
         }
 
 

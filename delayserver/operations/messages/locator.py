@@ -112,6 +112,14 @@ class Locator:
                     prepared[copies[rows[right]]] = hit.index.flags[right] & FLAG_PREPARED != 0
         return Located(found, message, subject, hidden & ~found, prepared)
 
+    def accepted_us(self, sequence: I64, due_ms: I64) -> I64:
+        """When n messages were accepted, i64[n]; 0 where a message is not found."""
+        accepted_us = np.zeros(len(sequence), np.int64)
+        for _, rows, hit, right in self._hits(sequence, due_ms):
+            if hit is not None:
+                accepted_us[rows[right]] = hit.index.accepted_us[right]
+        return accepted_us
+
     def _hits(self, sequence: I64, due_ms: I64) -> Iterator[tuple[ScheduleKey, Rows, Found | None, Mask]]:
         """Searches each file that may hold these messages. Yields the file, the places searched for and the rows found.
         The rows are None if nothing of the file can be read. The mask is True for rows with the right due time."""

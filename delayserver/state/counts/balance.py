@@ -6,13 +6,18 @@ next start counts on from there.
 
 from __future__ import annotations
 
+from typing import Final
+
 from delayserver.state.counts.subject_counts import SubjectCounts
+
+ANY_TIME_MS: Final = 1 << 53
+"""Later than every due time, for a start that does not know how far timers lie."""
 
 
 class Balance:
     """Counts of accepted messages; internal records (redeliveries) are counted apart."""
 
-    __slots__ = ("_before", "_committed", "internal", "placed", "replaced", "subjects")
+    __slots__ = ("_before", "_committed", "internal", "placed", "replaced", "subjects", "timers_until_ms")
 
     def __init__(self) -> None:
         # Found by the start, and committed since.
@@ -22,7 +27,9 @@ class Balance:
         self.internal = 0
         # Of the placed messages those that took the place of another one, which ended as cancelled.
         self.replaced = 0
-        # The same, for each subject.
+        # No timer of a transaction is due later. It only grows.
+        self.timers_until_ms = 0
+        # The same as above, for each subject.
         self.subjects = SubjectCounts()
 
     @property
@@ -44,6 +51,10 @@ class Balance:
         self.placed += accepted
         self.internal += internal
         self.replaced += replaced
+
+    def timed(self, until_ms: int) -> None:
+        """Timers were placed, the last of them due then. Writers: the start, then the replay."""
+        self.timers_until_ms = max(self.timers_until_ms, until_ms)
 
     def check_invariants(self) -> None:
         """No count is negative."""

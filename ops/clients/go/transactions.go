@@ -123,6 +123,44 @@ func (c *Client) endTransactions(ctx context.Context, operation string, argument
 	return ended, nil
 }
 
+// OpenTransaction is a transaction that is neither committed nor rolled back.
+type OpenTransaction struct {
+	Receipt    Receipt `msgpack:"receipt"`
+	Subject    string  `msgpack:"subject"`
+	DueMs      int64   `msgpack:"due_ms"`
+	Group      string  `msgpack:"group"`         // of the producer
+	AcceptedUs int64   `msgpack:"accepted_us"`   // when it was prepared; 0 where damage hides it
+	NextMs     int64   `msgpack:"next_check_ms"` // of the next check-back, or after the last one of the end by the policy
+	Checks     int     `msgpack:"checks"`        // check-backs so far
+	ChecksMax  int     `msgpack:"checks_max"`
+	Policy     string  `msgpack:"policy"` // PolicyRollback or PolicyCommit
+}
+
+type openPage struct {
+	Transactions []OpenTransaction `msgpack:"transactions"`
+	Next         *string           `msgpack:"next"`
+}
+
+func openArguments(after string, most int) map[string]any {
+	arguments := map[string]any{}
+	given(arguments, "after", after)
+	given(arguments, "max", most)
+	return arguments
+}
+
+// OpenTransactions is a page of the transactions that are not ended, behind the next of another page, "" for the first. A page may be empty
+// and not the last one: that has the next "".
+func (c *Client) OpenTransactions(ctx context.Context, after string, most int) (page []OpenTransaction, next string, err error) {
+	var result openPage
+	if err := c.call(ctx, sameAsOnce, "transactions", openArguments(after, most), &result); err != nil {
+		return nil, "", err
+	}
+	if result.Next != nil {
+		next = *result.Next
+	}
+	return result.Transactions, next, nil
+}
+
 // CheckBack is a question of the server: shall the transaction be committed or rolled back?
 type CheckBack struct {
 	Transaction Receipt // for Commit and Rollback

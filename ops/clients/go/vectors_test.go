@@ -285,6 +285,7 @@ func TestRequestsAreThoseOfTheVectors(t *testing.T) {
 		"prepare request":                  terms.terms(map[string]any{"messages": []any{prepared}}),
 		"commit request":                   {"receipts": []Receipt{receipt, second}},
 		"rollback request":                 {"receipts": []Receipt{second}},
+		"transactions request":             openArguments("1800000000000.2.46", 100),
 		"extend request":                   extend,
 		"group request":                    groupArguments("orders", "billing"),
 		"seek request":                     Earliest.seek(groupArguments("orders", "billing")),
@@ -429,6 +430,9 @@ func TestRepliesOfTheVectorsAreRead(t *testing.T) {
 	if ended := committed[1].ended(); !errors.Is(ended.Err, TransactionEnded) || ended.Err.Outcome != RolledBack {
 		t.Errorf("%+v", ended)
 	}
+	page := result[openPage](t, "transactions reply")
+	equal(t, page.Transactions[0], OpenTransaction{second, "orders", 1800000000000, "shop", 1799999940000000, 1800000060000, 2, 15, PolicyRollback})
+	equal(t, *page.Next, "1800000000000.2.48")
 	equal(t, result[endedRows](t, "rollback reply").Results[0].ended(), Ended{Receipt: second, Outcome: RolledBack})
 
 	type publishedRows struct {

@@ -56,6 +56,7 @@ CASES: dict[str, Case] = {
     "prepare": Case({"messages": [message(THEIRS)], "group": "mine"}, rows="forbidden"),
     "commit": Case({"receipts": [RECEIPT]}, rows="transaction_unknown"),
     "rollback": Case({"receipts": [RECEIPT]}, rows="transaction_unknown"),
+    "transactions": Case(told=lambda reply: [each["subject"] for each in reply["transactions"]]),
     "cancel": Case({"receipts": [RECEIPT]}, rows="unknown"),
     "reschedule": Case({"items": [{"receipt": RECEIPT, "delay_ms": 7_200_000}]}, rows="unknown"),
     "lookup": Case({"receipts": [RECEIPT], "body": True}, rows="unknown"),

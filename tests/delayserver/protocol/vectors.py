@@ -270,6 +270,7 @@ REQUESTS: dict[str, tuple[Any, ...]] = {
         },
     ),
     "commit request": (51, "commit", {"receipts": [RECEIPT, NEW_RECEIPT]}),
+    "transactions request": (57, "transactions", {"max": 100, "after": f"{DUE_MS}.2.46"}),
     "rollback request": (52, "rollback", {"receipts": [NEW_RECEIPT]}),
     "cancel_wait request": (29, "cancel_wait", {"id": 3}),
     "hello from a server request": (
@@ -348,6 +349,26 @@ REPLIES: dict[str, tuple[Any, ...]] = {
                     "outcome": "rolled_back",
                 },
             ]
+        },
+    ),
+    "transactions reply": (
+        57,
+        True,
+        {
+            "transactions": [
+                {
+                    "receipt": NEW_RECEIPT,
+                    "subject": "orders",
+                    "due_ms": DUE_MS,
+                    "group": "shop",
+                    "accepted_us": (DUE_MS - 60_000) * 1000,
+                    "next_check_ms": DUE_MS + 60_000,
+                    "checks": 2,
+                    "checks_max": 15,
+                    "policy": "rollback",
+                }
+            ],
+            "next": f"{DUE_MS}.2.48",
         },
     ),
     "rollback reply": (52, True, {"results": [{"receipt": NEW_RECEIPT, "outcome": "rolled_back"}]}),

@@ -94,6 +94,11 @@ def test_a_transaction_is_seen_when_it_is_committed(web: Web) -> None:
     assert kept.status == 201
     pull = "/v1/subjects/transacted/groups/g/pull"
     assert bodies(web.post(pull, {})) == []
+    first = web.ask("GET", "/v1/transactions?max=1").json
+    rest = web.ask("GET", f"/v1/transactions?after={first['next']}").json
+    shown, other = first["transactions"] + rest["transactions"]
+    assert [shown["receipt"], other["receipt"]] == [kept.json["receipt"], dropped.json["receipt"]]
+    assert (shown["subject"], shown["group"], shown["checks"], rest["next"]) == ("transacted", "shop", 0, None)
     rolled = web.ask("POST", f"/v1/transactions/{dropped.json['receipt']}/rollback")
     assert rolled.json == {"receipt": dropped.json["receipt"], "outcome": "rolled_back"}
     committed = web.ask("POST", f"/v1/transactions/{kept.json['receipt']}/commit")

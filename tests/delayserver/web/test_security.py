@@ -152,6 +152,7 @@ LEFT_OUT: list[tuple[str, str, object]] = [
     ("GET", "/v1/groups?subject=*", None),
     ("GET", "/v1/pending?by=subject", None),
     ("GET", "/v1/pending", None),
+    ("GET", "/v1/transactions", None),
     ("GET", "/v1/status", None),
 ]
 # No token is asked for.
@@ -252,6 +253,7 @@ ROLES: dict[str, list[tuple[str, str, object]]] = {
         ("POST", f"{IN_GROUP}/deliveries", None),
     ],
     "look": [
+        ("GET", "/v1/transactions", None),
         ("GET", "/v1/subjects/orders.a/groups", None),
         ("GET", "/v1/groups", None),
         ("GET", "/v1/pending", None),

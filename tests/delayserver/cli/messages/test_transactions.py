@@ -27,6 +27,22 @@ def test_a_transaction_is_committed_or_rolled_back_by_hand(server: Any) -> None:
     assert [row["body"] for row in pulled] == ["kept"]
 
 
+def test_open_transactions_are_listed_until_they_end(server: Any) -> None:
+    assert server.run("transactions", "list").out == "no transaction is open\n"
+    first, second = prepared(server, "one", "two")
+    rows = server.run("transactions", "list", "--json").rows
+    assert [row["receipt"] for row in rows] == [first, second]
+    assert {name: rows[0][name] for name in ("subject", "group", "checks", "checks_max", "policy")} == {
+        "subject": "deals", "group": "shop", "checks": 0, "checks_max": 15, "policy": "rollback",
+    }  # fmt: skip
+    assert rows[0]["next_check_ms"] * 1000 > rows[0]["accepted_us"]
+    heading, line, _ = server.run("transactions", "list").out.splitlines()
+    assert heading.split() == ["RECEIPT", "SUBJECT", "GROUP", "PREPARED", "CHECKS", "NEXT", "POLICY"]
+    assert line.split()[:3] == [first, "deals", "shop"]
+    server.run("transactions", "rollback", first)
+    assert [row["receipt"] for row in server.run("transactions", "list", "--max", "1", "--json").rows] == [second]
+
+
 def test_another_end_is_refused_and_the_exit_code_says_so(server: Any) -> None:
     (dropped,) = prepared(server, "dropped")
     assert server.run("transactions", "rollback", dropped).code == 0
