@@ -12,6 +12,10 @@ from delayserver.cli.terminal import options
 END_MS: Final = 10_000
 """A command that is ended by --timeout has ended within this time."""
 
+OUTLIVE_S: Final = 5
+OUTLIVE_MS_MAX: Final = 60_000
+"""The default of a listener, and the most that a server takes. They are not imported: `--help` shall come at once."""
+
 
 @click.command
 @click.argument("subjects", nargs=-1, required=True, metavar="SUBJECT...")
@@ -37,6 +41,10 @@ END_MS: Final = 10_000
     help="While a command runs, its message is kept this long at most."
 )  # fmt: skip
 @click.option(
+    "--outlive", "outlive_ms", type=options.DURATION, default=f"{OUTLIVE_S}s", show_default=True,
+    help="If this process dies, its messages come again after this long; at most 1m."
+)  # fmt: skip
+@click.option(
     "--start",
     type=options.START,
     metavar="earliest|latest|TIME",
@@ -56,6 +64,7 @@ def consume(
     stop_ms: int,
     ack_timeout_ms: int,
     extend_max_ms: int,
+    outlive_ms: int,
     start: str | int | None,
     tags: str | None,
     where: str | None,
@@ -80,6 +89,8 @@ def consume(
         raise click.UsageError("--timeout is longer than 0s")
     if ack_timeout_ms <= 0:
         raise click.UsageError("--ack-timeout is longer than 0s")
+    if outlive_ms > OUTLIVE_MS_MAX:
+        raise click.UsageError("--outlive is at most 1m")
     from delayserver.cli.groups import consuming
     from delayserver.client import ListenerSettings
     from delayserver.client.listening.subscription import Choices
@@ -92,6 +103,7 @@ def consume(
         stop_s=stop_ms / 1000,
         messages_max=maximum,
         extend_max_s=extend_max_ms / 1000,
+        outlive_s=outlive_ms / 1000,
     )
     with options.connect(server):
         pass

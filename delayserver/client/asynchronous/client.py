@@ -64,6 +64,7 @@ class AsyncClient(AsyncOperations):
         self._timeout_s = span_s(timeout_s)
         self._connect_timeout_s = span_s(connect_timeout_s)
         self._connection: StreamConnection | None = None
+        self._connections = 0  # so many were opened
         self._connecting = anyio.Lock()
         self._connect_failure: DelayServerError | None = None  # the last one
         self._tasks: anyio.abc.TaskGroup | None = None
@@ -139,6 +140,11 @@ class AsyncClient(AsyncOperations):
     def closed(self) -> bool:
         """Whether it is outside its ``async with`` block."""
         return self._tasks is None
+
+    @property
+    def connection_number(self) -> int:
+        """The number of the connection that is open now. The first one is 1. 0 while none is open."""
+        return 0 if self._connection is None or self._connection.closed else self._connections
 
     @property
     def _close_count(self) -> int:
@@ -253,6 +259,7 @@ class AsyncClient(AsyncOperations):
                     raise copied(self._connect_failure)
                 try:
                     self._connection = await self._open()
+                    self._connections += 1
                 except DelayServerError as error:
                     self._connect_failure = copied(error)
                     raise

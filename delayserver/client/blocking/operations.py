@@ -55,7 +55,16 @@ from delayserver.client.values.messages import (
     Status,
 )
 from delayserver.client.values.pulled import PulledColumns
-from delayserver.client.values.timing import Instant, Seconds, Span, instant_ms, resolve_due_ms, span_ms, span_s
+from delayserver.client.values.timing import (
+    Instant,
+    Seconds,
+    Span,
+    instant_ms,
+    milliseconds_or_none,
+    resolve_due_ms,
+    span_ms,
+    span_s,
+)
 from delayserver.protocol.errors import DelayServerError, InvalidArgument
 from delayserver.protocol.limits import Limits
 
@@ -441,6 +450,7 @@ class BlockingOperations(
         broadcast: bool = False,
         tags: str | None = None,
         where: str | None = None,
+        outlive_s: Seconds | None = None,
     ) -> list[Delivery]:
         """Up to ``max_messages`` deliveries; waits up to ``wait_s`` for the first. See `pull_columns`."""
         pulled = self.pull_columns(
@@ -455,6 +465,7 @@ class BlockingOperations(
             broadcast=broadcast,
             tags=tags,
             where=where,
+            outlive_s=outlive_s,
         )
         return pulled.deliveries()
 
@@ -473,6 +484,7 @@ class BlockingOperations(
         broadcast: bool = False,
         tags: str | None = None,
         where: str | None = None,
+        outlive_s: Seconds | None = None,
     ) -> PulledColumns:
         """Deliveries as columns. ``ack`` settles earlier ones in the same round trip.
 
@@ -488,10 +500,11 @@ class BlockingOperations(
         that do not match are done for the group. Raises `FilterInvalid` with the place of the first fault, and
         `FilterInUse` while other consumers use another filter of the group.
 
-        A delivery that is not acked within ``ack_timeout_s`` (default: the server's) comes again. The client splits a
-        ``wait_s`` beyond the server's bound into several requests.
+        A delivery that is not acked within ``ack_timeout_s`` (default: the server's) comes again. With ``outlive_s`` (0 to
+        60) it also comes again so long after the end of this client's connection. After a lost connection `extend` with
+        ``outlive_s`` keeps it. The client splits a ``wait_s`` beyond the server's bound into several requests.
         """
-        ack_timeout_ms = None if ack_timeout_s is None else round(span_s(ack_timeout_s) * 1000)
+        ack_timeout_ms = milliseconds_or_none(ack_timeout_s)
         wait_ms = round(span_s(wait_s) * 1000)
         close_count = self._close_count
         self.connect()  # Before it the server's bound of a wait is not known.
@@ -510,6 +523,7 @@ class BlockingOperations(
                 broadcast=broadcast,
                 tags=tags,
                 where=where,
+                outlive_ms=milliseconds_or_none(outlive_s),
             )
             pulled = self._run(call, close_count)
             if pulled.count or wait_ms <= 0:
@@ -556,12 +570,19 @@ class BlockingOperations(
         return self._run(call)
 
     def extend(
-        self, subject: str, group: str, deliveries: Deliveries, *, ack_timeout_s: Seconds | None = None
+        self,
+        subject: str,
+        group: str,
+        deliveries: Deliveries,
+        *,
+        ack_timeout_s: Seconds | None = None,
+        outlive_s: Seconds | None = None,
     ) -> ExtendResult:
         """Let the leases of deliveries go on: they end ``ack_timeout_s`` from now (default: the server's).
 
-        A consumer that works longer than its lease extends it in time. Listeners do so by themselves. A restart of the
-        node ends all leases.
+        A consumer that works longer than its lease extends it in time. Listeners do so by themselves. With ``outlive_s``
+        the leases also end so long after the end of this client's present connection. Without it they outlive every
+        connection. A restart of the node ends all leases.
         """
-        ack_timeout_ms = None if ack_timeout_s is None else round(span_s(ack_timeout_s) * 1000)
-        return self._run(pull_calls.extend_call(subject, group, deliveries, ack_timeout_ms))
+        ack_timeout_ms, outlive_ms = milliseconds_or_none(ack_timeout_s), milliseconds_or_none(outlive_s)
+        return self._run(pull_calls.extend_call(subject, group, deliveries, ack_timeout_ms, outlive_ms))

@@ -52,6 +52,7 @@ def pull_call(
     broadcast: bool = False,
     tags: str | None = None,
     where: str | None = None,
+    outlive_ms: int | None = None,
 ) -> Call[PulledColumns]:
     """Pull, and acknowledge earlier deliveries of the same subject and group in the same frame.
 
@@ -66,6 +67,8 @@ def pull_call(
     }
     if ack_timeout_ms is not None:
         arguments["ack_timeout_ms"] = ack_timeout_ms
+    if outlive_ms is not None:
+        arguments["outlive_ms"] = outlive_ms
     if max_bytes is not None:
         arguments["max_bytes"] = max_bytes
     if start is not None:
@@ -138,11 +141,17 @@ def nack_call(
     return Call(NACK, arguments, read)
 
 
-def extend_call(subject: str, group: str, deliveries: Deliveries, ack_timeout_ms: int | None) -> Call[ExtendResult]:
-    """Let leases last ``ack_timeout_ms`` from now on; None for the default of the server."""
+def extend_call(
+    subject: str, group: str, deliveries: Deliveries, ack_timeout_ms: int | None, outlive_ms: int | None = None
+) -> Call[ExtendResult]:
+    """Let leases last ``ack_timeout_ms`` from now on; None for the default of the server. With ``outlive_ms`` they belong to
+    the connection of this call.
+    """
     arguments = _delivery_arguments(subject, group, deliveries)
     if ack_timeout_ms is not None:
         arguments["ack_timeout_ms"] = ack_timeout_ms
+    if outlive_ms is not None:
+        arguments["outlive_ms"] = outlive_ms
     return Call(EXTEND, arguments, lambda result, _: ExtendResult(int(result["extended"]), int(result["unknown"])))
 
 

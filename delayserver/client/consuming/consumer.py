@@ -7,6 +7,7 @@ added or moved.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,7 +20,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 
 from delayserver.client.asynchronous.client import AsyncClient
 from delayserver.client.calls.pull_calls import NO_DELAY, Only, PullFilter
-from delayserver.client.consuming.extending import LOOK_S, Extension
+from delayserver.client.consuming.extending import OUTLIVE_S, Extension, look_interval_s
 from delayserver.client.consuming.held_leases import Held, HeldLeases, unsettled
 from delayserver.client.consuming.node_pulling import ROUTE_INTERVAL_S, RouteFollower, pull_persistently
 from delayserver.client.consuming.said_lately import SaidLately, held_back_words
@@ -51,6 +52,7 @@ class ConsumerOptions(Only, total=False):
     """Further settings of a `Consumer`, as keywords."""
 
     extend_max_s: float
+    outlive_s: Seconds | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +90,10 @@ class Consumer:
     ``async with Consumer(client, "orders", "billing") as deliveries: async for received in deliveries: ...``. The caller
     acks each `Received` on its own node (``await received.ack()``). Without an ack it comes again after
     ``ack_timeout_s``. While the caller keeps a `Received`, the consumer extends its lease, for ``extend_max_s`` (an hour;
-    0: not at all). If a delivery waits here for half of that time, the consumer nacks it and pulls fewer at once. At the
-    end of the block it nacks deliveries that still wait, in `GIVE_BACK_S` at most.
+    0: not at all). If the consumer dies, its deliveries come again ``outlive_s`` later (5; at most 60; None: after
+    ``ack_timeout_s``). After a lost connection it takes its leases over to the next one. If a delivery waits here for half
+    of the ack timeout, the consumer nacks it and pulls fewer at once. At the end of the block it nacks deliveries that
+    still wait, in `GIVE_BACK_S` at most.
 
     ``tags`` and ``where`` are the filter of the group, at every node; see `AsyncClient.pull_columns`.
 
@@ -114,13 +118,14 @@ class Consumer:
         self._max_messages = max_messages
         self._wait_s = span_s(wait_s)
         self._ack_timeout_s = span_s(ack_timeout_s)
-        self._extend_max_s = options.pop("extend_max_s", EXTEND_MAX_S)
+        self._extend_max_s = options.get("extend_max_s", EXTEND_MAX_S)
+        outlive_s = options.get("outlive_s", OUTLIVE_S)
+        self._outlive_s = None if outlive_s is None else span_s(outlive_s)
         self._only = PullFilter(tags=options.get("tags"), where=options.get("where"))
         self._tasks: anyio.abc.TaskGroup | None = None
         self._route: RouteFollower | None = None
         self._said = SaidLately()
-        # Of each node: the leases of deliveries that the caller has got. The nodes where leases are being extended, or
-        # cannot be.
+        # Of each node: the leases of deliveries that are here. The nodes where leases are being extended, or cannot be.
         self._held: dict[AsyncClient, HeldLeases] = {}
         self._extending: set[AsyncClient] = set()
         self._asking = 0  # callers that wait for a delivery
@@ -144,7 +149,7 @@ class Consumer:
         self._route = RouteFollower(self._client, self._subject, self._tasks, self._pull_from)
         self._route.adjust(route)
         self._tasks.start_soon(self._route.run, ROUTE_INTERVAL_S)
-        if self._extend_max_s:
+        if self._extend_max_s or self._outlive_s is not None:
             self._tasks.start_soon(self._extend_leases)
         return self
 
@@ -173,8 +178,9 @@ class Consumer:
                 received = await self._receive.receive()
                 if isinstance(received, DelayServerError):
                     raise received
-                if anyio.current_time() < received.hand_out_until_s:
-                    self._hold(received)
+                now_s = anyio.current_time()
+                if now_s < min(received.hand_out_until_s, received.held.ends_s):
+                    received.held.begin(now_s)
                     return received
         finally:
             self._asking -= 1
@@ -184,31 +190,43 @@ class Consumer:
         """The addresses of the nodes from which it pulls now."""
         return [] if self._route is None else self._route.nodes
 
-    def _hold(self, received: Received) -> None:
-        """The caller gets a delivery."""
-        if self._extend_max_s:
-            leases = self._held.get(received.node)
-            if leases is None:
-                leases = self._held[received.node] = HeldLeases(self._ack_timeout_s, self._extend_max_s)
-            leases.add(received.held, anyio.current_time())
+    def _hold(self, node: AsyncClient, brought: Sequence[Received]) -> None:
+        """These deliveries came from a node."""
+        leases = self._held.get(node)
+        if leases is None:
+            leases = self._held[node] = HeldLeases(self._ack_timeout_s, self._extend_max_s)
+        leases.add([received.held for received in brought], node.connection_number, anyio.current_time())
 
     async def _extend_leases(self) -> None:
-        """Extend the leases of deliveries that the caller has, as long as it has them."""
+        """Extend the leases of deliveries that the caller has, as long as it has them. After a lost connection extend all,
+        over the next one.
+        """
         async with anyio.create_task_group() as requests:
             while True:
-                await anyio.sleep(min(LOOK_S, self._ack_timeout_s / 10))
+                await anyio.sleep(look_interval_s(self._ack_timeout_s, self._outlive_s))
                 for node, leases in list(self._held.items()):
-                    due = leases.due(anyio.current_time())
                     if node.closed:
                         del self._held[node]
-                    elif due and node not in self._extending:
-                        self._extending.add(node)
-                        requests.start_soon(self._extend, node, due)
+                    elif node not in self._extending:
+                        self._extend_at(node, leases, requests)
 
-    async def _extend(self, node: AsyncClient, leases: list[Held]) -> None:
-        extension = Extension(self._subject, self._group, self._ack_timeout_s, leases, unsettled)
+    def _extend_at(self, node: AsyncClient, leases: HeldLeases, requests: anyio.abc.TaskGroup) -> None:
+        now_s = anyio.current_time()
+        adopt = self._outlive_s is not None and leases.connection != node.connection_number
+        due = leases.known(now_s) if adopt else leases.due(now_s)
+        if due:
+            self._extending.add(node)
+            requests.start_soon(self._extend, node, due, leases if adopt else None)
+        elif adopt:
+            leases.belong(node.connection_number)
+
+    async def _extend(self, node: AsyncClient, due: list[Held], adopting: HeldLeases | None) -> None:
+        extension = Extension(self._subject, self._group, self._ack_timeout_s, due, unsettled, self._outlive_s)
         try:
-            await extension.make(node)
+            if adopting is None:
+                await extension.make(node)
+            else:
+                adopting.belong(await extension.adopt(node))
         except UnknownOperation:
             return  # it is an older node, and is not asked again
         except DelayServerError as error:  # the next look tries again
@@ -252,10 +270,11 @@ class Consumer:
                 ack_timeout_s=self._ack_timeout_s,
                 tags=self._only.tags,
                 where=self._only.where,
+                outlive_s=self._outlive_s,
             )
-            left = deque(deliveries)
+            left = self._brought(deliveries, node)
             try:
-                await self._hand_out(left, node)
+                await self._hand_out(left)
             finally:
                 # If no caller has asked for a delivery, returned ones would only come back to wait here again.
                 idle = len(left) == len(deliveries) > 0 and not self._asking
@@ -266,21 +285,28 @@ class Consumer:
                 await asked.wait()
             count = max(1, len(deliveries) - len(left)) if left else min(self._max_messages, 2 * count)
 
-    async def _hand_out(self, left: deque[Delivery], node: AsyncClient) -> None:
-        """Remove deliveries from ``left`` as the caller takes them, until none is left or their time is over."""
+    def _brought(self, deliveries: list[Delivery], node: AsyncClient) -> deque[Received]:
+        """The deliveries that a node has just leased to this consumer."""
         now_s = anyio.current_time()
         until_s, ends_s = now_s + KEPT_PART * self._ack_timeout_s, now_s + self._ack_timeout_s
-        with anyio.CancelScope(deadline=until_s):
-            while left:
-                held = Held(left[0].delivery, ends_s)
-                await self._send.send(Received(left[0], self._group, node, until_s, held))
-                left.popleft()
+        brought = [Received(each, self._group, node, until_s, Held(each.delivery, ends_s)) for each in deliveries]
+        self._hold(node, brought)
+        return deque(brought)
+
+    async def _hand_out(self, left: deque[Received]) -> None:
+        """Remove deliveries from ``left`` as the caller takes them, until none is left or their time is over."""
+        if left:
+            with anyio.CancelScope(deadline=left[0].hand_out_until_s):
+                while left:
+                    await self._send.send(left[0])
+                    left.popleft()
 
     def _caller_asks(self) -> anyio.Event:
         """An event that is set when the caller asks for the next delivery."""
         self._asked = self._asked or anyio.Event()
         return self._asked
 
-    async def _give_back(self, left: deque[Delivery], node: AsyncClient) -> None:
+    async def _give_back(self, left: deque[Received], node: AsyncClient) -> None:
+        deliveries = [received.delivery for received in left]
         with anyio.move_on_after(GIVE_BACK_S, shield=True), suppress(DelayServerError):
-            await node.nack(self._subject, self._group, left, NO_DELAY, unseen=True)
+            await node.nack(self._subject, self._group, deliveries, NO_DELAY, unseen=True)

@@ -5,7 +5,7 @@ Times are seconds of the listener's clock: that of the event loop, and of `time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -70,7 +70,8 @@ class Handling:
 
     ``received_s``, ``started_s``, ``ended_s``: when it came from the node, and when its handler began and ended; 0.0
     until then. ``lease_ends_s``: from then on the node gives the message to another consumer; the listener extends it while
-    the handler runs. ``error``: what the handler raised. ``settled_s``: when the node had the ack or nack on disk.
+    the handler runs. ``lost``: a new connection could not take over the lease. ``error``: what the handler raised.
+    ``settled_s``: when the node had the ack or nack on disk.
     """
 
     __slots__ = (
@@ -79,6 +80,7 @@ class Handling:
         "error",
         "group",
         "lease_ends_s",
+        "lost",
         "node",
         "received_s",
         "settled_s",
@@ -95,6 +97,7 @@ class Handling:
         self.size = size
         self.received_s = received_s
         self.lease_ends_s = lease_ends_s
+        self.lost = False
         self.started_s = 0.0
         self.ended_s = 0.0
         self.settled_s = 0.0
@@ -121,6 +124,10 @@ class Handling:
         """Its lease ends at another time."""
         self.lease_ends_s = lease_ends_s
 
+    def lose(self) -> None:
+        """The node ended its lease with a connection, or when it started again."""
+        self.lost = True
+
     def end(self, now_s: float, error: BaseException | None) -> None:
         """Its handler ended, with the error that it raised."""
         self.ended_s = now_s
@@ -129,6 +136,11 @@ class Handling:
     def settle(self, now_s: float) -> None:
         """The node has answered the ack or nack."""
         self.settled_s = now_s
+
+
+def unsettled(handlings: Sequence[Handling]) -> list[Handling]:
+    """Those whose acks and nacks the node has not answered."""
+    return [handling for handling in handlings if not handling.settled_s]
 
 
 Hook = Callable[[Handling], object]

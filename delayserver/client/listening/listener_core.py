@@ -7,6 +7,7 @@ A driver reports what happened and when, and does what the core says:
     settle_due_s -> take -> [ack, nack] -> settled, settle_failed
     look: now and then        stop: once
     extensions -> [extend] -> extensions_done
+    adoptions -> [extend over a new connection] -> adopted, extensions_done
 
 Nothing here waits, reads a clock or knows a task.
 """
@@ -14,12 +15,12 @@ Nothing here waits, reads a clock or knows a task.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Final
 
-from delayserver.client.consuming.extending import EXTENDED_PART
+from delayserver.client.consuming.extending import EXTENDED_PART, OUTLIVE_S
 from delayserver.client.listening.flow_control import MESSAGE_BYTES, Ask, FlowControl, Share
 from delayserver.client.listening.handling import GIVE_BACK, Handling, ListenerStats, Verdict
 from delayserver.client.listening.ready_line import ReadyLine
@@ -37,6 +38,10 @@ WINDOW_MIN: Final = 16
 """A new source asks for this many messages at once, or for two a handler."""
 
 
+OUTLIVE_S_MAX: Final = 60
+"""A server remembers the leases of a connection that has ended no longer."""
+
+
 @dataclass(frozen=True, slots=True)
 class ListenerSettings:
     """How a listener consumes.
@@ -46,6 +51,8 @@ class ListenerSettings:
     gathered for so long. ``stop_s``: at the end running handlers get so much time. ``messages_max``: the subscription
     stops by itself when so many handlers have begun. ``extend_max_s``: while a handler runs, its lease is extended, until so
     long after its begin; 0: never. So a handler that hangs keeps its message for that time and one lease more.
+    ``outlive_s``: leases end so long after the connection, so the messages of a listener that dies come again soon. After a
+    lost connection the listener takes them over to the next one. None: they last for ``ack_timeout_s`` in any case.
     """
 
     concurrency: int = 10
@@ -56,6 +63,7 @@ class ListenerSettings:
     stop_s: float = 30.0
     messages_max: int | None = None
     extend_max_s: float = 3600.0
+    outlive_s: float | None = OUTLIVE_S
 
     def __post_init__(self) -> None:
         for name in ("concurrency", "prefetch_messages", "prefetch_bytes"):
@@ -67,12 +75,27 @@ class ListenerSettings:
             raise InvalidArgument(f"messages_max is an integer of at least 1, not {self.messages_max!r}")
         if self.ack_interval_s < 0 or self.stop_s < 0 or not self.extend_max_s >= 0:
             raise InvalidArgument("ack_interval_s, stop_s and extend_max_s are 0 or more")
+        if self.outlive_s is not None and not 0 <= self.outlive_s <= OUTLIVE_S_MAX:
+            raise InvalidArgument(f"outlive_s lies within 0 and {OUTLIVE_S_MAX}, or is None, not {self.outlive_s!r}")
 
 
 class Source:
-    """A subject at a node: its waiting deliveries, its share of the flow control, and its settlements."""
+    """A subject at a node: its waiting deliveries, its share of the flow control, and its settlements. ``connection``: the
+    number of the connection to which its leases belong; None: not known.
+    """
 
-    __slots__ = ("_parked", "_turns", "node", "ready", "retired", "running", "settlements", "share", "subject")
+    __slots__ = (
+        "_parked",
+        "_turns",
+        "connection",
+        "node",
+        "ready",
+        "retired",
+        "running",
+        "settlements",
+        "share",
+        "subject",
+    )
 
     def __init__(self, subject: str, node: str, share: Share, settlements: Settlements) -> None:
         self.subject = subject
@@ -82,6 +105,7 @@ class Source:
         self.ready: deque[Handling] = deque()
         self.running = 0
         self.retired = False
+        self.connection: int | None = None
         # By order key: the message that is handled, or is next; and those that wait for it.
         self._turns: dict[str, Handling] = {}
         self._parked: dict[str, deque[Handling]] = {}
@@ -143,6 +167,10 @@ class Source:
     def retire(self) -> None:
         """It is pulled from no more."""
         self.retired = True
+
+    def belong(self, connection: int) -> None:
+        """All its leases belong to this connection."""
+        self.connection = connection
 
 
 class ListenerCore:
@@ -211,8 +239,12 @@ class ListenerCore:
         """The pull ended with an error, and brought nothing."""
         self._flow.failed(source.share)
 
-    def pulled(self, source: Source, deliveries: Sequence[Delivery], now_s: float) -> Sequence[Handling]:
-        """The pull has brought these, at this time. After a stop they are given back."""
+    def pulled(
+        self, source: Source, deliveries: Sequence[Delivery], now_s: float, connection: int = 0
+    ) -> Sequence[Handling]:
+        """The pull has brought these, at this time, over this connection. After a stop they are given back."""
+        if source.connection is None:
+            source.belong(connection)
         sizes = [_size(delivery) for delivery in deliveries]
         lease_ends_s = now_s + self._settings.ack_timeout_s
         group, node = self._group, source.node
@@ -323,6 +355,8 @@ class ListenerCore:
         soon_s = now_s + EXTENDED_PART * self._settings.ack_timeout_s
         found: dict[Source, list[Handling]] = {}
         for handling, source in self._running.items():
+            if handling.lost:
+                continue
             if now_s < handling.lease_ends_s < soon_s and now_s < handling.started_s + self._settings.extend_max_s:
                 found.setdefault(source, []).append(handling)
         for source in self._extending | self._without_extend:
@@ -330,12 +364,37 @@ class ListenerCore:
         self._extending |= found.keys()
         return found
 
+    def adoptions(self, connections: Mapping[Source, int], now_s: float) -> dict[Source, list[Handling]]:
+        """The leases of sources whose connection is another one now, or (0) has ended. They shall be extended over the next
+        one, the acks and nacks that are not at the node included. `extensions_done` follows for each source.
+        """
+        found: dict[Source, list[Handling]] = {}
+        begun_s = now_s - max(self._settings.extend_max_s, self._settings.ack_timeout_s)
+        for source, connection in connections.items():
+            if connection == source.connection or source in self._extending or source in self._without_extend:
+                continue
+            running = [each for each, its in self._running.items() if its is source and each.started_s > begun_s]
+            held = [*running, *source.ready, *source.parked, *source.settlements.waiting]
+            held = [handling for handling in held if handling.lease_ends_s > now_s and not handling.lost]
+            if held:
+                found[source] = held
+            elif connection:
+                source.belong(connection)
+        self._extending |= found.keys()
+        return found
+
+    def adopted(self, source: Source, connection: int) -> None:
+        """The leases of a source belong to this connection, or (0) to no known one."""
+        source.belong(connection)
+
     def still_running(self, handlings: Sequence[Handling]) -> list[Handling]:
         """Those whose handlers still run."""
         return [handling for handling in handlings if handling in self._running]
 
     def extensions_done(self, source: Source, count: int, *, able: bool) -> None:
-        """So many leases of a source are extended. `able`: false if its node cannot extend leases at all."""
+        """So many leases of running handlers of a source are extended. `able`: false if its node cannot extend leases at
+        all.
+        """
         self._extending.discard(source)
         self.stats.add("extended", count)
         if not able and source in self._sources:
@@ -434,8 +493,8 @@ class ListenerCore:
 
 
 def _is_late(handling: Handling, now_s: float) -> bool:
-    """Whether a message has waited too long for a handler."""
-    return now_s >= handling.received_s + KEPT_PART * (handling.lease_ends_s - handling.received_s)
+    """Whether a message has waited too long for a handler, or is with another consumer by now."""
+    return handling.lost or now_s >= handling.received_s + KEPT_PART * (handling.lease_ends_s - handling.received_s)
 
 
 def _size(delivery: Delivery) -> int:

@@ -53,6 +53,11 @@ class Settlements:
         return self._count + self._taken_count
 
     @property
+    def waiting(self) -> list[Handling]:
+        """Deliveries whose acks and nacks wait for a request."""
+        return [each for handlings in self._waiting.values() for each in handlings]
+
+    @property
     def full(self) -> bool:
         """Whether a request of the largest size is there."""
         return self._count >= AT_ONCE_MAX
@@ -118,7 +123,7 @@ class Settlements:
 
     def abandon(self) -> list[Handling]:
         """Give up all that waits. Those messages come again when their leases end."""
-        left = [each for handlings in self._waiting.values() for each in handlings]
+        left = self.waiting
         self._waiting = {}
         self._count = 0
         return left

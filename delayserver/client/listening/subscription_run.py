@@ -14,11 +14,11 @@ import anyio
 import anyio.abc
 
 from delayserver.client.asynchronous.client import AsyncClient
-from delayserver.client.consuming.extending import LOOK_S, Extension
+from delayserver.client.consuming.extending import Extension, look_interval_s
 from delayserver.client.consuming.node_clients import NodeClients
 from delayserver.client.consuming.node_pulling import PAUSE_AFTER_ERROR_S, RouteFollower, pull_persistently
 from delayserver.client.consuming.said_lately import SaidLately, held_back_words
-from delayserver.client.listening.handling import CutOff, Handling, Hook, Hooks, verdict_of
+from delayserver.client.listening.handling import CutOff, Handling, Hook, Hooks, unsettled, verdict_of
 from delayserver.client.listening.listener_core import ListenerCore, Source
 from delayserver.client.listening.settlements import Settlement
 from delayserver.client.listening.subscription import SUBJECTS_MAX, Subscription, finds
@@ -41,7 +41,7 @@ SUBJECTS_INTERVAL_S: Final = 1.0
 """A listener with a pattern asks for new subjects this often. The first message of a new subject waits so long at most."""
 
 END_PULLS_S: Final = 1.0
-"""At the end the pulls under way get so much time. Messages of a later reply come again after the ack timeout."""
+"""At the end the pulls under way get so much time. Messages of a later reply come again when their leases end."""
 
 SETTLE_S: Final = 5.0
 """At the end the last acks and nacks get so much time. A delivery without the node's answer can come again."""
@@ -294,6 +294,7 @@ class SubscriptionRun:
                     start=choice.start,
                     tags=choice.tags,
                     where=choice.where,
+                    outlive_s=settings.outlive_s,
                 )
                 deliveries = pulled.deliveries()
             except PositionOutOfRange as error:  # reported once; the next pull continues behind the gap
@@ -310,7 +311,7 @@ class SubscriptionRun:
             except BaseException:
                 self.core.pull_failed(source)
                 raise
-            handlings = self.core.pulled(source, deliveries, anyio.current_time())
+            handlings = self.core.pulled(source, deliveries, anyio.current_time(), node.connection_number)
             self._call(self._hooks.received, handlings)
             if self.core.stopping:
                 feed.settle()
@@ -402,22 +403,34 @@ class SubscriptionRun:
 
     async def _look(self) -> None:
         """Look at leases now and then, also while the last handlers end."""
-        interval_s = min(LOOK_S, self.subscription.settings.ack_timeout_s / 10)
+        settings = self.subscription.settings
+        interval_s = look_interval_s(settings.ack_timeout_s, settings.outlive_s)
         async with anyio.create_task_group() as requests:
             while True:
                 await anyio.sleep(interval_s)
+                now_s = anyio.current_time()
                 self.look()
-                for source, handlings in self.core.extensions(anyio.current_time()).items():
-                    requests.start_soon(self._extend, source, handlings)
+                if settings.outlive_s is not None:
+                    for source, handlings in self.core.adoptions(self._connections(), now_s).items():
+                        requests.start_soon(self._extend, source, handlings, True)
+                for source, handlings in self.core.extensions(now_s).items():
+                    requests.start_soon(self._extend, source, handlings, False)
 
-    async def _extend(self, source: Source, handlings: list[Handling]) -> None:
+    def _connections(self) -> dict[Source, int]:
+        """The number of the connection of each source."""
+        nodes = [(source, feed.node) for source, feed in self._feeds.items()]
+        return {source: node.connection_number for source, node in nodes if node is not None}
+
+    async def _extend(self, source: Source, handlings: list[Handling], adopt: bool) -> None:
+        settings, alive = self.subscription.settings, unsettled if adopt else self.core.still_running
         extension = Extension(
-            source.subject, self.subscription.group, self.subscription.settings.ack_timeout_s, handlings,
-            self.core.still_running,
-        )  # fmt: skip
+            source.subject, self.subscription.group, settings.ack_timeout_s, handlings, alive, settings.outlive_s
+        )
         feed, count, able = self._feeds.get(source), 0, True
         try:
-            if feed is not None and feed.node is not None:
+            if feed is not None and feed.node is not None and adopt:
+                self.core.adopted(source, await extension.adopt(feed.node))
+            elif feed is not None and feed.node is not None:
                 count = await extension.make(feed.node)
         except UnknownOperation:
             able = False

@@ -155,3 +155,8 @@ def span_ms(length: Span) -> int:
 def span_s(length: Seconds) -> float:
     """Seconds."""
     return length.total_seconds() if isinstance(length, timedelta) else length
+
+
+def milliseconds_or_none(length: Seconds | None) -> int | None:
+    """Milliseconds of a length in seconds, rounded; None of None."""
+    return None if length is None else round(span_s(length) * 1000)

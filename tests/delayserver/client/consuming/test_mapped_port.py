@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import socket
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import anyio
@@ -17,38 +14,8 @@ from delayserver.protocol.frames import encode_request
 from delayserver.protocol.operations import ROUTE
 from tests.delayserver.cli.conftest import serving
 from tests.delayserver.client.both import no_notice
+from tests.delayserver.client.mapped import mapped
 from tests.ports import free_port
-
-
-def _pour(source: socket.socket, target: socket.socket) -> None:
-    with suppress(OSError):
-        while data := source.recv(1 << 16):
-            target.sendall(data)
-    for each in (source, target):
-        with suppress(OSError):
-            each.shutdown(socket.SHUT_RDWR)
-
-
-@contextmanager
-def mapped(host: str, port: int) -> Iterator[str]:
-    """Another port that leads to this one, as `ssh -L` makes it."""
-    opened: list[socket.socket] = []
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def accept() -> None:
-            with suppress(OSError):
-                while True:
-                    near, _ = listener.accept()
-                    far = socket.create_connection((host, port))
-                    opened.extend((near, far))
-                    for pair in ((near, far), (far, near)):
-                        threading.Thread(target=_pour, args=pair, daemon=True).start()
-
-        threading.Thread(target=accept, daemon=True).start()
-        yield f"127.0.0.1:{listener.getsockname()[1]}"
-        listener.shutdown(socket.SHUT_RDWR)
-    for each in opened:
-        each.close()
 
 
 @pytest.fixture
@@ -56,8 +23,8 @@ def behind(tmp_path: Path) -> Iterator[str]:
     """The address of a mapped port. The server announces one at which nobody listens, as an outsider sees its own port."""
     with serving(tmp_path / "data", "--announce", f"127.0.0.1:{free_port()}") as server:
         host, _, port = server.address.rpartition(":")
-        with mapped(host, int(port)) as address:
-            yield address
+        with mapped(host, int(port)) as port_here:
+            yield port_here.address
 
 
 def test_a_listener_stays_with_the_address_that_worked(behind: str) -> None:

@@ -156,6 +156,8 @@ def test_a_delay_that_no_server_takes_is_refused_where_it_is_made(delay_ms: int)
         {"extend_max_s": -1},
         {"extend_max_s": float("nan")},
         {"messages_max": 0},
+        {"outlive_s": -1},
+        {"outlive_s": 61},
     ],
 )
 def test_settings_that_cannot_work_are_refused(wrong: dict[str, float]) -> None:
@@ -378,6 +380,53 @@ def test_a_lease_that_has_ended_or_shall_not_be_extended_is_left_alone(settings:
     assert core.look(5.1) == [handling]
 
 
+def test_another_connection_takes_over_what_runs_waits_and_is_to_be_settled_once() -> None:
+    core = core_of(ack_timeout_s=10, concurrency=2, ack_interval_s=1000)
+    source, other = core.add_source("a", "n"), core.add_source("b", "n")
+    assert core.adoptions({source: 1, other: 1}, 0.0) == {}, "nothing is leased"
+    bring(core, source, 1, 2, 3, 4)
+    core.take(source, 0.0)  # nothing: the next acks wait for the interval
+    first, second = start(core, 1.0), start(core, 1.0)
+    core.finish(first, ACK, 2.0)
+    assert core.adoptions({source: 1, other: 1}, 2.0) == {}, "the connection is the same"
+    held = core.adoptions({source: 0, other: 2}, 3.0)
+    assert {each.delivery.delivery for each in held[source]} == {1, 2, 3, 4} and list(held) == [source]
+    assert core.adoptions({source: 2}, 3.0) == {}, "the request is under way"
+    core.extensions_done(source, 0, able=True)  # it failed, and is tried again
+    assert list(core.adoptions({source: 2}, 4.0)) == [source]
+    core.adopted(source, 2)
+    core.extensions_done(source, 0, able=True)
+    assert core.adoptions({source: 2, other: 2}, 5.0) == {} and core.stats.extended == 0
+    core.finish(second, ACK, 6.0)
+    core.check_invariants()
+
+
+def test_what_waits_and_is_with_another_consumer_by_now_is_not_handled() -> None:
+    core = core_of(ack_timeout_s=10, concurrency=2)
+    source = core.add_source("a", "n")
+    bring(core, source, 1, 2, 3)
+    running = start(core, 1.0)
+    for handling in core.adoptions({source: 1}, 2.0)[source]:
+        handling.lose()
+    core.adopted(source, 1)
+    core.extensions_done(source, 0, able=True)
+    assert core.start(2.0) is None and core.stats.given_back == 2
+    assert core.extensions(9.0) == {} and core.look(9.0) == []
+    core.finish(running, ACK, 9.0)
+    core.check_invariants()
+
+
+def test_a_handler_that_hangs_loses_its_lease_with_the_connection() -> None:
+    core = core_of(ack_timeout_s=10, extend_max_s=25, concurrency=1)
+    source = core.add_source("a", "n")
+    bring(core, source, 1)
+    handling = start(core, 1.0)
+    handling.extend(40.0)
+    assert core.adoptions({source: 1}, 25.9) == {source: [handling]}
+    core.extensions_done(source, 0, able=True)
+    assert core.adoptions({source: 1}, 26.1) == {}
+
+
 def test_a_node_without_extend_is_asked_once() -> None:
     core = core_of(ack_timeout_s=10)
     source = core.add_source("a", "n")
@@ -385,7 +434,7 @@ def test_a_node_without_extend_is_asked_once() -> None:
     handling = start(core, 1.0)
     assert core.extensions(5.0) == {source: [handling]}
     core.extensions_done(source, 0, able=False)
-    assert core.extensions(6.0) == {}
+    assert core.extensions(6.0) == {} == core.adoptions({source: 1}, 6.0)
     core.finish(handling, ACK, 7.0)
     assert core.still_running([handling]) == []
 
@@ -420,6 +469,7 @@ class Model:
         self.requests: list[tuple[Source, Settlement]] = []
         self.now_s = 0.0
         self.number = 0
+        self.connection = 0
         self.brought: set[int] = set()
         self.answered: Counter[int] = Counter()
         self.acked: set[int] = set()
@@ -448,6 +498,14 @@ class Model:
                 self.acked.add(handling.delivery.delivery)
         elif name == "look":
             core.look(self.now_s)
+        elif name == "reconnect":
+            self.connection += 1
+            for source, held in core.adoptions(dict.fromkeys(self.sources, self.connection), self.now_s).items():
+                knows = data.draw(st.booleans())
+                for each in held:
+                    each.extend(self.now_s + 60) if knows else each.lose()
+                core.adopted(source, self.connection)
+                core.extensions_done(source, 0, able=True)
         elif name == "answer" and self.requests:
             source, settlement = self.requests.pop(data.draw(st.integers(0, len(self.requests) - 1)))
             self.answer(source, settlement, data.draw(st.booleans()))
@@ -512,6 +570,7 @@ class Model:
 def test_every_delivery_is_settled_once_or_its_loss_is_reported(data: st.DataObject) -> None:
     model = Model(data)
     names = ["add", "pull", "pull", "start", "start", "finish", "finish", "take", "answer", "look", "retire", "stop"]
+    names.append("reconnect")
     model.step("add")
     for name in data.draw(st.lists(st.sampled_from(names), max_size=60)):
         model.step(name)

@@ -265,9 +265,10 @@ def test_hooks_see_each_delivery_with_its_times(kind: str, node: Server, client:
     send(client, subject, b"7")
     with listening(kind, node.address, {(subject,): handle}, hooks=hooks) as listener:
         until(lambda: listener.stats.acked == 1)
-    assert [name for name, _ in calls] == [
-        "received", "started", "failed", "nacked", "received", "started", "acked"
-    ]  # fmt: skip
+    # The redelivery may come before the answer to the nack.
+    first = calls[0][1]
+    assert [name for name, each in calls if each is first] == ["received", "started", "failed", "nacked"]
+    assert [name for name, each in calls if each is not first] == ["received", "started", "acked"]
     for _, handling in calls:
         assert handling.group == "shop" and handling.node == node.address
         assert handling.received_s <= handling.started_s <= handling.ended_s <= handling.settled_s

@@ -1,0 +1,187 @@
+"""Consumers and connections that end: the messages of a dead consumer come again soon, those of a living one do not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import anyio
+import pytest
+
+from delayserver.client import AsyncClient, Client, Consumer, Delivery
+from delayserver.client.consuming.extending import OUTLIVE_S
+from delayserver.protocol.columns import I64, unpack_column
+from tests.delayserver.cli.conftest import ROOT, Server, serving
+from tests.delayserver.client.fake_server import FakeServer
+from tests.delayserver.client.listening.listeners import KINDS, listening, until
+from tests.delayserver.client.mapped import mapped
+
+ACK_TIMEOUT_S = 300.0
+BODIES = [b"1", b"2", b"3"]
+
+# A process that takes all messages, says so, and never answers.
+PROGRAM = """
+import sys, threading, anyio
+from delayserver.client import AsyncClient, Client, Consumer, Listener, ListenerSettings, ThreadListener
+
+kind, address = sys.argv[1:]
+settings = ListenerSettings(ack_timeout_s=300)
+
+def blocking():
+    listener = ThreadListener("g", settings=settings)
+    @listener(kind)
+    def handle(message):
+        print("here", flush=True)
+        threading.Event().wait()
+    with Client(address) as client:
+        listener.run(client)
+
+async def tasks():
+    listener = Listener("g", settings=settings)
+    @listener(kind)
+    async def handle(message):
+        print("here", flush=True)
+        await anyio.sleep_forever()
+    async with AsyncClient(address) as client:
+        await listener.run(client)
+
+async def consumer():
+    kept = []
+    async with AsyncClient(address) as client, Consumer(client, kind, "g", ack_timeout_s=300) as deliveries:
+        async for received in deliveries:
+            kept.append(received)
+            print("here", flush=True)
+
+if kind == "ThreadListener":
+    blocking()
+else:
+    anyio.run(tasks if kind == "Listener" else consumer)
+"""
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving(tmp_path_factory.mktemp("node") / "data") as server:
+        yield server
+
+
+@pytest.mark.parametrize("kind", ["Consumer", "Listener", "ThreadListener"])
+def test_the_messages_of_a_killed_consumer_come_again_long_before_their_ack_timeout(kind: str, node: Server) -> None:
+    with Client(node.address) as client:
+        client.send_columns(kind, client.ping() // 1000, BODIES)
+        dying = subprocess.Popen([sys.executable, "-c", PROGRAM, kind, node.address], cwd=ROOT, stdout=subprocess.PIPE)
+        assert dying.stdout is not None
+        assert [dying.stdout.readline() for _ in BODIES] == [b"here\n"] * len(BODIES)
+        dying.kill()
+        dying.communicate()
+        came: list[Delivery] = []
+        while len(came) < len(BODIES):
+            pulled = client.pull(kind, "g", wait_s=ACK_TIMEOUT_S / 3, ack_timeout_s=ACK_TIMEOUT_S)
+            assert pulled, "nothing came in a third of the ack timeout"
+            came += pulled
+        assert sorted((each.body, each.attempt) for each in came) == [(body, 2) for body in BODIES]
+        client.ack(kind, "g", came)
+
+
+class Held:
+    """A handler that waits until the test lets it go."""
+
+    def __init__(self) -> None:
+        self.came: list[Delivery] = []
+        self.go = threading.Event()
+
+    def __call__(self, message: Delivery) -> None:
+        self.came.append(message)
+        self.go.wait(120)
+
+
+async def consume(address: str, held: Held, subject: str, outlive_s: float | None) -> None:
+    """Take the first message with a `Consumer`, and ack it when the test says so."""
+    async with (
+        AsyncClient(address) as client,
+        Consumer(client, subject, "g", ack_timeout_s=ACK_TIMEOUT_S, outlive_s=outlive_s) as deliveries,
+    ):
+        received = await anext(deliveries)
+        await anyio.to_thread.run_sync(held, received.delivery)
+        assert await received.ack()
+
+
+@contextmanager
+def consuming(kind: str, address: str, subject: str, outlive_s: float | None = OUTLIVE_S) -> Iterator[Held]:
+    """A consumer with one message at work, which ends when the test lets it go."""
+    held = Held()
+    if kind.startswith("Consumer"):
+        run: Callable[..., Any] = anyio.run
+        thread = threading.Thread(
+            target=run,
+            args=(consume, address, held, subject, outlive_s),
+            kwargs={"backend": kind.rpartition(" ")[2]},
+        )
+        thread.start()
+        try:
+            until(lambda: held.came)
+            yield held
+        finally:
+            held.go.set()
+            thread.join()
+        return
+    settings: Any = {"ack_timeout_s": ACK_TIMEOUT_S, "outlive_s": outlive_s, "concurrency": 1}
+    with listening(kind, address, {(subject,): held}, group="g", **settings):
+        try:
+            until(lambda: held.came)
+            yield held
+        finally:
+            held.go.set()
+
+
+def asked(server: FakeServer, operation: str) -> list[dict[str, Any]]:
+    return [request.arguments for request in server.requests if request.operation == operation]
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "Consumer on trio", "Consumer on asyncio"])
+def test_the_next_connection_takes_over_all_that_is_handled_or_waits(server: FakeServer, kind: str) -> None:
+    server.leases = True
+    with Client(server.address) as client:
+        client.send_columns("a", 1, BODIES)
+    with consuming(kind, server.address, "a"):
+        until(lambda: all(message.leased for message in server.messages))
+        assert not server.count("extend")
+        server.drop_connections()
+        until(lambda: server.count("extend"))
+    (extend, *_) = asked(server, "extend")
+    assert extend["outlive_ms"] == OUTLIVE_S * 1000
+    assert extend["ack_timeout_ms"] == ACK_TIMEOUT_S * 1000
+    assert unpack_column(extend["deliveries"], extend["count"], I64, "d").tolist() == [0, 1, 2]
+    assert {pull["outlive_ms"] for pull in asked(server, "pull")} == {OUTLIVE_S * 1000}
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "Consumer on trio"])
+def test_without_the_setting_leases_last_for_their_ack_timeout_in_any_case(server: FakeServer, kind: str) -> None:
+    server.leases = True
+    with Client(server.address) as client:
+        client.send_columns("a", 1, BODIES)
+    with consuming(kind, server.address, "a", outlive_s=None):
+        pass
+    assert not any("outlive_ms" in pull for pull in asked(server, "pull"))
+
+
+def test_a_message_whose_handler_runs_on_after_a_broken_connection_does_not_come_twice(node: Server) -> None:
+    host, _, port = node.address.rpartition(":")
+    # Stalls of a busy machine may take some of this time.
+    outlive_s, kinds = 15.0, ("threads", "Consumer on asyncio")
+    with Client(node.address) as client, mapped(host, int(port)) as here:
+        for kind in kinds:
+            client.send(kind, b"long work", delay_ms=0)
+        with (
+            consuming(kinds[0], here.address, kinds[0], outlive_s) as first,
+            consuming(kinds[1], here.address, kinds[1], outlive_s) as second,
+        ):
+            here.cut()
+            assert client.pull(kinds[0], "g", wait_s=outlive_s + 2) == []
+            assert client.pull(kinds[1], "g", wait_s=1) == []
+        assert [each.attempt for each in first.came + second.came] == [1, 1]
+        until(lambda: [group.lag for kind in kinds for group in client.groups(kind)] == [0, 0])
