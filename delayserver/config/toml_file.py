@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import errno
 import ipaddress
+import os
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,6 +24,12 @@ DAY_MS: Final = 86_400_000
 U32_MAX: Final = 2**32 - 1
 I64_MAX: Final = 2**63 - 1
 NAMES_SHOWN_MAX: Final = 20
+WINDOWS_AHEAD_MAX: Final = 1_440
+PATH_SHOWN_MAX: Final = 255
+FILE_BYTES_MAX: Final = 4 << 20
+"""A configuration has some KiB. A larger file is another one, or a device without an end."""
+DEPTH_MAX: Final = 16
+"""Tables and lists within each other in a file. The settings need five; a walk through them must not end the process."""
 
 CHOICES: Final = {
     "storage.durability": ("sync", "os"),
@@ -77,7 +85,15 @@ EMPTY_ALLOWED: Final = frozenset(
 
 SERVER_SECRET_LENGTH_MIN: Final = 16
 
+MINIMA: Final = {
+    "storage.open_files_max": 9,  # dispatch_log has eight of them, schedule_log the rest
+}
+
 MAXIMA: Final = {
+    "storage.message_log_segment_bytes": 1 << 36,  # more than a file system may allocate for a file is no segment
+    "storage.dispatch_reserve_bytes": 1 << 36,
+    "broker.segment_bytes": 1 << 36,
+    "wheel.slots": 1 << 20,  # a list of pointers: 8 MiB for each group
     "listen.port": 65_535,
     "http.port": 65_535,
     "listen.frame_bytes_max": U32_MAX,  # the frame's length is a u32
@@ -118,19 +134,51 @@ def load_settings(path: str | None = None, flags: Mapping[str, Any] | None = Non
 def text_of(path: str) -> str:
     """The text of a file. Raises `ConfigError`."""
     try:
-        return Path(path).read_bytes().decode()
+        return _read(path)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is not TOML: {error}") from None
+    except ValueError as error:  # a path with a zero byte
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+
+
+def _read(path: str) -> str:
+    """The text of a file. Raises OSError, ValueError. A device that never ends is read up to a bound."""
+    with Path(path).open("rb") as file:
+        data = file.read(FILE_BYTES_MAX + 1)
+    if len(data) > FILE_BYTES_MAX:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+    return data.decode()
 
 
 def parse_text(path: str, text: str) -> dict[str, Any]:
     """The tables of a file. Raises `ConfigError`."""
     try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        return _loaded(text)
+    except ValueError as error:
         raise ConfigError(f"{path}: is not TOML: {error}") from None
+
+
+def _loaded(text: str) -> dict[str, Any]:
+    """The tables of a text. Raises ValueError, also for what is valid TOML and beyond the parser: a number of thousands of
+    digits, thousands of brackets within each other."""
+    try:
+        tree = tomllib.loads(text)
+    except RecursionError:
+        raise ValueError(f"more than {DEPTH_MAX} tables or lists within each other") from None
+    values, depth = list(tree.values()), 1
+    while values := [inner for value in values for inner in _inner(value)]:
+        depth += 1
+        if depth > DEPTH_MAX:
+            raise ValueError(f"more than {DEPTH_MAX} tables or lists within each other")
+    return tree
+
+
+def _inner(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return list(value.values())
+    return value if isinstance(value, list) else []
 
 
 def settings_of(tree: Mapping[str, Any]) -> Settings:
@@ -145,9 +193,11 @@ def parse_assignment(text: str) -> tuple[str, Any]:
     if not separator or not key.strip():
         raise ConfigError(f"{text!r} is no setting: write KEY=VALUE, such as storage.durability=os")
     try:
-        return key.strip(), tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        return key.strip(), value.strip()
+        tree = _loaded(f"value = {value}")
+    except ValueError:
+        tree = {}
+    # A second line is no setting of its own: what would be ignored is part of the text.
+    return key.strip(), tree["value"] if tree.keys() == {"value"} else value.strip()
 
 
 def check_settings(settings: Settings) -> None:
@@ -159,6 +209,12 @@ def check_settings(settings: Settings) -> None:
         raise ConfigError(
             "tls.client_ca: only an encrypted port can ask for certificates; give tls.certificate and tls.key"
         )
+    if settings.http.port and settings.http.port == settings.listen.port:
+        shared = set(settings.http.all_hosts) & set(settings.listen.all_hosts)
+        if shared:
+            raise ConfigError(
+                f"http.port = {settings.http.port} is listen.port too, and both on {min(shared)}: give one another port"
+            )
     announced, hosts = settings.listen.announced, settings.listen.all_hosts
     if len(announced) not in (0, 1, len(hosts)):
         raise ConfigError(
@@ -200,6 +256,12 @@ def check_settings(settings: Settings) -> None:
                 f"{smaller} = {_value_of(settings, smaller)} is above {larger} = {_value_of(settings, larger)}: "
                 f"lower the one or raise the other"
             )
+    windows = -(-settings.wheel.load_ahead_ms // settings.storage.window_ms)
+    if windows > WINDOWS_AHEAD_MAX:
+        raise ConfigError(
+            f"wheel.load_ahead_ms = {settings.wheel.load_ahead_ms} is {windows} windows of storage.window_ms, and the "
+            f"loader looks at each in turn: at most {WINDOWS_AHEAD_MAX}"
+        )
     try:
         check_window_ms(settings.storage.window_ms)
     except ValueError as error:
@@ -261,11 +323,11 @@ def _read_integer(value: object, key: str) -> int:
         except ValueError as error:
             raise ConfigError(f"{key}: {error}") from None
     if type(value) is not int:
-        raise ConfigError(f"{key}: expected {expected}, not {_shown(value)}")
-    minimum, maximum = (0 if key in ZERO_ALLOWED else 1), MAXIMA.get(key, I64_MAX)
+        raise ConfigError(f"{key}: expected {expected.rstrip(',')}, not {_shown(value)}")
+    minimum, maximum = MINIMA.get(key, 0 if key in ZERO_ALLOWED else 1), MAXIMA.get(key, I64_MAX)
     if not minimum <= value <= maximum:
         bounds = f"from {minimum} to {maximum}" if maximum < I64_MAX else f"of at least {minimum}"
-        raise ConfigError(f"{key}: expected {expected} {bounds}, not {value}")
+        raise ConfigError(f"{key}: expected {expected} {bounds}, not {_shown(value)}")
     return value
 
 
@@ -274,10 +336,14 @@ def _read_text(value: object, key: str) -> str:
         return ""
     if not isinstance(value, str) or not value:
         raise ConfigError(f"{key}: expected a text that is not empty, not {_shown(value)}")
+    if "\0" in value:
+        raise ConfigError(f"{key}: expected a text without a zero byte, not {_shown(value)}")
     choices = CHOICES.get(key)
     if choices is not None and value not in choices:
         listed = " or ".join(repr(choice) for choice in choices)
-        raise ConfigError(f"{key}: expected {listed}, not {value!r}{_nearest(value, choices).partition('; known')[0]}")
+        raise ConfigError(
+            f"{key}: expected {listed}, not {_shown(value)}{_nearest(value, choices).partition('; known')[0]}"
+        )
     if key == "groups.nodes.address" and value != "embedded":
         try:
             parse_address(value)
@@ -335,10 +401,10 @@ def with_secret(settings: Settings) -> Settings:
     if settings.listen.server_secret:
         raise ConfigError("listen.server_secret_file: listen.server_secret is set too, give one of them")
     try:
-        secret = Path(path).read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
+        secret = _read(path).strip()
+    except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise ConfigError(f"listen.server_secret_file: {path} cannot be read: {reason}") from None
+        raise ConfigError(f"listen.server_secret_file: {path[:PATH_SHOWN_MAX]} cannot be read: {reason}") from None
     return with_flag(settings, "listen.server_secret", secret)
 
 
@@ -365,4 +431,7 @@ def _nearest(name: str, known: list[str] | tuple[str, ...], prefix: str = "") ->
 
 
 def _shown(value: object) -> str:
-    return repr(value)[:64]
+    try:
+        return repr(value)[:64]
+    except ValueError:  # Python writes no number of more digits
+        return "a number of thousands of digits"

@@ -14,6 +14,7 @@ _MONTHS: Final = re.compile(r"\dM(?![A-Za-z])")
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?) ?([a-z]+)", re.ASCII)
 _EPOCH: Final = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
 _ONE_MS: Final = timedelta(milliseconds=1)
+_BEYOND: Final = float(1 << 63)
 PORT_MAX: Final = 65_535
 LEVELS_MAX: Final = 100
 # As long as a nack may ask for.
@@ -28,11 +29,13 @@ def parse_duration_ms(text: str) -> int:
     compact = text.strip().lower()
     if _MONTHS.search(text):
         raise ValueError(
-            f"{text!r} is no duration: M could be minutes or months; write 5m for minutes, 30d for a month"
+            f"{_cut(text)} is no duration: M could be minutes or months; write 5m for minutes, 30d for a month"
         )
     if not _DURATION.fullmatch(compact):
-        raise ValueError(f"{text!r} is no duration: write a number and a unit, such as 250ms, 10s, 5m, 2h or 3d")
+        raise ValueError(f"{_cut(text)} is no duration: write a number and a unit, such as 250ms, 10s, 5m, 2h or 3d")
     total_ms = sum(float(number) * _MS_OF_UNIT[unit] for number, unit in _DURATION_PART.findall(compact))
+    if total_ms >= _BEYOND:
+        raise ValueError(f"{_cut(text)} is too long: 292 million years are the most")
     return int(-(-total_ms // 1))
 
 
@@ -42,8 +45,8 @@ def parse_delay_levels(text: str) -> tuple[int, ...]:
     in_order = list(levels) == sorted(levels)
     if not 1 <= len(levels) <= LEVELS_MAX or not in_order or not 1 <= levels[0] <= levels[-1] <= LEVEL_MS_MAX:
         raise ValueError(
-            f"{text!r} is no list of delay levels: write 1 to {LEVELS_MAX} durations from 1ms to 30d, each at least as long "
-            "as the one before, such as '1s 5s 10s'"
+            f"{_cut(text)} is no list of delay levels: write 1 to {LEVELS_MAX} durations from 1ms to 30d, each at least as "
+            "long as the one before, such as '1s 5s 10s'"
         )
     return levels
 
@@ -52,8 +55,15 @@ def parse_size_bytes(text: str) -> int:
     """``64MiB``, ``16KiB``, ``1.5GB`` or ``512B`` in bytes. Raises ValueError."""
     match = _SIZE.fullmatch(text.strip().lower())
     if match is None or match[2] not in _BYTES_OF_UNIT:
-        raise ValueError(f"{text!r} is no size: write a number and a unit, such as 512B, 16KiB, 64MiB or 1GiB")
-    return int(float(match[1]) * _BYTES_OF_UNIT[match[2]])
+        raise ValueError(f"{_cut(text)} is no size: write a number and a unit, such as 512B, 16KiB, 64MiB or 1GiB")
+    size = float(match[1]) * _BYTES_OF_UNIT[match[2]]
+    if size >= _BEYOND:
+        raise ValueError(f"{_cut(text)} is too large: 8 EiB are beyond every file")
+    return int(size)
+
+
+def _cut(text: str) -> str:
+    return repr(text)[:64]
 
 
 def parse_instant_ms(text: str) -> int:
@@ -61,10 +71,10 @@ def parse_instant_ms(text: str) -> int:
     try:
         instant = datetime.fromisoformat(text.strip())
     except ValueError:
-        raise ValueError(f"{text!r} is no ISO 8601 time: write for example 2027-03-03T09:00:00+01:00") from None
+        raise ValueError(f"{_cut(text)} is no ISO 8601 time: write for example 2027-03-03T09:00:00+01:00") from None
     if instant.tzinfo is None:
         plain = instant.isoformat()
-        raise ValueError(f"{text!r} has no zone: write {plain}Z for UTC, or {plain}+01:00 for an offset")
+        raise ValueError(f"{_cut(text)} has no zone: write {plain}Z for UTC, or {plain}+01:00 for an offset")
     return -((_EPOCH - instant) // _ONE_MS)
 
 
@@ -75,9 +85,10 @@ def parse_address(text: str) -> tuple[str, int]:
         host = host[1:-1]
     elif ":" in host:
         host = ""
-    if not separator or not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) <= PORT_MAX:
-        raise ValueError(f"{text!r} is no address: write HOST:PORT, such as 127.0.0.1:20801 or [::1]:20801")
-    return host, int(port)
+    number = int(port) if port.isascii() and port.isdigit() and len(port) < 10 else 0
+    if not separator or not host or not 0 < number <= PORT_MAX:
+        raise ValueError(f"{_cut(text)} is no address: write HOST:PORT, such as 127.0.0.1:20801 or [::1]:20801")
+    return host, number
 
 
 def format_duration(duration_ms: float) -> str:

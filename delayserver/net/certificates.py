@@ -15,6 +15,11 @@ class CertificateError(OSError):
     """A file of the configuration cannot be read, or is no certificate, key or authority."""
 
 
+def _no_passphrase() -> str:
+    """Raises ValueError. Without this, OpenSSL asks for a passphrase on the terminal, and the server waits for it."""
+    raise ValueError("the key has a passphrase; give a key without one, in a file that only the server's user can read")
+
+
 class Contexts(Protocol):
     """A source of the context of the next connection."""
 
@@ -52,8 +57,9 @@ class Certificates:
     def _marks(self) -> list[tuple[int, int, int]]:
         try:
             stats = [Path(file).stat() for file in self._files]
-        except OSError as error:
-            raise CertificateError(f"{error.filename}: {error.strerror}") from error
+        except (OSError, ValueError) as error:  # a ValueError: a zero byte in the path
+            named = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
+            raise CertificateError(named) from error
         return [(stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in stats]
 
 
@@ -64,7 +70,7 @@ def of_server(certificate: str, key: str, client_ca: str) -> Certificates:
     def make() -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.load_cert_chain(certificate, key)
+        context.load_cert_chain(certificate, key, _no_passphrase)
         if client_ca:
             context.load_verify_locations(client_ca)
             context.verify_mode = ssl.CERT_REQUIRED
@@ -80,7 +86,7 @@ def of_client(authority: str, certificate: str, key: str) -> Certificates:
     def make() -> ssl.SSLContext:
         context = ssl.create_default_context(cafile=authority)
         if certificate:
-            context.load_cert_chain(certificate, key)
+            context.load_cert_chain(certificate, key, _no_passphrase)
         return context
 
     return Certificates((authority, certificate, key), make)
@@ -111,7 +117,7 @@ def pinned(certificate: str, key: str, look: Callable[[], None]) -> Certificates
         context.check_hostname = False
         context.load_verify_locations(certificate)
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-        context.load_cert_chain(certificate, key)
+        context.load_cert_chain(certificate, key, _no_passphrase)
         return context
 
     return Certificates((certificate, key), make)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import trio
 
 from delayserver.config.settings import TlsSettings
@@ -14,17 +17,26 @@ from delayserver.net.transport import Connect, Listener, connect_socket
 events = EventLogger()
 
 
+@contextmanager
+def _naming(settings: TlsSettings, *names: str) -> Iterator[None]:
+    """Raises ConfigError, with those of the settings that are given, for a file that cannot be used."""
+    try:
+        yield
+    except CertificateError as error:
+        given = " and ".join([f"tls.{name}" for name in names if getattr(settings, name)])
+        raise ConfigError(f"{given}: {error}") from error
+
+
 class Encryption:
     """The contexts that `[tls]` asks for. Without a certificate nothing is encrypted."""
 
     def __init__(self, settings: TlsSettings) -> None:
         """Reads the files. Raises ConfigError."""
         certificate, key = settings.certificate, settings.key
-        try:
+        with _naming(settings, "certificate", "key", "client_ca"):
             self._server = of_server(certificate, key, settings.client_ca) if certificate else None
+        with _naming(settings, "node_ca", "certificate", "key"):
             self._nodes = of_client(settings.node_ca, certificate, key) if settings.node_ca else None
-        except CertificateError as error:
-            raise ConfigError(f"tls: {error}") from error
 
     def around(self, listener: Listener) -> Listener:
         """The listener, encrypted if there is a certificate."""

@@ -21,9 +21,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 def _source(command: Command) -> Command:
     """Adds the options that say where settings come from."""
     for option in (
-        click.option(
-            "--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Any key of that file; may be repeated."
-        ),
+        options.assignments,
         click.option(
             "--config",
             "path",

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @click.option(
     "--config", type=click.Path(), metavar="FILE", help="A TOML file; its tables [http] and [log] count here."
 )
-@click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Any key of that file.")
+@options.assignments
 @running.log_options
 @click.option("--json", "as_json", is_flag=True, help="Print the ready line as a JSON object.")
 def http(
@@ -48,7 +48,8 @@ def http(
     `delayserver serve` runs one beside itself. This command is for more of them, or for another machine.
     """
     named = running.hosts_flag("http", hosts)
-    everything = running.settings_from(None, (), None, port, config, assignments, log_format, log_level, more=named)
+    # The port of the server is not this process's, and may be any.
+    everything = running.settings_from(None, (), 0, port, config, assignments, log_format, log_level, more=named)
     running.begin_logs(everything)
     arguments = options.client_arguments()
     with ExitStack() as opened:

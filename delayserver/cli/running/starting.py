@@ -14,6 +14,7 @@ import click
 
 from delayserver import __version__
 from delayserver.cli.terminal.failures import leaf
+from delayserver.cli.terminal.options import assignments
 from delayserver.cli.terminal.output import print_json
 
 if TYPE_CHECKING:
@@ -89,13 +90,7 @@ def options(command: Command) -> Command:
                 metavar="FILE",
                 help="A TOML file; delayserver.sample.toml shows every key.",
             ),
-            click.option(
-                "--set",
-                "assignments",
-                multiple=True,
-                metavar="KEY=VALUE",
-                help="Any key of that file; may be repeated.",
-            ),
+            assignments,
             *LOG_OPTIONS,
             click.option("--json", "as_json", is_flag=True, help="Print the ready line as a JSON object."),
         )
@@ -223,7 +218,9 @@ def _directory_is_gone(error: BaseException, data_dir: str) -> bool:
 
 def _listen_advice(error: BaseException, section: str) -> str | None:
     """Advice for a failure of bind; None for any other failure. ``section``: the one of the settings with the address."""
-    host, port = ("--host", "--port") if section == "listen" else ("--set http.host=ADDRESS", "--http-port")
+    host, port = ("--host (listen.host)", "--port (listen.port)")
+    if section == "http":
+        host, port = "--set http.host=ADDRESS", "--http-port (http.port)"
     if not isinstance(error, OSError) or error.errno is None:
         return None
     if error.errno < 0:  # an error of the resolver, which trio raises as a plain OSError

@@ -108,6 +108,30 @@ _address = click.option(
     help="Where the server listens, several addresses with commas between; or DELAYSERVER_SERVER says so.",
 )
 
+
+def warn_of_secrets(_context: click.Context, _parameter: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
+    """A warning on stderr for each secret among the assignments. The command goes on with it."""
+    from delayserver.config.toml_file import SECRETS
+
+    for key in sorted(SECRETS & {text.partition("=")[0].strip() for text in texts}):
+        click.echo(
+            f"Warning: every user of this machine can read {key} in the list of processes; give {key}_file instead, a file "
+            "that has it",
+            err=True,
+        )
+    return texts
+
+
+assignments = click.option(
+    "--set",
+    "assignments",
+    multiple=True,
+    metavar="KEY=VALUE",
+    callback=warn_of_secrets,
+    help="Any key of that file; may be repeated.",
+)
+"""A setting on the command line."""
+
 TOKEN_VARIABLE: Final = "DELAYSERVER_TOKEN"
 TOKEN_FILE_VARIABLE: Final = "DELAYSERVER_TOKEN_FILE"
 SECRET_VARIABLES: Final = frozenset({TOKEN_VARIABLE, TOKEN_FILE_VARIABLE})
