@@ -46,6 +46,15 @@ if __name__ == "__main__":
     sys.exit(main(arguments))
 """
 
+# As on a terminal, a line goes out when it ends, and whole. Without a buffer each word would go alone, and what other programs
+# print would stand within the line.
+LINES: Final = """\
+import sys
+for stream in (sys.stdout, sys.stderr):
+    if stream is not None:
+        stream.reconfigure(line_buffering=True)
+"""
+
 INTERPRETER: Final = """\
 import json, linecache, sys, traceback
 space = {"__name__": "__main__"}
@@ -76,12 +85,21 @@ class Terminal:
         programs.mkdir()
         program = programs / "delayserver"
         program.write_text(PROGRAM.format(python=sys.executable, rpc=self._ports["20801"], http=self._ports["20880"]))
+        (programs / "sitecustomize.py").write_text(LINES)
         program.chmod(program.stat().st_mode | stat.S_IXUSR)
         kept = {
-            name: value for name, value in os.environ.items() if name not in ("COLUMNS", "FORCE_COLOR", "PYTHONPATH")
+            name: value
+            for name, value in os.environ.items()
+            if name not in ("COLUMNS", "FORCE_COLOR", "PYTHONUNBUFFERED")
         }
         path = os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ["PATH"]])
-        self._environment = {**kept, "PATH": path, "HOME": str(folder), "PYTHONUNBUFFERED": "1", "LC_ALL": "C.UTF-8"}
+        self._environment = {
+            **kept,
+            "PATH": path,
+            "HOME": str(folder),
+            "PYTHONPATH": str(programs),
+            "LC_ALL": "C.UTF-8",
+        }
         self._shell = _Process(["bash", "--norc", "--noprofile"], folder, self._environment)
         self._python: _Process | None = None
         self._steps = 0

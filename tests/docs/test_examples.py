@@ -74,6 +74,19 @@ def test_an_example_that_does_not_do_what_it_says_is_found(
         Reader(terminal).read(path)
 
 
+def test_a_line_of_a_program_goes_out_whole(tmp_path: Path) -> None:
+    # Each write is a datagram of its own.
+    (tmp_path / "writes.py").write_text(
+        "import socket, subprocess, sys\n"
+        "ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)\n"
+        'code = \'print("orders", "order 7", 1); print(2, 3)\'\n'
+        "subprocess.run([sys.executable, '-c', code], stdout=theirs)\n"
+        "print(ours.recv(100), ours.recv(100))\n"
+    )
+    with Terminal(tmp_path) as terminal:
+        assert terminal.run("python writes.py").strip() == r"b'orders order 7 1\n' b'2 3\n'"
+
+
 def test_ids_of_the_run_stand_for_those_of_the_document() -> None:
     shown = "receipt  c5761dc4cc26-01a1fd976b11-000000000001\n..."
     actual = "a log line\nreceipt  f5761dc4cc26-02a1fd976b11-000000000009\n"
