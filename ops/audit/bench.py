@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import click
 
+from delayserver.cli.terminal import options
 from delayserver.cli.terminal.output import print_json
 from ops.audit.audit import Audit
 from ops.audit.bench_data import BenchDirectory, write_directory
@@ -161,8 +162,8 @@ BY_NAME: Final = {row.name: row for row in ROWS}
 
 @click.command
 @click.argument("rows", nargs=-1, metavar="[ROW…]", type=click.Choice(list(BY_NAME)))
-@click.option("--runs", type=click.IntRange(1), default=3, show_default=True, help="Runs of each row.")
-@click.option("--messages", type=click.IntRange(1), help="How many messages, in place of the row's own number.")
+@click.option("--runs", type=options.Whole(1), default=3, show_default=True, help="Runs of each row.")
+@click.option("--messages", type=options.Whole(1), help="How many messages, in place of the row's own number.")
 @click.option("--data-dir", metavar="DIR", help="Where the data is made.  [default: the temporary directory]")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a row.")
 @click.option("--markdown", "as_markdown", is_flag=True, help="A page as RESULTS.md has it.")

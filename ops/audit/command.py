@@ -44,7 +44,7 @@ def report_options(command: Command) -> Command:
                 "--slo", default="100ms", show_default=True, metavar="DURATION", help="How late a delivery may be."
             ),
             click.option(
-                "--objective", type=click.FloatRange(0, 100, max_open=True), default=OBJECTIVE, show_default=True,
+                "--objective", type=options.Number(0, 100, max_open=True), default=OBJECTIVE, show_default=True,
                 metavar="PERCENT", help="How many of them must be within the SLO.",
             ),
             click.option(

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from delayserver.cli.terminal import options
 from delayserver.cli.terminal.output import print_json
 from ops.bench.children import ChildFailed
 from ops.bench.figures import Figure, Options, WrongResult
@@ -22,11 +23,11 @@ LOAD_QUIET = 0.5
 
 @click.command(epilog="Rows: " + ", ".join(row.name for row in ROWS))
 @click.argument("rows", nargs=-1, metavar="[ROW…|compare]", type=click.Choice([*BY_NAME, COMPARE]))
-@click.option("--runs", type=click.IntRange(1), default=3, show_default=True, help="Runs of each row.")
+@click.option("--runs", type=options.Whole(1), default=3, show_default=True, help="Runs of each row.")
 @click.option(
-    "--seconds", type=click.FloatRange(0, min_open=True), help="How long to send, where a row sends for a time."
+    "--seconds", type=options.Number(0, min_open=True), help="How long to send, where a row sends for a time."
 )
-@click.option("--messages", type=click.IntRange(1), help="How many messages, where a row has a number of them.")
+@click.option("--messages", type=options.Whole(1), help="How many messages, where a row has a number of them.")
 @click.option(
     "--data-dir", metavar="DIR", help="Where the data directories are made.  [default: the temporary directory]"
 )
@@ -37,7 +38,7 @@ LOAD_QUIET = 0.5
 @click.option("--shapes", help="compare: which comparisons, by name.  [default: all]")
 @click.option(
     "--bursts",
-    type=click.IntRange(1),
+    type=options.Whole(1),
     help="compare: only sending, in so many short bursts in turns on servers that stay.",
 )
 @click.pass_context

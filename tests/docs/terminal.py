@@ -46,8 +46,8 @@ if __name__ == "__main__":
     sys.exit(main(arguments))
 """
 
-# As on a terminal, a line goes out when it ends, and whole. Without a buffer each word would go alone, and what other programs
-# print would stand within the line.
+# As on a terminal, a line goes out when it ends, and whole. Without a buffer each word would go alone, and what other
+# programs print would stand within the line.
 LINES: Final = """\
 import sys
 for stream in (sys.stdout, sys.stderr):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
+from delayserver.cli.terminal import options
 from delayserver.cli.terminal.output import print_json
 
 if TYPE_CHECKING:
@@ -19,9 +20,9 @@ if TYPE_CHECKING:
 
 
 @click.command
-@click.option("--messages", type=click.IntRange(1, 1_000_000), default=500, show_default=True, help="How many.")
+@click.option("--messages", type=options.Whole(1, 1_000_000), default=500, show_default=True, help="How many.")
 @click.option(
-    "--seconds", type=click.FloatRange(0.1, 3600), default=5.0, show_default=True, help="Due times spread over so long."
+    "--seconds", type=options.Number(0.1, 3600), default=5.0, show_default=True, help="Due times spread over so long."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print only the summary, as one JSON object.")
 @click.pass_context

@@ -21,8 +21,8 @@ OUTLIVE_MS_MAX: Final = 60_000
 @click.argument("subjects", nargs=-1, required=True, metavar="SUBJECT...")
 @click.option("--group", required=True, metavar="NAME", help="The consumer group; each gets every message once.")
 @click.option("--exec", "command", metavar="CMD", help="Run this for each message, by /bin/sh. Without it: print them.")
-@click.option("--concurrency", type=click.IntRange(1, 1000), default=1, show_default=True, help="Commands at once.")
-@click.option("--max", "maximum", type=click.IntRange(min=1), metavar="N", help="End after this many messages.")
+@click.option("--concurrency", type=options.Whole(1, 1000), default=1, show_default=True, help="Commands at once.")
+@click.option("--max", "maximum", type=options.Whole(min=1), metavar="N", help="End after this many messages.")
 @click.option("--timeout", "timeout_ms", type=options.DURATION, help="End a command that takes longer, and nack.")
 @click.option(
     "--stop",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _group = click.option("--group", required=True, metavar="NAME", help="The consumer group that gave them up.")
 
 _positions = click.option(
-    "--position", "positions", multiple=True, type=click.IntRange(min=0), metavar="N", help="These; may be repeated."
+    "--position", "positions", multiple=True, type=options.Whole(min=0), metavar="N", help="These; may be repeated."
 )
 
 
@@ -31,8 +31,8 @@ def dead() -> None:
 @dead.command("list")
 @click.argument("subject")
 @_group
-@click.option("--max", "maximum", type=click.IntRange(min=1), default=1000, show_default=True, help="At most so many.")
-@click.option("--after", type=click.IntRange(min=0), metavar="POSITION", help="Those behind this one.")
+@click.option("--max", "maximum", type=options.Whole(min=1), default=1000, show_default=True, help="At most so many.")
+@click.option("--after", type=options.Whole(min=0), metavar="POSITION", help="Those behind this one.")
 @options.server
 @options.as_json
 def list_letters(subject: str, group: str, maximum: int, after: int | None, server: str, as_json: bool) -> None:
@@ -61,7 +61,7 @@ def _line(letter: DeadLetter) -> str:
 @dead.command
 @click.argument("subject")
 @_group
-@click.option("--max", "maximum", type=click.IntRange(min=1), help="At most so many.  [default: all]")
+@click.option("--max", "maximum", type=options.Whole(min=1), help="At most so many.  [default: all]")
 @_positions
 @click.option("--rate", type=click.FLOAT, metavar="N", help="So many a second.  [default: all at once]")
 @options.yes
@@ -100,7 +100,7 @@ def resend(
 @dead.command
 @click.argument("subject")
 @_group
-@click.option("--max", "maximum", type=click.IntRange(min=1), help="At most so many.  [default: all]")
+@click.option("--max", "maximum", type=options.Whole(min=1), help="At most so many.  [default: all]")
 @_positions
 @options.yes
 @options.server

@@ -14,7 +14,7 @@ from delayserver.cli.terminal.output import print_json
 
 @click.command
 @click.argument("subject")
-@click.argument("deliveries", nargs=-1, required=True, type=click.IntRange(0, (1 << 63) - 1), metavar="DELIVERY...")
+@click.argument("deliveries", nargs=-1, required=True, type=options.Whole(0, (1 << 63) - 1), metavar="DELIVERY...")
 @click.option("--group", required=True, metavar="NAME", help="The consumer group that has them.")
 @click.option("--delay", "delay_ms", type=options.DURATION, help="Come again after this.  [default: the group's pause]")
 @click.option(

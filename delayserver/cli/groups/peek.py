@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     type=int,
     help="From this position on; -N begins N before the end.  [default: the earliest kept]",
 )
-@click.option("--max", "maximum", type=click.IntRange(min=1), default=10, show_default=True, help="At most this many.")
+@click.option("--max", "maximum", type=options.Whole(min=1), default=10, show_default=True, help="At most this many.")
 @click.option(
     "--wait", "wait_ms", type=options.DURATION, default="0s", show_default=True, help="At the end wait for more."
 )

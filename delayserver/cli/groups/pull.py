@@ -23,7 +23,7 @@ _PATTERN_SIGNS: Final = frozenset("*?[")
 @click.command
 @click.argument("subject")
 @click.option("--group", required=True, metavar="NAME", help="The consumer group; each gets every message once.")
-@click.option("--max", "maximum", type=click.IntRange(min=1), default=1, show_default=True, help="End after this many.")
+@click.option("--max", "maximum", type=options.Whole(min=1), default=1, show_default=True, help="End after this many.")
 @click.option(
     "--wait", "wait_ms", type=options.DURATION, default="0s", show_default=True, help="Wait this long for them."
 )

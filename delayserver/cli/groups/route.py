@@ -8,6 +8,7 @@ import click
 
 from delayserver.cli.terminal import options
 from delayserver.cli.terminal.output import print_json, visible
+from delayserver.config.units import format_instant
 
 
 @click.command
@@ -27,7 +28,8 @@ def route(subject: str, order_key: str | None, server: str, as_json: bool) -> No
         return
     click.echo(f"group {visible(found.group)}")
     for node in found.nodes:
-        fields = [f"{name} {value}" for name, value in asdict(node).items() if name != "address"]
-        click.echo("  ".join([f"    {visible(node.address)}", *map(visible, fields)]))
+        since = f" since {format_instant(node.since_ms)}" if node.since_ms else ""
+        here = "  this server" if node.here else ""
+        click.echo(f"    {visible(node.address)}  weight {node.weight}  {visible(node.state)}{since}{here}")
     if found.key_node is not None:
         click.echo(f"the key's node is {visible(found.key_node)}")

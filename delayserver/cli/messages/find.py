@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 )
 @click.option("--to", "to_ms", type=options.INSTANT, help="Only messages that were dispatched before this time.")
 @click.option(
-    "--max", "maximum", type=click.IntRange(min=1), default=100, show_default=True, help="End after this many."
+    "--max", "maximum", type=options.Whole(min=1), default=100, show_default=True, help="End after this many."
 )
 @options.server
 @options.as_json

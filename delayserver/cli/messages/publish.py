@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from delayserver.cli.messages.send import read_body, split_property
+from delayserver.cli.messages.send import read_body, read_properties
 from delayserver.cli.terminal import options
 from delayserver.cli.terminal.output import print_json, visible
 
@@ -36,7 +36,7 @@ def publish(
     be cancelled; `send` is for messages with a time.
     """
     content = read_body(body, path)
-    pairs = dict(split_property(text) for text in properties)
+    pairs = read_properties(properties)
     with options.connect(server) as client:
         result = client.publish(
             subject, content, message_id=message_id, properties=pairs or None, tag=tag, order_key=order_key

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
 
@@ -56,7 +57,7 @@ def send(
     if delay_level is not None and (delay_ms is not None or at_ms is not None):
         raise click.UsageError("give only one of --delay, --delay-level and --at")
     content = read_body(body, path)
-    pairs = dict(split_property(text) for text in properties)
+    pairs = read_properties(properties)
     relative, expires_ms = expires or (False, None)
     from delayserver.client.calls.send_calls import delay_of_level
 
@@ -107,9 +108,14 @@ def read_body(body: str | None, path: str | None) -> bytes:
     return (body or "").encode("utf-8", "surrogateescape")
 
 
-def split_property(text: str) -> tuple[str, str]:
-    """Key and value of a `--property`. Raises UsageError."""
-    key, separator, value = text.partition("=")
-    if not separator or not key:
-        raise click.UsageError(f"--property {text!r}: write KEY=VALUE")
-    return key, value
+def read_properties(texts: Iterable[str]) -> dict[str, str]:
+    """The values of all `--property` by their keys. Raises UsageError."""
+    pairs: dict[str, str] = {}
+    for text in texts:
+        key, separator, value = text.partition("=")
+        if not separator or not key:
+            raise click.UsageError(f"--property {text!r}: write KEY=VALUE")
+        if key in pairs:
+            raise click.UsageError(f"--property {text!r}: {key} is given twice")
+        pairs[key] = value
+    return pairs

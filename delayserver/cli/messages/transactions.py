@@ -26,7 +26,7 @@ def transactions() -> None:
 
 @transactions.command(name="list")
 @click.option(
-    "--max", "maximum", type=click.IntRange(min=1), default=1_000, show_default=True, help="End after this many."
+    "--max", "maximum", type=options.Whole(min=1), default=1_000, show_default=True, help="End after this many."
 )
 @options.server
 @options.as_json

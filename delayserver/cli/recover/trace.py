@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @shared.directory
 @click.option("--receipt", metavar="R", help="The receipt that `send` returned.")
 @click.option("--id", "message_id", metavar="ID", help="The message id: the sender's own or the server's.")
-@click.option("--sequence", type=click.IntRange(1), metavar="N", help="The sequence number.")
+@click.option("--sequence", type=options.Whole(1), metavar="N", help="The sequence number.")
 @options.as_json
 @click.pass_context
 def trace(

@@ -22,6 +22,18 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
+class Whole(click.IntRange):
+    """A whole number within bounds. click calls it an integer range, in words for programs."""
+
+    name = "integer"
+
+
+class Number(click.FloatRange):
+    """A number within bounds, as `Whole`."""
+
+    name = "number"
+
+
 class ParsedText(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic only in newer versions of click
     """An option value parsed by a function of `units`. A ValueError of the function is a usage error."""
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from delayserver.cli.terminal.failures import FAILED
-from delayserver.cli.terminal.output import error_record, print_json, visible_block
+from delayserver.cli.terminal.output import error_record, print_json, visible, visible_block
 from delayserver.protocol.errors import DelayServerError
 
 if TYPE_CHECKING:
@@ -44,7 +44,8 @@ def answer_each(
             if isinstance(answer, DelayServerError):
                 code = FAILED
                 record = error_record(receipt, answer)
-                line = f"{receipt}  {answer}"
+                # One line, whatever was given as a receipt.
+                line = visible(f"{receipt}  {answer}")
             else:
                 code = code if is_done(answer) else FAILED
                 record = record_of(receipt, answer)

@@ -51,10 +51,10 @@ def token() -> None:
 )
 @click.option("--name", default="", help="Says in lists whose it is.")
 @click.option("--expires", "expires", type=options.EXPIRY, metavar="TIME", help="In 90d, or at 2027-03-03T09:00Z.")
-@click.option("--rate", type=click.IntRange(1), metavar="N", help="At most N messages a second.")
+@click.option("--rate", type=options.Whole(1), metavar="N", help="At most N messages a second.")
 @click.option("--bytes", "bytes_rate", type=options.ParsedText("size", parse_size_bytes), metavar="SIZE",
               help="At most so many bytes of messages a second, such as 10MiB.")  # fmt: skip
-@click.option("--pending", "pending_max", type=click.IntRange(1), metavar="N", help="At most N messages that wait.")
+@click.option("--pending", "pending_max", type=options.Whole(1), metavar="N", help="At most N messages that wait.")
 @place
 def create(
     roles: tuple[str, ...],

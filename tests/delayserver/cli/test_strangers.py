@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -66,6 +67,19 @@ def test_an_error_names_the_type_of_a_value_that_names_no_message(server: Server
         for wrong in (sent, [sent.receipt]):
             with pytest.raises(InvalidArgument, match=rf"sent\.receipt.*not by {type(wrong).__name__}"):
                 client.cancel(wrong)  # type: ignore[arg-type]
+
+
+def test_a_route_says_since_when_and_where_in_words(server: Server) -> None:
+    done = run("route", "s", "--server", server.address)
+    group, node = done.out.splitlines()
+    assert group == "group default"
+    assert re.fullmatch(rf"    {re.escape(server.address)}  weight 1  (unknown|up since 20\S+)  this server", node)
+
+
+def test_a_wrong_receipt_is_shown_on_one_line(server: Server) -> None:
+    for command in ("cancel", "lookup"):
+        done = run(command, "x\ncancelled", "--server", server.address)
+        assert (done.code, done.err.count("\n")) == (1, 1), done.err
 
 
 def test_a_data_directory_that_cannot_be_made_was_never_there(tmp_path: Path) -> None:

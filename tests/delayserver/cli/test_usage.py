@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -81,6 +81,33 @@ def test_wrong_usage_ends_with_2_and_says_what_to_write(
     assert (done.code, done.out) == (2, "")
     assert expected in done.err
     assert "Traceback" not in done.err
+
+
+def all_commands(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """Each command with its words, those of plugins included."""
+    yield path, command
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            found = command.get_command(context, name)
+            assert found is not None
+            yield from all_commands(found, (*path, name))
+
+
+def test_no_parameter_is_called_a_range() -> None:
+    named = [
+        (" ".join(path), parameter.name)
+        for path, command in all_commands(cli)
+        for parameter in command.params
+        if "range" in parameter.type.name
+    ]
+    assert named == []
+
+
+def test_a_property_that_is_given_twice_is_refused() -> None:
+    for command in (["send", "s", "x", "--delay", "1s"], ["publish", "s", "x"]):
+        done = CliRunner().invoke(cli, [*command, "--property", "a=1", "--property", "a=2"])
+        assert (done.exit_code, "a is given twice" in done.output) == (2, True), done.output
 
 
 @pytest.mark.parametrize(
