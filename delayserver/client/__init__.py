@@ -28,6 +28,7 @@ from delayserver.client.calls.transaction_calls import (
     OpenTransactionsPage,
     check_back_of,
 )
+from delayserver.client.calls.waiting_key_calls import RetryKeysResult, SkipResult, WaitingKey
 from delayserver.client.consuming.consumer import Consumer, Received
 from delayserver.client.listening.handling import CutOff, Handling, Hooks, ListenerStats
 from delayserver.client.listening.listener import Listener
@@ -122,10 +123,12 @@ __all__ = [
     "RescheduleResult",
     "ResendResult",
     "Retry",
+    "RetryKeysResult",
     "Route",
     "Seconds",
     "SendResult",
     "ServerInfo",
+    "SkipResult",
     "Sought",
     "Span",
     "Status",
@@ -133,5 +136,6 @@ __all__ = [
     "ThreadListener",
     "Token",
     "Transaction",
+    "WaitingKey",
     "check_back_of",
 ]

@@ -114,6 +114,12 @@ def _dead_letters(access: Access, arguments: dict[str, Any]) -> None:
         _require_admin(access, "dead letters are sent again or dropped")
 
 
+def _waiting_keys(access: Access, arguments: dict[str, Any]) -> None:
+    _subject(access, arguments)
+    if arguments.get("action") != "list":
+        _require_admin(access, "waiting keys are skipped or tried again")
+
+
 def _pending(access: Access, arguments: dict[str, Any]) -> None:
     if arguments.get("by") != "subject":
         access.require_everything("the count of all subjects")
@@ -171,6 +177,7 @@ RULES: Final[Mapping[str, Rule]] = {
     names_of.PENDING: Rule(frozenset({LOOK}), _pending),
     names_of.POLICY: Rule(frozenset({CONSUME, LOOK}), _policy),
     names_of.DEAD_LETTERS: Rule(frozenset({CONSUME, LOOK}), _dead_letters),
+    names_of.WAITING_KEYS: Rule(frozenset({CONSUME, LOOK}), _waiting_keys),
     names_of.SEEK: Rule(frozenset({ADMIN}), _subject),
     names_of.REMOVE_GROUP: Rule(frozenset({ADMIN}), _subject),
     names_of.REDISPATCH: Rule(frozenset({ADMIN}), _redispatch, operator=True),

@@ -157,6 +157,7 @@ CONSUMERS: Final = (
     _gauge("lag", "consumer_group_lag", "Messages of the subject that the group has not acked."),
     _gauge("leased", "consumer_group_leased", "Of these, those with a consumer."),
     _gauge("retrying", "consumer_group_retrying", "Of these, those that wait for their redelivery."),
+    _gauge("waiting_keys", "consumer_group_waiting_keys", "Order keys that wait for a message that has failed."),
     _gauge(
         "oldest_ms", "consumer_group_oldest_due_timestamp_seconds", "When the oldest message not acked was due.", MS
     ),

@@ -15,6 +15,7 @@ from delayserver.operations.groups.dead_letters import DeadLetterOperations
 from delayserver.operations.groups.finding import Finding
 from delayserver.operations.groups.policies import Policies
 from delayserver.operations.groups.positions import QueuePositions
+from delayserver.operations.groups.waiting_keys import WaitingKeyOperations
 from delayserver.operations.messages.cancel import Cancel
 from delayserver.operations.messages.lookup import Lookup
 from delayserver.operations.messages.open_transactions import OpenTransactions
@@ -67,5 +68,6 @@ class Operations:
     broadcasting: Broadcasting
     finding: Finding
     dead_letters: DeadLetterOperations
+    waiting_keys: WaitingKeyOperations
     delivering: Delivering
     delay: DelayOperations | None

@@ -35,6 +35,7 @@ READ: Final = "read"
 PING: Final = "ping"
 POLICY: Final = "policy"
 DEAD_LETTERS: Final = "dead_letters"
+WAITING_KEYS: Final = "waiting_keys"
 REDISPATCH: Final = "redispatch"
 RELOAD: Final = "reload"
 PENDING: Final = "pending"
@@ -54,5 +55,6 @@ OPERATIONS: Final = frozenset(
         HELLO, PING, STATUS, ROUTE, SEND, CANCEL, RESCHEDULE, LOOKUP, PULL, CANCEL_WAIT, ACK, NACK, GROUPS,
         DELIVER, WINDOW_COMPLETE, REDISPATCH, PROVE, SUBJECTS, POLICY, GROUP, SEEK, REMOVE_GROUP, READ, PREPARE,
         COMMIT, ROLLBACK, TRANSACTIONS, FIND, DEAD_LETTERS, PUBLISH, RELOAD, PENDING, METRICS, TOKEN, EXTEND,
+        WAITING_KEYS,
     }
 )  # fmt: skip

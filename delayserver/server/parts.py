@@ -60,6 +60,7 @@ from delayserver.operations.groups.group_filters import GroupFilters
 from delayserver.operations.groups.policies import Policies
 from delayserver.operations.groups.positions import QueuePositions
 from delayserver.operations.groups.redelivery import Redelivery
+from delayserver.operations.groups.waiting_keys import WaitingKeyOperations
 from delayserver.operations.messages.cancel import Cancel
 from delayserver.operations.messages.cancellation import Cancellation
 from delayserver.operations.messages.check_backs import CheckBacks, Pipeline, TimerVerdicts
@@ -552,6 +553,9 @@ class Parts:
             broadcasting=Broadcasting(self.local_broker, looking, self.intake, names, self._runtime),
             finding=Finding(self.local_broker, looking, self.intake, opened.files.names),
             dead_letters=DeadLetterOperations(
+                self.local_broker, self.redelivery, self.intake, opened.files.names, self._clock
+            ),
+            waiting_keys=WaitingKeyOperations(
                 self.local_broker, self.redelivery, self.intake, opened.files.names, self._clock
             ),
             policies=self.policies,

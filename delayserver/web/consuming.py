@@ -360,6 +360,7 @@ def group_document(group: ConsumerGroup) -> Group:
         oldest_ms=group.oldest_ms,
         waiting_in_place=group.waiting_in_place,
         dead_letters=group.dead_letters,
+        waiting_keys=group.waiting_keys,
         filtered=group.filtered,
         tags=group.tags,
         where=group.where,

@@ -39,6 +39,7 @@ from delayserver.web.queries import (
     ReadQuery,
     SendQuery,
     TransactionsQuery,
+    WaitingKeysQuery,
 )
 from delayserver.web.router import Answer, Endpoint, Router
 from delayserver.web.schemas import (
@@ -75,14 +76,19 @@ from delayserver.web.schemas import (
     ReadReply,
     ResendRequest,
     Resent,
+    Retried,
+    RetryRequest,
     RowProblem,
     Seek,
     SendRequest,
     Sent,
     SessionState,
+    Skipped,
+    SkipRequest,
     Sought,
     SubjectPending,
     TransactionsReply,
+    WaitingKeysShown,
 )
 from delayserver.web.scraping import ROUTE, Scraping
 from delayserver.web.sending import Sending
@@ -273,7 +279,7 @@ def _of_sessions(signing_in: SigningIn) -> list[Endpoint]:
 
 
 def _of_groups(acts: GroupActs) -> list[Endpoint]:
-    letters = f"{GROUP}/dead-letters"
+    letters, waiting = f"{GROUP}/dead-letters", f"{GROUP}/waiting-keys"
     policy = Answer("The policy", Policy)
     return [
         Endpoint("GET", GROUP, acts.group, "One consumer group", {200: Answer("Its progress", Group)}, errors=(404,)),
@@ -290,6 +296,12 @@ def _of_groups(acts: GroupActs) -> list[Endpoint]:
                  {200: Answer("How many were sent", Resent)}, body=ResendRequest, errors=(404, 413, 507)),
         Endpoint("POST", f"{letters}/drop", acts.drop, "Remove dead letters for good",
                  {200: Answer("How many were removed", Dropped)}, body=ChosenLetters, errors=(404, 413)),
+        Endpoint("GET", waiting, acts.waiting_keys, "Order keys that wait for a message that has failed",
+                 {200: Answer("The keys, and their messages", WaitingKeysShown)}, query=WaitingKeysQuery, errors=(404,)),
+        Endpoint("POST", f"{waiting}/skip", acts.skip, "Make dead letters of these messages, so that their keys go on",
+                 {200: Answer("How many were skipped", Skipped)}, body=SkipRequest, errors=(404, 409, 413, 507)),
+        Endpoint("POST", f"{waiting}/retry", acts.retry, "End the pauses of these messages",
+                 {200: Answer("How many consumers get at once", Retried)}, body=RetryRequest, errors=(404, 413)),
         Endpoint("GET", "/v1/subjects/{subject}/messages", acts.read, "Read stored messages without a consumer group",
                  {200: Answer("Messages from the position on", ReadReply)}, query=ReadQuery, errors=(416,)),
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Endpoints about one consumer group: its progress, seek, remove, policy and dead letters; and messages read without one."""
+"""Endpoints about one consumer group: progress, seek, removal, policy, dead letters, waiting keys; and reads without one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from delayserver.web.bodies import BodyForm, BodyReader, shown_body
 from delayserver.web.clients import Clients, TokenClient
 from delayserver.web.consuming import REQUEST_BYTES_MAX, group_document, unless_gone
 from delayserver.web.problems import Problem, invalid
-from delayserver.web.queries import LettersQuery, ReadQuery
+from delayserver.web.queries import LettersQuery, ReadQuery, WaitingKeysQuery
 from delayserver.web.schemas import (
     ChosenLetters,
     Dropped,
@@ -31,15 +31,23 @@ from delayserver.web.schemas import (
     ReadReply,
     ResendRequest,
     Resent,
+    Retried,
+    RetryRequest,
     Seek,
+    Skipped,
+    SkipRequest,
     Sought,
     Stored,
+    WaitingKeyShown,
+    WaitingKeysShown,
 )
 from delayserver.web.timing import TEXT_MAX
 
 _seek_decoder = msgspec.json.Decoder(Seek)
 _policy_decoder = msgspec.json.Decoder(PolicyChange)
 _resend_decoder = msgspec.json.Decoder(ResendRequest)
+_skip_decoder = msgspec.json.Decoder(SkipRequest)
+_retry_decoder = msgspec.json.Decoder(RetryRequest)
 _drop_decoder = msgspec.json.Decoder(ChosenLetters)
 OUT_OF_RANGE: Final = ("too_large", "retired", "too_small")
 
@@ -112,6 +120,31 @@ class GroupActs:
         if not done.dropped and asked.positions:
             raise _no_letter(dropped=0, left=done.left)
         return json_answer(Dropped(done.dropped, done.left))
+
+    async def waiting_keys(self, request: Request, names: Mapping[str, str]) -> Response:
+        """Order keys that wait for a message that has failed."""
+        query = read_query(request.query_params, WaitingKeysQuery)
+        client = await self._clients.of_request(request.scope)
+        found = await client.calls.waiting_keys(names["subject"], names["group"], query.max, after=query.after)
+        return json_answer(WaitingKeysShown([WaitingKeyShown(**asdict(each)) for each in found]))
+
+    async def skip(self, request: Request, names: Mapping[str, str]) -> Response:
+        """Make dead letters of the messages for which keys wait."""
+        client, asked = await self._asked(request, _skip_decoder)
+        done = await client.calls.skip_waiting_keys(
+            names["subject"], names["group"], asked.max, positions=asked.positions, reason=asked.reason
+        )
+        if not done.skipped and asked.positions:
+            raise _no_key(skipped=0, left=done.left)
+        return json_answer(Skipped(done.skipped, done.left))
+
+    async def retry(self, request: Request, names: Mapping[str, str]) -> Response:
+        """End the pauses of the messages for which keys wait."""
+        client, asked = await self._asked(request, _retry_decoder)
+        done = await client.calls.retry_waiting_keys(names["subject"], names["group"], positions=asked.positions)
+        if not done.retried and asked.positions:
+            raise _no_key(retried=0, left=done.left)
+        return json_answer(Retried(done.retried, done.left))
 
     async def read(self, request: Request, names: Mapping[str, str]) -> Response:
         """Messages of a subject from a position on. No group notices it."""
@@ -188,3 +221,7 @@ def _stored(message: ReadMessage, form: BodyForm) -> Stored:
 
 def _no_letter(**counts: int) -> Problem:
     return Problem(404, "letter_unknown", "no dead letter is at these positions that can be read", fields=counts)
+
+
+def _no_key(**counts: int) -> Problem:
+    return Problem(404, "waiting_key_unknown", "no key waits like that for a message at these positions", fields=counts)

@@ -65,6 +65,13 @@ class TransactionsQuery(Struct, forbid_unknown_fields=True):
     max: Annotated[int, Meta(ge=1, le=1024)] = 100
 
 
+class WaitingKeysQuery(Struct, forbid_unknown_fields=True):
+    """Waiting keys behind the position `after`."""
+
+    max: Annotated[int, Meta(ge=1, le=1000)] = 100
+    after: Milliseconds | None = None
+
+
 class ReadQuery(Struct, forbid_unknown_fields=True):
     """Messages from `position` on."""
 

@@ -140,6 +140,7 @@ class Group(Struct, omit_defaults=True):
     oldest_ms: int | None = None
     waiting_in_place: int = 0
     dead_letters: int = 0
+    waiting_keys: int = 0
     filtered: int = 0
     tags: str | None = None
     where: str | None = None
@@ -331,6 +332,56 @@ class ChosenLetters(Struct, forbid_unknown_fields=True):
 
     max: LettersMax | None = None
     positions: Positions | None = None
+
+
+class WaitingKeyShown(Struct, omit_defaults=True):
+    """An order key that waits for a message that has failed."""
+
+    position: int
+    order_key: str
+    message_id: str
+    state: str
+    attempts: int
+    since_ms: int
+    behind: int
+    due_ms: int
+    sequence: int
+    server_id: str
+    next_ms: int | None = None
+
+
+class WaitingKeysShown(Struct):
+    """Waiting keys, in the order of their positions."""
+
+    keys: list[WaitingKeyShown]
+
+
+class SkipRequest(Struct, forbid_unknown_fields=True):
+    """The first waiting keys, or those of messages at `positions`; all without both."""
+
+    max: LettersMax | None = None
+    positions: Positions | None = None
+    reason: Annotated[str, Meta(max_length=1024)] = ""
+
+
+class RetryRequest(Struct, forbid_unknown_fields=True):
+    """The waiting keys of messages at `positions`; all without."""
+
+    positions: Positions | None = None
+
+
+class Skipped(Struct):
+    """Messages that became dead letters, so that their keys go on."""
+
+    skipped: int
+    left: int
+
+
+class Retried(Struct):
+    """Messages that consumers get at once."""
+
+    retried: int
+    left: int
 
 
 class ResendRequest(ChosenLetters, forbid_unknown_fields=True):

@@ -25,7 +25,8 @@ class GroupRow:
 
     `position`: every message before it is acked. `end`: the position of the subject's next message. `lag`: messages not
     acked, redeliveries included. `leased`, `retrying` and `waiting_in_place` count parts of the lag; the last one is
-    messages to be redelivered from their place. `expired`: messages that expired before the group acked them.
+    messages to be redelivered from their place. `waiting_keys`: order keys that wait for a message that has failed.
+    `expired`: messages that expired before the group acked them.
     `filtered`: messages that its filter, `tags` and `where`, kept from it since the start.
     `redelivery_bytes`: the disk space of the group's redeliveries. `oldest_ms`: the due time of the oldest message
     that is not acked (of a redelivery that of its message); None if there is none or its record is damaged. Redeliveries on
@@ -44,6 +45,7 @@ class GroupRow:
     tags: str | None
     where: str | None
     waiting_in_place: int
+    waiting_keys: int
     redelivery_bytes: int
     oldest_ms: int | None
 
@@ -57,6 +59,7 @@ class GroupBacklog(NamedTuple):
     lag: int
     leased: int
     retrying: int
+    waiting_keys: int
     oldest_place: tuple[int, int, int, int]
 
 
@@ -87,7 +90,8 @@ def group_backlogs(state: BrokerState, keys: Sequence[GroupKey]) -> Iterator[Gro
             retry_end,
             retry.acked.count(),
         )
-        yield GroupBacklog(key, lag + retry_lag, leased + retry_leased, retrying + retry_retrying, place)
+        counts = (lag + retry_lag, leased + retry_leased, retrying + retry_retrying, group.waiting_keys())
+        yield GroupBacklog(key, *counts, place)
 
 
 def group_row(state: BrokerState, key: GroupKey) -> GroupRow | None:
@@ -111,6 +115,7 @@ def group_row(state: BrokerState, key: GroupKey) -> GroupRow | None:
         tags=policy.tags,
         where=policy.where,
         waiting_in_place=group.main.in_place() + group.retry.in_place(),
+        waiting_keys=group.waiting_keys(),
         redelivery_bytes=group.redelivery_bytes,
         oldest_ms=_oldest_ms(state, *parts),
     )

@@ -34,6 +34,7 @@ Found = tuple[list[Range], list[Range]]
 
 NACKED: Final = "nacked"
 ACK_TIMEOUT: Final = "ack_timeout"
+SKIPPED: Final = "skipped"
 CONSUMER_GONE: Final = "the connection of its consumer ended"
 # Parts of records that are gathered in one step on the event loop, which takes a millisecond or two.
 _STEP_PARTS: Final = 16
@@ -45,7 +46,8 @@ _REASONS_KEPT_MAX: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why an attempt failed: NACKED or ACK_TIMEOUT, and the text that the consumer gave."""
+    """Why a message is given up: NACKED or ACK_TIMEOUT and the text that the consumer gave, or SKIPPED and that of the
+    operator."""
 
     reason: str
     text: str = ""
@@ -250,6 +252,16 @@ class Retries:
         failure = Failure(ACK_TIMEOUT, CONSUMER_GONE)
         return self._batch(key, found, _Moment(now_us, lease_us, None, failure, gone=True), 0)
 
+    def skip(
+        self, key: GroupKey, main: I64, retry: I64, failure: Failure, now_us: int, lease_us: int
+    ) -> Steps[RetryBatch]:
+        """See `Broker.skip_keys`."""
+        group = self._state.groups.get(key)
+        if group is None:
+            return RetryBatch(*key, None, (), ())
+        found = (group.main.fail_heads(main), group.retry.fail_heads(retry))
+        return (yield from self._batch(key, found, _Moment(now_us, lease_us, None, failure), 0))
+
     def _recall(self, key: GroupKey, group: ConsumerGroup, found: Found) -> Found:
         """Only the first message of each order key fails. Those that went out behind it are taken back without counting
         an attempt. Returns the ranges that fail."""
@@ -396,9 +408,8 @@ class Retries:
                 positions = np.arange(position, position + count)
                 attempts = attempts_before(part.redelivery) + before + 1
                 due_ms = moment.due_ms(self._state.policies.pauses(key), attempts)
-                last = attempts >= attempts_max if attempts_max else None
+                last = self._last(key, part, attempts, moment, attempts_max)
                 if last is not None:
-                    last &= (part.order_hash == 0) | (self._state.policies.of(key).failed_key != WAIT)
                     due_ms[last] = moment.now_us // 1000
                 expired = expired_rows(part.expires_ms, due_ms * 1000)
                 if expired is not None:
@@ -429,6 +440,18 @@ class Retries:
                     self._wait_in_place(key, retry, cursor, positions, before + moment.attempts, due_ms, moment)
             position += count
         return position
+
+    def _last(
+        self, key: GroupKey, part: StoredBatch, attempts: I64, moment: _Moment, attempts_max: int
+    ) -> NDArray[np.bool_] | None:
+        """Which messages are given up after this attempt, bool[n]; None without any."""
+        if moment.failure is not None and moment.failure.reason == SKIPPED:
+            return np.ones(len(part), bool)
+        if not attempts_max:
+            return None
+        last: NDArray[np.bool_] = attempts >= attempts_max
+        last &= (part.order_hash == 0) | (self._state.policies.of(key).failed_key != WAIT)
+        return last
 
     def _is_current(self, key: GroupKey, retry: bool, cursor: Cursor) -> bool:
         """Whether the group still has this cursor."""
@@ -485,7 +508,7 @@ class Retries:
         if not len(positions):
             return
         until_us = moment.lease_us + np.maximum(due_ms * 1000 - moment.now_us, 0)
-        for place in cursor.pause(positions, until_us, alone=moment.failure is not None):
+        for place in cursor.pause(positions, until_us, moment.now_us, alone=moment.failure is not None):
             self._state.notes.counted(key, retry, *place[:3])
         self._state.deadlines.note(key, int(until_us.min()))
 

@@ -87,6 +87,23 @@ def unpack_place(packed: int) -> tuple[bool, int]:
     return bool(packed >> POSITION_BITS & 1), packed & _POSITION_MASK
 
 
+def unpack_places(packed: I64) -> tuple[I64, I64]:
+    """The positions of places in the queue of the subject, and in the retry queue."""
+    of_retry = (packed >> POSITION_BITS & 1) != 0
+    positions = packed & _POSITION_MASK
+    return positions[~of_retry], positions[of_retry]
+
+
+def places_of(main: list[Range], retry: list[Range]) -> I64:
+    """The places of all positions in these ranges of the two queues, i64[n]."""
+    parts = [
+        pack_place(np.arange(start, stop), retry=of_retry)
+        for of_retry, ranges in ((False, main), (True, retry))
+        for start, stop in ranges
+    ]
+    return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+
 def of_ranges(deliveries: I64, main: list[Range], retry: list[Range]) -> I64:
     """Those of the deliveries, i64[n], whose positions lie in these ranges of the two queues. The ranges ascend."""
     positions, of_retry = deliveries & _POSITION_MASK, (deliveries >> POSITION_BITS & _RETRY) != 0

@@ -15,7 +15,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from delayserver.broker.queues.key_order import KeyOrder
+from delayserver.broker.queues.key_order import KeyOrder, WaitingHeads
 from delayserver.broker.queues.order_keys import OrderKeys
 from delayserver.broker.queues.places import LEASED, READY, WAITING, Place, Places
 from delayserver.broker.queues.ranges import Range, RangeSet, ranges_of, without
@@ -317,14 +317,35 @@ class Cursor:
             self.retrying.remove(start, stop)
         return self._order.places_of(back)
 
-    def pause(self, positions: I64, until_us: I64, *, alone: bool) -> list[Place]:
+    def pause(self, positions: I64, until_us: I64, now_us: int, *, alone: bool) -> list[Place]:
         """Failed messages with an order key wait in their place until these times, i64[n]. Returns their places.
+        `now_us`: by the wall clock.
 
         `alone`: the attempt has failed, and no later ones of their keys go out with them. Otherwise it was none."""
         assert self._order is not None
         for start, stop in ranges_of(positions):
             self.retrying.remove(start, stop)
-        return self._order.pause(positions, until_us, alone=alone)
+        return self._order.pause(positions, until_us, now_us, alone=alone)
+
+    def waiting_keys(self) -> int:
+        """How many order keys wait for a message that has failed."""
+        return 0 if self._order is None else self._order.waiting_keys()
+
+    def waiting_heads(self) -> WaitingHeads | None:
+        """The messages for which order keys wait; None without any."""
+        heads = None if self._order is None else self._order.heads()
+        return heads if heads is not None and len(heads.position) else None
+
+    def fail_heads(self, positions: I64) -> list[Range]:
+        """Move those of `waiting_heads` at these positions to `retrying`. Returns their ranges."""
+        failed = [] if self._order is None else self._order.fail_heads(positions)
+        for start, stop in failed:
+            self.retrying.add(start, stop)
+        return failed
+
+    def end_pauses(self, positions: I64, now_us: int) -> int:
+        """The pauses of those of `waiting_heads` at these positions end. Returns how many did."""
+        return 0 if self._order is None else self._order.end_pauses(positions, now_us)
 
     def of_lease(self, ranges: list[Range], lease: int | None) -> list[Range]:
         """The parts of delivered ranges without messages with an order key that are blocked, or that have another lease
@@ -926,6 +947,10 @@ class ConsumerGroup:
     def count_filtered(self, count: int) -> None:
         """Count messages that the group's filter kept from it."""
         self.filtered += count
+
+    def waiting_keys(self) -> int:
+        """How many order keys wait for a message that has failed."""
+        return self.main.waiting_keys() + self.retry.waiting_keys()
 
     def cursor(self, retry: bool) -> Cursor:
         """The cursor of one of the two queues."""

@@ -42,8 +42,8 @@ class Columns(NamedTuple):
     """The columns of the table, one value a row.
 
     `times`: how often the message was handed out, a present lease included. `until_us`: when its lease or its pause ends.
-    `owner`: to whom its lease belongs. `lease`: the number of its last lease. `alone`: it has failed, so no later one of its
-    key goes out with it.
+    `owner`: to whom its lease belongs. `lease`: the number of its last lease. `since_us`: when it first failed, by the wall
+    clock. `alone`: it has failed, so no later one of its key goes out with it.
     """
 
     position: I64
@@ -53,13 +53,14 @@ class Columns(NamedTuple):
     until_us: I64
     lease: I64
     owner: I64
+    since_us: I64
     alone: Mask
 
     @classmethod
     def empty(cls, count: int) -> Columns:
         """Columns of zeros."""
-        numbers = [np.zeros(count, np.int64) for _ in range(6)]
-        position, slot, times, until_us, lease, owner = numbers
+        numbers = [np.zeros(count, np.int64) for _ in range(7)]
+        position, slot, times, until_us, lease, owner, since_us = numbers
         return cls(
             position,
             slot,
@@ -68,8 +69,22 @@ class Columns(NamedTuple):
             until_us,
             lease,
             owner,
+            since_us,
             np.zeros(count, bool),
         )
+
+
+class WaitingHeads(NamedTuple):
+    """The messages that keep their keys waiting, one value each, in ascending positions. `since_us`: when the message first
+    failed, by the wall clock. `until_us`: when its pause or its lease ends, by the clock of leases. `behind`: how many later
+    messages of its key the group has looked at."""
+
+    position: I64
+    state: NDArray[np.int8]
+    times: I64
+    since_us: I64
+    until_us: I64
+    behind: I64
 
 
 class KeyOrder:
@@ -81,6 +96,7 @@ class KeyOrder:
         "_columns",
         "_count",
         "_cut",
+        "_failed",
         "_finished",
         "_keys",
         "_live",
@@ -98,6 +114,8 @@ class KeyOrder:
         self.blocked = 0
         self._waiting = 0
         self._paused = 0
+        # Unfinished rows that are `alone`.
+        self._failed = 0
         # Finished positions whose rows do not say so yet.
         self._finished: list[Range] = []
         # Blocked rows that may go out; None if that has to be found out.
@@ -322,6 +340,8 @@ class KeyOrder:
         self.blocked -= int(np.count_nonzero(state == BLOCKED))
         self._waiting -= int(np.count_nonzero(state == WAITING))
         self._paused -= int(np.count_nonzero(state == PAUSED))
+        if self._failed:
+            self._failed -= int(np.count_nonzero(columns.alone[rows]))
         columns.state[rows] = DONE
         self._live -= len(rows)
         self._candidates = None
@@ -477,20 +497,71 @@ class KeyOrder:
         """The places of those of these messages that are unfinished."""
         return self._places(self._find(positions))
 
-    def pause(self, positions: I64, until_us: I64, *, alone: bool) -> list[Place]:
-        """Failed messages wait in their place until these times, i64[n]. Returns their places.
+    def pause(self, positions: I64, until_us: I64, now_us: int, *, alone: bool) -> list[Place]:
+        """Failed messages wait in their place until these times, i64[n]. Returns their places. `now_us`: by the wall clock.
 
         `alone`: the attempt has failed, and no later ones of their keys go out with them. Otherwise it was none."""
         rows = self._find(positions)
         columns = self._columns
         assert len(rows) == len(positions) and bool((columns.state[rows] == RETRYING).all()), "not failed"
         columns.state[rows], columns.until_us[rows] = WAITING, until_us
+        failed = columns.alone[rows]
+        columns.since_us[rows] = np.where(failed, columns.since_us[rows], now_us)
         columns.alone[rows] = alone
+        self._failed += len(rows) * alone - int(np.count_nonzero(failed))
         if not alone:  # it has not failed
             columns.times[rows] -= 1
         self._waiting += len(rows)
         self._let_go(rows[~self._are_first(rows)])
         return self._places(rows)
+
+    # -- keys that wait for a failed message
+
+    def waiting_keys(self) -> int:
+        """How many keys have a first unfinished message that has failed."""
+        return len(self._heads())
+
+    def heads(self) -> WaitingHeads:
+        """The first unfinished messages of these keys."""
+        rows, columns = self._heads(), self._columns
+        behind = self._keys.rows_of(columns.slot[rows]) - 1
+        return WaitingHeads(
+            columns.position[rows],
+            columns.state[rows],
+            columns.times[rows],
+            columns.since_us[rows],
+            columns.until_us[rows],
+            behind,
+        )
+
+    def _heads(self) -> Rows:
+        self.settle()
+        if not self._failed:
+            return _NO_ROWS
+        rows = np.flatnonzero(self._columns.alone[: self._count] & (self._columns.state[: self._count] != DONE))
+        return rows[self._are_first(rows)]
+
+    def fail_heads(self, positions: I64) -> list[Range]:
+        """Those of `heads` at these positions fail, from whatever state, but not while a failure of theirs is handled. A
+        lease that one has counts no more. Returns their ranges."""
+        self._keys.join()
+        rows, columns = self._heads(), self._columns
+        rows = rows[np.isin(columns.position[rows], positions) & (columns.state[rows] != RETRYING)]
+        blocked = rows[columns.state[rows] == BLOCKED]
+        self._keys.hold(columns.slot[blocked])
+        self.blocked -= len(blocked)
+        self._waiting -= int(np.count_nonzero(columns.state[rows] == WAITING))
+        columns.state[rows] = RETRYING
+        self._candidates = None
+        return ranges_of(columns.position[rows])
+
+    def end_pauses(self, positions: I64, now_us: int) -> int:
+        """The pauses of those of `heads` at these positions end. Returns how many did. `now_us`: by the clock of leases."""
+        rows, columns = self._heads(), self._columns
+        rows = rows[np.isin(columns.position[rows], positions) & (columns.state[rows] == WAITING)]
+        columns.until_us[rows] = now_us
+        self.release(now_us)
+        return len(rows)
 
     def lease_again(self, start: int, stop: int, until_us: int) -> None:
         """Failed messages in [start, stop) are leased again."""
@@ -547,6 +618,7 @@ class KeyOrder:
         assert self.blocked == np.count_nonzero(state == BLOCKED)
         assert self._waiting == np.count_nonzero(state == WAITING)
         assert self._paused == np.count_nonzero(state == PAUSED)
+        assert self._failed == np.count_nonzero(columns.alone[: self._count] & (state != DONE))
         assert self._are_first(np.flatnonzero(state == WAITING)).all(), (
             "an earlier one waits for the pause of a later one"
         )

@@ -91,6 +91,11 @@ class OrderKeys:
         np.add.at(self._rows, slots, 1)
         self.rows += len(slots)
 
+    def rows_of(self, slots: I64) -> I64:
+        """How many unfinished messages have each of these keys, i64[n]."""
+        rows: I64 = self._rows[slots]
+        return rows
+
     def leave(self, slots: I64) -> None:
         """Messages are finished."""
         np.subtract.at(self._rows, slots, 1)

@@ -27,6 +27,7 @@ from delayserver.broker.actions.retention import BlockCuts, block_cuts, retirabl
 from delayserver.broker.actions.retries import Failure, Retries, RetryBatch
 from delayserver.broker.actions.state import BrokerState
 from delayserver.broker.actions.status import broker_status
+from delayserver.broker.actions.waiting_keys import WaitingKeys, WaitingPage
 from delayserver.broker.files.policies import PolicyRow, PolicyWrite
 from delayserver.broker.files.store import BrokerStore
 from delayserver.broker.filters.filter import Filter, FilterText
@@ -59,6 +60,7 @@ class Broker:
         self.positions = Positions(state)
         self._dead_letters = DeadLetters(state, self._arrivals)
         self._dead_queue = DeadQueue(state, self._dead_letters)
+        self._waiting_keys = WaitingKeys(state, self._retries)
         self._durability = Durability(state)
         self._in_doubt = InDoubt(state)
         self._indexes = Indexes(state)
@@ -352,6 +354,25 @@ class Broker:
     def dead_letters(self, dead_subject: int, group: int) -> int:
         """How many dead letters of a group were neither sent again nor dropped."""
         return self._dead_letters.waiting((dead_subject, group))
+
+    # Waiting keys
+
+    def waiting_keys(self, key: GroupKey, after: int, count_max: int) -> WaitingPage:
+        """The failed messages of a group for which their order keys wait, behind a place. Raises ReadNeeded."""
+        return self._waiting_keys.page(key, after, count_max)
+
+    def chosen_keys(self, key: GroupKey, wanted: I64 | None, count_max: int) -> I64:
+        """The places of the first of these messages, or those of the places `wanted` (i64[n]) for which a key waits."""
+        return self._waiting_keys.chosen(key, wanted, count_max)
+
+    def skip_keys(self, key: GroupKey, places: I64, failure: Failure, now_us: int, lease_us: int) -> Steps[RetryBatch]:
+        """Give up those of these messages at places (i64[n]). The group must have a dead-letter subject. The call must be
+        carried out, and goes on as after a nack. A consumer that has one loses its lease."""
+        return self._waiting_keys.skip(key, places, failure, now_us, lease_us)
+
+    def retry_keys(self, key: GroupKey, places: I64, lease_us: int) -> int:
+        """End the pauses of those of these messages at places (i64[n]), so that a pull brings them. Returns how many."""
+        return self._waiting_keys.end_pauses(key, places, lease_us)
 
     # Policies
 

@@ -38,7 +38,8 @@ def dead() -> None:
 def list_letters(subject: str, group: str, maximum: int, after: int | None, server: str, as_json: bool) -> None:
     """List the dead letters of a consumer group of SUBJECT, oldest first.
 
-    The reason is `nacked` or `ack_timeout`. All bytes of a letter are a message of the subject SUBJECT.dead.GROUP.
+    The reason is `nacked`, `ack_timeout`, or `skipped` by an operator.
+    All bytes of a letter are a message of the subject SUBJECT.dead.GROUP.
     """
     with options.connect(server) as client:
         letters = client.dead_letters(subject, group, maximum, after=after, bodies=as_json)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from delayserver.cli.groups.group_policy import policy
+from delayserver.cli.groups.waiting_keys import list_waiting, retry_waiting, skip_waiting
 from delayserver.cli.terminal import options
 from delayserver.cli.terminal.output import print_json, visible
 from delayserver.config.units import format_duration
@@ -17,7 +18,20 @@ from delayserver.runtime.clock import SystemClock
 if TYPE_CHECKING:
     from delayserver.client.values.messages import ConsumerGroup
 
-HEADINGS = ("SUBJECT", "GROUP", "POSITION", "END", "LAG", "LEASED", "RETRYING", "EXPIRED", "FILTERED", "DEAD", "OLDEST")
+HEADINGS = (
+    "SUBJECT",
+    "GROUP",
+    "POSITION",
+    "END",
+    "LAG",
+    "LEASED",
+    "RETRYING",
+    "EXPIRED",
+    "FILTERED",
+    "DEAD",
+    "WAITING",
+    "OLDEST",
+)
 
 
 @click.group
@@ -25,7 +39,8 @@ def groups() -> None:
     """Consumer groups of a node."""
 
 
-groups.add_command(policy)
+for _command in (policy, list_waiting, skip_waiting, retry_waiting):
+    groups.add_command(_command)
 
 
 @groups.command("list")
@@ -37,8 +52,9 @@ def list_groups(subject: str | None, server: str, as_json: bool) -> None:
 
     POSITION: everything before it is acked. END: where the next message goes. LAG: messages that are not acked; LEASED and
     RETRYING are some of those. EXPIRED: messages that expired before they were acked. FILTERED: messages that the
-    group's filter kept from it since the node started. DEAD: messages that were given up; see `delayserver dead`. OLDEST:
-    how long ago the oldest message that is not acked was due; with --json its due time, oldest_ms.
+    group's filter kept from it since the node started. DEAD: messages that were given up; see `delayserver dead`.
+    WAITING: order keys that wait for a failed message; see `delayserver groups waiting`. OLDEST: how long ago the oldest
+    message that is not acked was due; with --json its due time, oldest_ms.
     """
     with options.connect(server) as client:
         found = client.groups(subject)
@@ -111,7 +127,7 @@ def remove_group(subject: str, group: str, yes: bool, server: str, as_json: bool
 
 
 def _cells(group: ConsumerGroup, now_ms: int) -> tuple[str, ...]:
-    counts = (group.expired, group.filtered, group.dead_letters)
+    counts = (group.expired, group.filtered, group.dead_letters, group.waiting_keys)
     numbers = (group.position, group.end, group.lag, group.leased, group.retrying, *counts)
     age = "-" if group.oldest_ms is None else format_duration(max(now_ms - group.oldest_ms, 0) // 1000 * 1000)
     return (visible(group.subject), visible(group.group), *[f"{number:,}" for number in numbers], age)

@@ -1,5 +1,6 @@
 # Made by `python -m ops.blocking_client` from asynchronous/group_operations.py. Change that file.
-"""The operations of the blocking client on consumer groups: their policies, and their dead letters.
+"""The operations of the blocking client on consumer groups: their policies, their dead letters, and order
+keys that wait for a message that has failed.
 
 `python -m ops.blocking_client` makes the blocking twin from this file.
 """
@@ -10,10 +11,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TypeVar, Unpack
 
-from delayserver.client.calls import dead_letter_calls, policy_calls
+from delayserver.client.calls import dead_letter_calls, policy_calls, waiting_key_calls
 from delayserver.client.calls.core import Call
 from delayserver.client.calls.dead_letter_calls import DeadLetter, DropResult, ResendResult
 from delayserver.client.calls.policy_calls import GroupPolicy, PolicyChanges
+from delayserver.client.calls.waiting_key_calls import RetryKeysResult, SkipResult, WaitingKey
 
 T = TypeVar("T")
 
@@ -97,3 +99,54 @@ class BlockingGroupOperations(ABC):
                     break
                 count -= part.dropped  # noqa: PLW2901 - the rest of this part
         return DropResult(dropped, left)
+
+    def waiting_keys(
+        self, subject: str, group: str, keys_max: int = 1000, *, after: int | None = None
+    ) -> list[WaitingKey]:
+        """The order keys of a consumer group of this node that wait for a message that has failed, behind the position
+        ``after``. With the policy ``failed_key="wait"`` such a key waits until the message is acked or skipped."""
+        keys: list[WaitingKey] = []
+        while len(keys) < keys_max:
+            count = min(keys_max - len(keys), waiting_key_calls.LIST_AT_ONCE)
+            page = self._run(waiting_key_calls.list_call(subject, group, after=after, keys_max=count))
+            keys += page.keys
+            after = page.next
+            if after is None:
+                break
+        return keys
+
+    def skip_waiting_keys(
+        self,
+        subject: str,
+        group: str,
+        keys_max: int | None = None,
+        *,
+        positions: Sequence[int] | None = None,
+        reason: str = "",
+    ) -> SkipResult:
+        """Make dead letters of the messages for which keys wait, so that the keys go on: of the first ones, or of those at
+        ``positions``. Each letter keeps the ``reason``. Durable on return.
+
+        A consumer that has such a message loses its lease. Raises PolicyInvalid if the group keeps no dead letters: its
+        policy then never had ``attempts``."""
+        skipped = left = 0
+        for count, chosen in dead_letter_calls.parts_of(keys_max, positions):
+            while count > 0:
+                call = waiting_key_calls.skip_call(subject, group, keys_max=count, positions=chosen, reason=reason)
+                part = self._run(call)
+                skipped, left = skipped + part.skipped, part.left
+                if not part.skipped:
+                    break
+                count -= part.skipped  # noqa: PLW2901 - the rest of this part
+        return SkipResult(skipped, left)
+
+    def retry_waiting_keys(
+        self, subject: str, group: str, *, positions: Sequence[int] | None = None
+    ) -> RetryKeysResult:
+        """End the pauses of the messages for which keys wait, of all or of those at ``positions``: a pull brings them at
+        once."""
+        retried = left = 0
+        for _, chosen in dead_letter_calls.parts_of(None, positions):
+            part = self._run(waiting_key_calls.retry_call(subject, group, positions=chosen))
+            retried, left = retried + part.retried, part.left
+        return RetryKeysResult(retried, left)

@@ -19,7 +19,8 @@ DROP_AT_ONCE: Final = 1 << 20
 class DeadLetter:
     """A message that a consumer group gave up.
 
-    ``position`` names it. ``reason`` is ``nacked`` or ``ack_timeout``, and ``text`` what the consumer gave with the nack.
+    ``position`` names it. ``reason`` is ``nacked``, ``ack_timeout`` or ``skipped``. ``text`` is what the consumer gave with
+    the nack, or the operator who skipped it.
     It was given up at ``dead_ms``, after ``attempts``. ``sequence``, ``server_id``, ``due_ms`` and ``properties`` are
     those of the message. ``body`` is None if the bodies were not asked for.
     """

@@ -332,6 +332,7 @@ class ConsumerGroup:
     were not acked in time. ``oldest_ms`` is the due time of the oldest message that is not acked; None if all are.
     ``waiting_in_place`` messages wait in their place for their redelivery. The group's redeliveries keep
     ``redelivery_bytes`` on disk. ``dead_letters`` messages were given up, and not sent again or dropped since.
+    ``waiting_keys`` order keys wait for a message that has failed.
     Its filter, ``tags`` and ``where``, kept ``filtered`` messages from it since the node started.
     """
 
@@ -347,6 +348,7 @@ class ConsumerGroup:
     waiting_in_place: int = 0
     redelivery_bytes: int = 0
     dead_letters: int = 0
+    waiting_keys: int = 0
     filtered: int = 0
     tags: str | None = None
     where: str | None = None

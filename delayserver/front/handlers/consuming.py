@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from delayserver.config.settings import BrokerSettings
 from delayserver.front.connection import Connection
+from delayserver.front.handlers.chosen import read_reason
 from delayserver.front.handlers.messages import MessagesReply
 from delayserver.front.handlers.names import read_name, read_names
 from delayserver.operations.groups.broadcasting import Broadcasting
@@ -36,7 +37,6 @@ OUTLIVE_MS_MAX = 60_000
 # Times in milliseconds since 1970 stay below it, so that microseconds fit into 63 bits.
 TIME_MS_MAX = 1 << 53
 # A dead letter keeps the reason of its last nack beside its properties: an error and where it came from, no log.
-REASON_BYTES_MAX = 1024
 
 
 class ConsumingHandlers:
@@ -159,7 +159,7 @@ class ConsumingHandlers:
             *read_names(arguments),
             _deliveries(arguments),
             self._nack_delay_ms(arguments),
-            None if boolean(arguments, "unseen") or boolean(arguments, "snooze") else _reason(arguments),
+            None if boolean(arguments, "unseen") or boolean(arguments, "snooze") else read_reason(arguments),
         )
         rest = {"expired": nacked.expired, "dead_lettered": nacked.dead_lettered}
         counts = {"nacked": nacked.nacked, "unknown": nacked.unknown}
@@ -203,16 +203,6 @@ class ConsumingHandlers:
         reply.add_rows("groups", [rows])
         reply.add({"next": None if page.next is None else list(page.next)})
         connection.when_room(lambda: connection.reply(reply.frame()))
-
-
-def _reason(arguments: dict[str, Any]) -> str:
-    """The text that a consumer gives with a nack; empty without one. Raises InvalidArgument."""
-    reason = arguments.get("reason")
-    if reason is None:
-        return ""
-    if type(reason) is not str or len(reason.encode(errors="replace")) > REASON_BYTES_MAX:
-        raise invalid("reason", f"a text of at most {REASON_BYTES_MAX} bytes", reason)
-    return reason
 
 
 def _filter(arguments: dict[str, Any]) -> PullFilter | None:

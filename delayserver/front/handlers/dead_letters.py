@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from delayserver.front.connection import Connection
+from delayserver.front.handlers.chosen import POSITION_MAX, read_positions
 from delayserver.front.handlers.names import read_names
 from delayserver.operations.groups.consuming import DELAY_MS_MAX
 from delayserver.operations.groups.dead_letters import (
@@ -22,7 +20,6 @@ from delayserver.operations.groups.dead_letters import (
 from delayserver.protocol.arguments import boolean, integer, invalid
 from delayserver.protocol.frames import Request
 
-_POSITION_MAX = (1 << 48) - 1
 _ACTIONS = ("list", "resend", "drop")
 
 
@@ -43,12 +40,12 @@ class DeadLetterHandlers:
             return await self._list(arguments, subject, group)
         if action == "drop":
             count_max = integer(arguments, "max", 1, DROP_MAX, DROP_MAX)
-            dropped, left = await self._operations.drop(subject, group, _positions(arguments), count_max)
+            dropped, left = await self._operations.drop(subject, group, read_positions(arguments), count_max)
             return {"dropped": dropped, "left": left}
         resent = await self._operations.resend(
             subject,
             group,
-            _positions(arguments),
+            read_positions(arguments),
             integer(arguments, "max", 1, RESEND_MAX, RESEND_MAX),
             _rate(arguments),
             integer(arguments, "first_ms", 0, DELAY_MS_MAX, 0),
@@ -62,7 +59,7 @@ class DeadLetterHandlers:
 
     async def _list(self, arguments: dict[str, Any], subject: str, group: str) -> dict[str, Any]:
         bodies = boolean(arguments, "bodies")
-        after = integer(arguments, "after", -1, _POSITION_MAX, -1)
+        after = integer(arguments, "after", -1, POSITION_MAX, -1)
         page = await self._operations.page(subject, group, after, integer(arguments, "max", 1, LIST_MAX, LIST_MAX))
         return {
             "letters": [_row(letter, bodies=bodies) for letter in page.letters],
@@ -76,16 +73,6 @@ def _row(letter: DeadLetter, *, bodies: bool) -> dict[str, Any]:
     row = letter._asdict()
     body = row.pop("body")
     return row | {"body_bytes": len(body)} | ({"body": body} if bodies else {})
-
-
-def _positions(arguments: dict[str, Any]) -> NDArray[np.int64] | None:
-    """The positions of the letters that are meant; None for the first ones. Raises InvalidArgument."""
-    positions = arguments.get("positions")
-    if positions is None:
-        return None
-    if type(positions) is not list or not all(type(each) is int and 0 <= each <= _POSITION_MAX for each in positions):
-        raise invalid("positions", "a list of positions of letters", positions)
-    return np.array(positions, np.int64)
 
 
 def _rate(arguments: dict[str, Any]) -> float | None:

@@ -26,6 +26,7 @@ from delayserver.front.handlers.send import SendHandlers
 from delayserver.front.handlers.subjects import SubjectsHandlers
 from delayserver.front.handlers.tokens import TokenHandlers
 from delayserver.front.handlers.transactions import TransactionHandlers
+from delayserver.front.handlers.waiting_keys import WaitingKeyHandlers
 from delayserver.operations.operations import DelayOperations, Operations
 from delayserver.protocol import operations as names_of
 from delayserver.protocol.limits import Limits
@@ -65,6 +66,7 @@ class HandlerTable:
             names_of.SUBJECTS: SubjectsHandlers(operations.subjects).subjects,
             names_of.POLICY: PolicyHandlers(operations.policies).policy,
             names_of.DEAD_LETTERS: DeadLetterHandlers(operations.dead_letters).dead_letters,
+            names_of.WAITING_KEYS: WaitingKeyHandlers(operations.waiting_keys).waiting_keys,
             names_of.DELIVER: delivering.deliver,
             names_of.GROUP: positions.group,
             names_of.SEEK: positions.seek,

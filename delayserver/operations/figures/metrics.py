@@ -65,6 +65,7 @@ class ConsumerGroupFigures(NamedTuple):
     retrying: int
     oldest_ms: int | None
     dead_letters: int
+    waiting_keys: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,7 @@ class GroupsReader:
             backlogs = list(self._core.group_backlogs(part[: count_max - len(found)]))
             on_their_way = [self._redeliveries.waiting(each.key) for each in backlogs]  # as of the same step
             for each, waiting in zip(backlogs, on_their_way, strict=True):
-                (subject, group), lag, leased, retrying, place = each
+                (subject, group), lag, leased, retrying, waiting_keys, place = each
                 oldest_ms = None
                 if lag:
                     oldest = known.get(each.key)
@@ -123,9 +124,8 @@ class GroupsReader:
                     oldest_ms = min(since_ms, oldest_ms or since_ms)
                 lag, retrying = lag + waiting, max(0, retrying + waiting)
                 dead_letters = waiting_letters(self._core, self._names, name(subject), name(group))
-                found.append(
-                    ConsumerGroupFigures(name(subject), name(group), lag, leased, retrying, oldest_ms, dead_letters)
-                )
+                names, kept = (name(subject), name(group)), (dead_letters, waiting_keys)
+                found.append(ConsumerGroupFigures(*names, lag, leased, retrying, oldest_ms, *kept))
         return found
 
     async def _read_oldest(self, key: GroupKey, work: Work) -> _Oldest | None:

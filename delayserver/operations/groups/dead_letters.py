@@ -33,8 +33,9 @@ RATE_MIN, RATE_MAX = 1e-4, 1e6
 
 
 class DeadLetter(NamedTuple):
-    """A dead letter. `reason`: `nacked` or `ack_timeout`, and `text` what the consumer gave. `dead_ms`: when it was given
-    up. `sequence`, `server_id` and `due_ms` are those of the message. A field that a letter does not have is empty or 0."""
+    """A dead letter. `reason`: `nacked`, `ack_timeout` or `skipped`, and `text` what the consumer or the operator gave.
+    `dead_ms`: when it was given up. `sequence`, `server_id` and `due_ms` are those of the message. A field that a letter
+    does not have is empty or 0."""
 
     position: int
     message_id: str

@@ -20,8 +20,8 @@ from heapq import heappop, heappush
 import trio
 
 from delayserver.broker.actions.group_rows import GroupRow
-from delayserver.broker.actions.retries import NACKED, Failure, RetryBatch
-from delayserver.broker.queues.deliveries import of_ranges
+from delayserver.broker.actions.retries import NACKED, SKIPPED, Failure, RetryBatch
+from delayserver.broker.queues.deliveries import of_ranges, places_of
 from delayserver.broker.queues.groups import GroupKey
 from delayserver.broker.reads import Steps
 from delayserver.broker.service.local_broker import LocalBroker
@@ -155,6 +155,22 @@ class Redelivery:
             expired, dead = expired + batch.expired, dead + (0 if batch.given_up is None else len(batch.given_up))
             left = of_ranges(left, *batch.rest)
         return Nacked(len(deliveries) - unknown, unknown, expired, dead)
+
+    async def skip(self, key: GroupKey, places: I64, text: str) -> int:
+        """Gives up the messages at places (i64[n]) for which an order key waits: they become dead letters with `text`.
+        Those that have expired are done without a letter. Returns how many it was. Durable on return.
+
+        Raises DiskFull, StorageFailed. Messages that it has not given up then still hold their keys."""
+        skipped = 0
+        while len(places):
+            now_us, lease_us = self._clock.now_us(), self._clock.monotonic_us()
+            call = self._broker.core.skip_keys(key, places, Failure(SKIPPED, text), now_us, lease_us)
+            batch = await self._finish(call)
+            self._leases.set()
+            await self._retry(batch)
+            skipped += batch.expired + (0 if batch.given_up is None else len(batch.given_up))
+            places = places_of(*batch.rest)
+        return skipped
 
     async def _finish(self, call: Steps[RetryBatch]) -> RetryBatch:
         try:

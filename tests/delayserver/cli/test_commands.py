@@ -306,6 +306,32 @@ def test_dead_letters_are_listed_sent_again_and_dropped(server: Any) -> None:
     assert unknown.code == 1 and "group_unknown" in unknown.err
 
 
+def test_waiting_keys_are_listed_tried_again_and_skipped(server: Any) -> None:
+    named = ("blocked", "--group", "g")
+    assert server.run("groups", "policy", *named, "--attempts", "1", "--failed-key", "wait", "--first", "1h").code == 0
+    for body in ("one", "two"):
+        assert server.run("publish", "blocked", body, "--order-key", "k\x1b").code == 0
+    (message,) = pull(server, "blocked")
+    assert "no key of g in blocked waits" in server.run("groups", "waiting", *named).out
+    assert server.run("nack", *named, str(message["delivery"])).code == 0
+    row = server.run("groups", "waiting", *named, "--json").row
+    assert (row["order_key"], row["attempts"], row["state"]) == ("k\x1b", 1, "paused")
+    shown = server.run("groups", "waiting", *named).out
+    assert "attempt 1, failing since" in shown and "paused until" in shown and "\x1b" not in shown
+    assert server.run("groups", "list", "blocked", "--json").row["waiting_keys"] == 1
+    for command in (("retry",), ("skip", "--yes")):
+        assert server.run("groups", *command, *named, "--position", "7777").code == 1
+    assert server.run("groups", "retry", *named).out.split() == ["retried", "1", "left", "1"]
+    assert server.run("groups", "skip", *named).code == 2, "it asks first"
+    skipped = server.run(
+        "groups", "skip", *named, "--position", str(row["position"]), "--reason", "no", "--yes", "--json"
+    )
+    assert skipped.row == {"skipped": 1, "left": 0}
+    letter = server.run("dead", "list", *named, "--json").row
+    assert (letter["body"], letter["reason"], letter["text"]) == ("one", "skipped", "no")
+    assert pull(server, "blocked", "--ack")[0]["body"] == "two"
+
+
 def test_a_message_is_sent_by_a_delay_level(server: Any) -> None:
     before_ms = time.time() * 1000
     sent = send(server, "levels", "hello", "--delay-level", "5")

@@ -77,6 +77,7 @@ CASES: dict[str, Case] = {
     "pending": Case({"by": "hour"}, whole="forbidden"),
     "policy": Case(NAMES, whole="forbidden"),
     "dead_letters": Case(NAMES | {"action": "list"}, whole="forbidden"),
+    "waiting_keys": Case(NAMES | {"action": "list"}, whole="forbidden"),
     "seek": Case(NAMES | {"to": "earliest"}, whole="forbidden"),
     "remove_group": Case(NAMES, whole="forbidden"),
     "redispatch": Case({"from_ms": 0, "to_ms": 1}, whole="forbidden"),
@@ -184,13 +185,17 @@ async def test_a_role_opens_its_operations_and_no_others(boot: Boot, role: str) 
         assert (answer == "forbidden") == (role not in rule.roles), (operation, answer)
 
 
-@pytest.mark.parametrize("operation", ["policy", "dead_letters"])
-async def test_only_an_administrator_changes_policies_and_drops_dead_letters(boot: Boot, operation: str) -> None:
+@pytest.mark.parametrize("operation", ["policy", "dead_letters", "waiting_keys"])
+async def test_only_an_administrator_changes_policies_drops_dead_letters_and_skips(boot: Boot, operation: str) -> None:
     host = boot()
     await host.start()
     _, client = await tokens(host, {"roles": ["send", "consume", "look"]})
-    change = {"set": {"attempts": 3}} if operation == "policy" else {"action": "drop"}
-    assert await client.refused(operation, NAMES | change) == "forbidden"
+    changes: dict[str, dict[str, Any]] = {
+        "policy": {"set": {"attempts": 3}},
+        "dead_letters": {"action": "drop"},
+        "waiting_keys": {"action": "skip"},
+    }
+    assert await client.refused(operation, NAMES | changes[operation]) == "forbidden"
 
 
 async def columns_of(client: Client, receipt: str, operation: str) -> dict[str, Any]:

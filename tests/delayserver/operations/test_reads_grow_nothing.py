@@ -60,6 +60,7 @@ async def ask_all(client: Client, host: Host, receipts: list[str], turn: int) ->
         ("group", {"subject": new, "group": new}),
         ("policy", {"subject": new, "group": new}),
         ("dead_letters", {"subject": new, "group": new}),
+        ("waiting_keys", {"subject": new, "group": new, "action": "list"}),
         ("route", {"subject": new, "order_key": new}),
         ("read", {"subject": "s.1", "position": 1}),
         ("read", {"subject": new, "position": turn}),

@@ -291,6 +291,16 @@ async def conversation(host: Host) -> dict[str, list[dict[str, Any]]]:
         await ask("nack request", deliveries=message["delivery"])
     same_shape("dead_letters reply", await ask("dead_letters request"))
     same_shape("dead_letters resend reply", await ask("dead_letters resend request"))
+    await ask("policy request", set={"failed_key": "wait", "first_ms": 60_000})
+    await client.send({"subject": "orders", "body": "waits", "delay_ms": 0, "order_key": "customer-42"})
+    await host.sleep_ms(200)
+    for message in (await ask("pull request", max_messages=10))["messages"]:
+        await ask("nack request", deliveries=message["delivery"])
+    waiting = await ask("waiting_keys request")
+    same_shape("waiting_keys reply", waiting)
+    same_shape("waiting_keys retry reply", await ask("waiting_keys retry request"))
+    position = waiting["keys"][0]["position"]
+    same_shape("waiting_keys skip reply", await ask("waiting_keys skip request", positions=[position]))
     same_shape("deliver reply", await ask("deliver request", due_ms=host.now_ms), columns=True)
     same_shape("window_complete reply", await ask("window_complete request"))
     dry = await ask("redispatch request", from_ms=0, to_ms=host.now_ms + 1)

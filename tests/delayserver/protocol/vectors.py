@@ -253,6 +253,21 @@ REQUESTS: dict[str, tuple[Any, ...]] = {
         "dead_letters",
         {"action": "resend", "subject": "orders", "group": "billing", "max": 100, "rate": 50},
     ),
+    "waiting_keys request": (
+        44,
+        "waiting_keys",
+        {"action": "list", "subject": "orders", "group": "billing", "max": 10},
+    ),
+    "waiting_keys skip request": (
+        45,
+        "waiting_keys",
+        {"action": "skip", "subject": "orders", "group": "billing", "positions": [7], "reason": "no such customer"},
+    ),
+    "waiting_keys retry request": (
+        46,
+        "waiting_keys",
+        {"action": "retry", "subject": "orders", "group": "billing"},
+    ),
     "lookup columns request": (
         30,
         "lookup",
@@ -630,6 +645,7 @@ REPLIES: dict[str, tuple[Any, ...]] = {
             "redelivery_bytes": 0,
             "oldest_ms": DUE_MS + 5,
             "dead_letters": 0,
+            "waiting_keys": 0,
         },
     ),
     "seek reply": (61, True, {"position": 0, "first": 0, "end": 4}),
@@ -680,6 +696,7 @@ REPLIES: dict[str, tuple[Any, ...]] = {
                     "waiting_in_place": 0,
                     "redelivery_bytes": 0,
                     "dead_letters": 0,
+                    "waiting_keys": 0,
                     "oldest_ms": DUE_MS + 5,
                 }
             ],
@@ -724,6 +741,32 @@ REPLIES: dict[str, tuple[Any, ...]] = {
         },
     ),
     "dead_letters resend reply": (43, True, {"resent": 1, "left": 0, "next_ms": 20, "unreadable": 0}),
+    "waiting_keys reply": (
+        44,
+        True,
+        {
+            "keys": [
+                {
+                    "position": 7,
+                    "order_key": "customer-42",
+                    "message_id": "o-1",
+                    "state": "paused",
+                    "attempts": 5,
+                    "since_ms": DUE_MS + 1_000,
+                    "next_ms": DUE_MS + 60_000,
+                    "behind": 4,
+                    "due_ms": DUE_MS,
+                    "sequence": 42,
+                    "server_id": SERVER_ID,
+                }
+            ],
+            "next": None,
+            "left": 1,
+            "unreadable": 0,
+        },
+    ),
+    "waiting_keys skip reply": (45, True, {"skipped": 1, "left": 0}),
+    "waiting_keys retry reply": (46, True, {"retried": 1, "left": 0}),
     "lookup columns reply": (
         30,
         True,

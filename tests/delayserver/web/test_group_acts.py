@@ -76,6 +76,27 @@ def test_dead_letters_are_shown_sent_again_and_dropped(web: Web) -> None:
     assert web.ask("PATCH", f"{path}/policy", {"attempts": None}).json["policy"]["attempts"] is None
 
 
+def test_waiting_keys_are_shown_tried_again_and_skipped(web: Web) -> None:
+    path = "/v1/subjects/blocked/groups/g"
+    assert web.ask("PATCH", f"{path}/policy", {"failed_key": "wait", "first_ms": 3_600_000}).status == 200
+    for body in ("a", "b"):
+        assert web.post("/v1/subjects/blocked/publish", {"body": body, "order_key": "k"}).status in (200, 201)
+    (message,) = web.post(f"{path}/pull", {"max_messages": 1}).json["messages"]
+    assert web.post(f"{path}/nack", {"deliveries": [message["delivery"]]}).status == 200
+    (key,) = web.ask("GET", f"{path}/waiting-keys").json["keys"]
+    assert (key["order_key"], key["attempts"], key["state"]) == ("k", 1, "paused")
+    assert web.ask("GET", path).json["waiting_keys"] == 1
+    chosen = {"positions": [key["position"]]}
+    assert web.post(f"{path}/waiting-keys/retry", chosen).json == {"retried": 1, "left": 1}
+    assert (web.post(f"{path}/waiting-keys/skip", chosen).json["error"]) == "policy_invalid"
+    assert web.ask("PATCH", f"{path}/policy", {"attempts": 9}).status == 200
+    assert web.post(f"{path}/waiting-keys/skip", chosen).json == {"skipped": 1, "left": 0}
+    for act in ("retry", "skip"):
+        reply = web.post(f"{path}/waiting-keys/{act}", chosen)
+        assert (reply.status, reply.json["error"], reply.json["left"]) == (404, "waiting_key_unknown", 0)
+    assert bodies(web.post(f"{path}/pull", {"ack": True})) == ["b"]
+
+
 def test_messages_are_read_without_a_group(web: Web) -> None:
     first, *_ = publish(web, "read", "a", "b", "c")
     path = "/v1/subjects/read/messages"

@@ -67,7 +67,7 @@ def test_counts_distinguish_leased_and_waiting_messages() -> None:
     assert (main.leased(), main.in_place(), main.ready()) == (3, 2, 2)
     (failed,) = main.to_retry(2, 3)
     assert main.recall([failed]) == []
-    main.pause(np.array([2]), np.array([50]), alone=True)
+    main.pause(np.array([2]), np.array([50]), 7, alone=True)
     assert (main.leased(), main.in_place()) == (2, 3)
     main.ack(2, 3, 6)
     assert (main.leased(), main.in_place()) == (2, 2), "a late ack of the failed one counts at once"

@@ -69,7 +69,7 @@ def test_a_failed_message_holds_its_key_until_it_is_done() -> None:
     add(order, [0, 1, 2], [1, 1, 1])
     order.fail([(1, 3)])
     assert order.recall([(1, 3)]).tolist() == [2], "1 failed, and 2 came behind it"
-    order.pause(numbers(1), numbers(50), alone=True)
+    order.pause(numbers(1), numbers(50), 7, alone=True)
     order.finish(0, 1)
     assert not order.release(49)
     order.begin_pull()
@@ -89,7 +89,7 @@ def test_a_long_pause_of_a_later_message_does_not_keep_an_earlier_one() -> None:
     for position, until_us in ((1, 1_000), (0, 50)):
         order.fail([(position, position + 1)])
         order.recall([(position, position + 1)])
-        order.pause(numbers(position), numbers(until_us), alone=True)
+        order.pause(numbers(position), numbers(until_us), 7, alone=True)
     order.begin_pull()
     assert order.candidates(10).tolist() == [], "0 pauses"
     assert order.next_until_us() == 50 and order.release(50)
@@ -116,7 +116,7 @@ def test_an_earlier_message_that_comes_back_does_not_wait_for_the_pause_of_a_lat
     add(order, [1], [1])
     order.fail([(1, 2)])
     order.recall([(1, 2)])
-    order.pause(numbers(1), numbers(1_000), alone=True)
+    order.pause(numbers(1), numbers(1_000), 7, alone=True)
     order.begin_pull()
     assert add(order, [0], [1]) == []
     order.begin_pull()
@@ -282,7 +282,7 @@ class Course:
         heads = [position for position in failed if position not in back]
         until_us = self.now_us + self.chance.choice([50, 50, 1_000])
         if heads:
-            self.order.pause(numbers(*heads), np.full(len(heads), until_us), alone=alone)
+            self.order.pause(numbers(*heads), np.full(len(heads), until_us), 7, alone=alone)
         for position in failed:
             self.known[position].state = WAITING
             self.known[position].until_us = until_us

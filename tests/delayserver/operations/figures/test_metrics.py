@@ -68,7 +68,7 @@ async def test_consumer_groups_have_their_lag_and_oldest_message(boot: Boot, mon
             for delivery in deliveries:
                 await client.request("ack", {"subject": "s", "group": group, "count": 1, "deliveries": delivery})
     expected = {"subject": "s", "group": "b", "lag": 5, "leased": 2, "retrying": 0, "oldest_ms": due_ms}
-    expected |= {"dead_letters": 0}
+    expected |= {"dead_letters": 0, "waiting_keys": 0}
     figures = await ask(client)
     assert figures["consumer_groups"][0] == expected | {"group": "a", "lag": 3, "leased": 0}
     assert figures["consumer_groups"][1] == expected
