@@ -70,7 +70,9 @@ class Singles:
 
     async def _outcomes(self, messages: list[Message]) -> Sequence[SendResult | DelayServerError]:
         try:
-            return await self._client.send_many(messages)
+            return await self._client.send_many(
+                messages, tell_duplicates=any(message.message_id for message in messages)
+            )
         except DelayServerError as error:
             return [error] * len(messages)
 

@@ -76,6 +76,7 @@ def send(
             expires_ms=due_ms + expires_ms if relative and expires_ms is not None else expires_ms,
             tag=tag,
             order_key=order_key,
+            tell_duplicates=message_id is not None,
         )
     if as_json:
         fields = ("receipt", "message_id", "subject", "due_ms", "sequence", "duplicate", "original_receipt")

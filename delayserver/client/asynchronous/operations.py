@@ -262,6 +262,7 @@ class AsyncOperations(
         tag: str | None = None,
         order_key: str | None = None,
         delay_level: int | None = None,
+        tell_duplicates: bool = False,
     ) -> SendResult:
         """Send one message, due at ``due_ms``, ``at``, or after ``delay_ms`` or ``delay`` by the server's clock.
         ``delay_level`` is the number of a named delay of the server, from 1 on.
@@ -271,15 +272,17 @@ class AsyncOperations(
         recognises a retry after a lost reply, and does not deliver the message twice. With ``retries=0`` the server
         makes the id.
 
-        With a ``message_id`` of yours the result says whether the server had the message before (`SendResult.duplicate`),
-        and what became of it: a message that was cancelled is not delivered when it is sent again.
+        With ``tell_duplicates`` the result says whether the server had the message before (`SendResult.duplicate`), and what
+        became of it: a message that was cancelled is not delivered when it is sent again. The answer then takes about a
+        millisecond longer, and up to a second if the server is behind. It needs a ``message_id`` of yours.
         """
         if delay_level is not None:
             if delay_ms is not None:
                 raise InvalidArgument("give either delay_ms or delay_level, not both")
             delay_ms = send_calls.delay_of_level(await self.connect(), delay_level)
         due_ms = await self.resolve_due_ms(due_ms, delay_ms, at, delay)
-        given = message_id is not None
+        if tell_duplicates and message_id is None:
+            raise InvalidArgument("tell_duplicates needs a message_id: a new one has no duplicates")
         if message_id is None and self._retries.retries:
             message_id = send_calls.new_message_id()
         with tracing.sending("send", subject, properties, due_ms) as made:
@@ -293,15 +296,17 @@ class AsyncOperations(
                     expires_ms=expires_ms,
                     tag=tag,
                     order_key=order_key,
-                    tell_duplicates=given,
+                    tell_duplicates=tell_duplicates,
                 )
             )
 
-    async def send_many(self, messages: Sequence[Message]) -> list[SendResult | DelayServerError]:
+    async def send_many(
+        self, messages: Sequence[Message], *, tell_duplicates: bool = False
+    ) -> list[SendResult | DelayServerError]:
         """Send up to ``batch_messages_max`` messages in one frame: a result or an error for each, in order.
 
-        A refused message does not fail its neighbours and is not retried here. Ids are made as by `send`. If a message has
-        an id of yours, the results say which messages are duplicates.
+        A refused message does not fail its neighbours and is not retried here. Ids are made as by `send`. With
+        ``tell_duplicates`` the results say which messages are duplicates, and come later, as by `send`.
         """
         if not messages:
             return []
@@ -309,7 +314,10 @@ class AsyncOperations(
             await self._learn_clock()
         make_ids = self._retries.retries > 0
         with tracing.sending_many("send", messages) as traced:
-            return await self._run(send_calls.send_many_call(traced, self._core.clock, make_ids=make_ids))
+            call = send_calls.send_many_call(
+                traced, self._core.clock, make_ids=make_ids, tell_duplicates=tell_duplicates
+            )
+            return await self._run(call)
 
     async def send_columns(
         self,

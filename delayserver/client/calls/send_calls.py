@@ -271,13 +271,13 @@ def _check_types(
 
 
 def send_many_call(
-    messages: Sequence[Message], clock: ServerClock, *, make_ids: bool
+    messages: Sequence[Message], clock: ServerClock, *, make_ids: bool, tell_duplicates: bool = False
 ) -> Call[list[SendResult | DelayServerError]]:
     """Send messages in one request: a few as rows, more as columns. The result has one result or error for each message,
     in order.
 
-    With ``make_ids`` a message without an id gets a random one, and the call is repeatable. Raises the errors of
-    `check_message` before anything is sent.
+    With ``make_ids`` a message without an id gets a random one, and the call is repeatable. ``tell_duplicates``: the results
+    say which messages are copies. Raises the errors of `check_message` before anything is sent.
     """
     for message in messages:
         check_message(message)
@@ -285,7 +285,6 @@ def send_many_call(
         resolve_due_ms(clock, message.due_ms, message.delay_ms, message.at, message.delay) for message in messages
     ]
     message_ids = [message.message_id or "" for message in messages]
-    tell_duplicates = any(message_ids)
     if make_ids:
         spare = new_message_ids(len(messages))
         message_ids = [given or made for given, made in zip(message_ids, spare, strict=True)]

@@ -82,7 +82,7 @@ class SendResult(NamedTuple):
     every message.
 
     ``duplicate``: the server has a message with this id, subject and due time already, the original. It delivers that one,
-    with its own body, and not this one. None: nobody asked, since the caller gave no id, or it was not known in time.
+    with its own body, and not this one. None: the caller did not ask (``tell_duplicates``), or it was not known in time.
     ``outcome`` is that of the original, such as pending or cancelled, and ``original_receipt`` its receipt.
     """
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from delayserver.client import Client, Message
+from delayserver.protocol.errors import InvalidArgument
 from delayserver.protocol.outcomes import Outcome
 from tests.delayserver.cli.conftest import run
 from tests.delayserver.web.test_gateway import wait_until
@@ -22,17 +23,29 @@ def later_ms() -> int:
 def test_a_copy_says_so_and_names_its_original_and_what_became_of_it(web: Web) -> None:
     due_ms = later_ms()
     with Client(web.address) as client:
-        first = client.send("copied", b"one", due_ms=due_ms, message_id="m")
+        first = client.send("copied", b"one", due_ms=due_ms, message_id="m", tell_duplicates=True)
         assert (first.duplicate, first.outcome, first.never_comes) == (False, None, False)
-        again = client.send("copied", b"two", due_ms=due_ms, message_id="m")
+        again = client.send("copied", b"two", due_ms=due_ms, message_id="m", tell_duplicates=True)
         assert (again.duplicate, again.original_receipt, again.outcome) == (True, first.receipt, Outcome.PENDING)
         assert (again.due_ms, again.never_comes) == (due_ms, False)
         assert client.cancel(again.receipt).outcome is Outcome.CANCELLED
-        after = client.send("copied", b"three", due_ms=due_ms, message_id="m")
+        after = client.send("copied", b"three", due_ms=due_ms, message_id="m", tell_duplicates=True)
         assert (after.duplicate, after.outcome, after.never_comes) == (True, Outcome.CANCELLED, True)
-        # Another due time makes another message. Without an id of the caller nothing is asked, so nothing waits.
-        assert client.send("copied", b"x", due_ms=due_ms + 1, message_id="m").duplicate is False
-        assert client.send("copied", b"x", due_ms=due_ms).duplicate is None
+        # Another due time makes another message.
+        other = client.send("copied", b"x", due_ms=due_ms + 1, message_id="m", tell_duplicates=True)
+        assert other.duplicate is False
+
+
+def test_a_sender_that_does_not_ask_is_not_told_and_so_does_not_wait(web: Web) -> None:
+    due_ms = later_ms()
+    message = Message("copied.unasked", b"x", due_ms, message_id="m")
+    with Client(web.address) as client:
+        results = [client.send("copied.unasked", b"x", due_ms=due_ms, message_id="m") for _ in range(2)]
+        for result in (*results, *client.send_many([message])):
+            assert not isinstance(result, Exception)
+            assert result.duplicate is None
+        with pytest.raises(InvalidArgument):
+            client.send("copied.unasked", b"x", due_ms=due_ms, tell_duplicates=True)
 
 
 @pytest.mark.parametrize("count", [2, 200])
@@ -41,7 +54,7 @@ def test_copies_among_many_are_told_apart(web: Web, count: int) -> None:
     messages = [Message(subject, b"x", due_ms, message_id=f"{number}") for number in range(count)]
     with Client(web.address) as client:
         firsts = client.send_many(messages[::2])
-        results = client.send_many([*messages, Message("", b"x", due_ms)])
+        results = client.send_many([*messages, Message("", b"x", due_ms)], tell_duplicates=True)
         columns = client.send_columns(
             subject, due_ms, [b"x"] * 3, message_ids=["0", "new", "2" if count > 2 else "0"], tell_duplicates=True
         )
