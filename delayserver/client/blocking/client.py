@@ -38,6 +38,7 @@ class Client(BlockingOperations):
     attempt of a call (beyond what the call itself asks the server to wait), ``connect_timeout_s`` each attempt to
     connect. After a failure that may pass, a call makes up to ``retries`` more attempts, with jittered pauses. Every
     method raises the errors of `delayserver.protocol.errors`. A batcher sends over a connection of its own.
+    A pull that timed out or was interrupted gives back what the server has just handed out, in a second or two.
     `close` ends a call that waits, such as a long `pull`, from another thread or a signal handler. A signal handler that
     interrupts a call needs a client of its own for calls.
     """

@@ -5,11 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final, Protocol, TypeVar
+from functools import partial
+from typing import Any, Final, Protocol, TypeVar
 
+from delayserver.client.calls import pull_calls
 from delayserver.client.calls.core import Call, ClientCore
+from delayserver.client.calls.pull_calls import GIVE_BACK_S
 from delayserver.client.calls.retries import Attempts, RetryPolicy
 from delayserver.client.connections.addresses import Addresses
+from delayserver.client.connections.exchanging import Late
 from delayserver.client.connections.turns import Turns
 from delayserver.protocol.errors import ConnectionLost, DelayServerError
 from delayserver.protocol.frames import Reply
@@ -27,7 +31,7 @@ class Connection(Protocol):
 
     def read_ahead(self) -> bool: ...
 
-    def exchange(self, request_id: int, frame: bytes, timeout_s: float) -> Reply: ...
+    def exchange(self, request_id: int, frame: bytes, timeout_s: float, late: Late | None = None) -> Reply: ...
 
     def send(self, frame: bytes, timeout_s: float) -> None: ...
 
@@ -89,7 +93,10 @@ class Line:
                             connection = self._reconnect(close_count)
                         request_id, frame = self._core.encode(call)
                         sent = True
-                        reply = connection.exchange(request_id, frame, self._timeout_s + call.wait_s)
+                        late = (
+                            None if call.give_back is None else partial(self._give_back, connection, request_id, call)
+                        )
+                        reply = connection.exchange(request_id, frame, self._timeout_s + call.wait_s, late)
                         result = self._core.finish(call, reply)
                         return result if attempts is None else attempts.in_doubt(result)
                     except DelayServerError as error:
@@ -105,6 +112,15 @@ class Line:
                 turns.end()
                 if turns.close_count != close_count:
                     self._let_go()
+
+    def _give_back(self, connection: Connection, request_id: int, call: Call[Any]) -> None:
+        """End the wait at the server, and give back what comes for a caller that has gone, each in `GIVE_BACK_S`."""
+        assert call.give_back is not None
+        with suppress(DelayServerError):
+            cancel = self._core.encode(pull_calls.cancel_wait_call(request_id))[1]
+            back = call.give_back(self._core.finish(call, connection.exchange(request_id, cancel, GIVE_BACK_S)))
+            if back is not None:
+                self._core.finish(back, connection.exchange(*self._core.encode(back), GIVE_BACK_S))
 
     def post(self, call: Call[T]) -> None:
         """Send a request that gets no reply."""

@@ -23,6 +23,10 @@ Deliveries: TypeAlias = PulledColumns | NDArray[np.int64] | Iterable[Delivery | 
 
 NO_DELAY: Final = timedelta(0)
 
+GIVE_BACK_S: Final = 1.0
+"""So long a consumer that ends waits for its node when it gives deliveries back. If the node does not answer, they come
+again when their leases end."""
+
 
 class Only(TypedDict, total=False):
     """The filter of a group, as keywords."""

@@ -16,6 +16,9 @@ from delayserver.protocol.frames import Reply
 # A poll waits at most about this long: 2^31 ms.
 _TIMEOUT_S_MAX: Final = 2_000_000.0
 
+Late = Callable[[], None]
+"""Sees to a reply whose caller has gone. It may use the connection, which closes then."""
+
 
 class ExchangingConnection(ABC):
     """One blocking connection over some stream of bytes. The client retries after a failure."""
@@ -26,6 +29,8 @@ class ExchangingConnection(ABC):
         self._process = os.getpid()
         self._kind = threading.Lock
         self._closed = False
+        # Whether a part of a frame was sent, and the rest was not.
+        self._half_sent = False
 
     @property
     def _here(self) -> bool:
@@ -62,25 +67,36 @@ class ExchangingConnection(ABC):
     def _send_all(self, frame: bytes, deadline_s: float) -> None:
         """Send all of a frame. Raises TimeoutError, OSError."""
 
-    def exchange(self, request_id: int, frame: bytes, timeout_s: float) -> Reply:
+    def exchange(self, request_id: int, frame: bytes, timeout_s: float, late: Late | None = None) -> Reply:
         """Send a request's frame and wait for its reply. Raises `ConnectionLost`, `RequestTimedOut` or a protocol error, and
-        closes the connection then.
+        closes the connection then. Before that ``late`` is called if the reply can still come.
         """
         try:
             reply = self._exchange(request_id, frame, min(timeout_s, _TIMEOUT_S_MAX))
         except TimeoutError as exc:
-            self.close()
+            self._leave(late)
             raise RequestTimedOut(f"no reply within {timeout_s:g} s; the result is unknown") from exc
         except OSError as exc:
             self.close()
             raise ConnectionLost(f"the connection broke: {exc}") from exc
+        except DelayServerError:
+            self.close()
+            raise
         # Also after an interrupt: a late reply must not reach the next request.
         except BaseException:
-            self.close()
+            self._leave(late)
             raise
         if self._replies.failure is not None:
             self.close()
         return reply
+
+    def _leave(self, late: Late | None) -> None:
+        """Close, with a last use of the connection for the reply that nobody waits for any more."""
+        try:
+            if late is not None and not self._closed and not self._half_sent:
+                late()
+        finally:
+            self.close()
 
     def send(self, frame: bytes, timeout_s: float) -> None:
         """Send a request that gets no reply. Raises and closes as `exchange` does."""

@@ -84,7 +84,9 @@ class SocketConnection(ExchangingConnection):
         size = _RECEIVE_BYTES
         sent = self._send(frame)
         if sent < len(frame):
+            self._half_sent = True
             self._send_rest(memoryview(frame)[sent:], deadline_s)
+            self._half_sent = False
         while True:
             if not self._wait_readable(left_s):
                 raise TimeoutError

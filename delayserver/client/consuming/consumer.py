@@ -19,7 +19,7 @@ import anyio.abc
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from delayserver.client.asynchronous.client import AsyncClient
-from delayserver.client.calls.pull_calls import NO_DELAY, Only, PullFilter
+from delayserver.client.calls.pull_calls import GIVE_BACK_S, NO_DELAY, Only, PullFilter
 from delayserver.client.consuming.extending import OUTLIVE_S, Extension, look_interval_s
 from delayserver.client.consuming.held_leases import Held, HeldLeases, unsettled
 from delayserver.client.consuming.node_pulling import ROUTE_INTERVAL_S, RouteFollower, pull_persistently
@@ -39,10 +39,6 @@ it."""
 
 EXTEND_MAX_S: Final = 3600.0
 """If the caller names no ``extend_max_s``: a caller that hangs keeps a delivery for an hour and one lease more."""
-
-GIVE_BACK_S: Final = 1.0
-"""At the end of its block the consumer nacks deliveries that the caller did not take. If a node does not answer in this
-time, the deliveries come again after their ack timeout."""
 
 
 events = EventLogger("delayserver.client")

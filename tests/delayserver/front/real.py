@@ -41,6 +41,13 @@ class Real:
         await self.stream.send_all(encode_request(self._last_id, operation, arguments or {}))
         return await self.reply()
 
+    async def pour(self, data: bytes) -> None:
+        """Send bytes. The server may have ended the connection by now."""
+        try:
+            await self.stream.send_all(data)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass
+
     async def reply(self) -> dict[str, Any]:
         """The next reply. Errors as for `request`."""
         with trio.fail_after(PATIENCE_S):
@@ -107,7 +114,7 @@ class Door:
         """So many connections that send these bytes, and nothing more. The server has accepted or refused all of them."""
         crowd = [await self.connect(source) for _ in range(count)]
         for each in crowd:
-            self.nursery.start_soon(_pour, each.stream, data)
+            self.nursery.start_soon(each.pour, data)
         last = await self.connect("127.0.0.9")
         try:
             await last.request("ping")
@@ -130,13 +137,6 @@ class Door:
         with trio.fail_after(PATIENCE_S):
             while not true():
                 await trio.sleep(0.005)
-
-
-async def _pour(stream: trio.SocketStream, data: bytes) -> None:
-    try:
-        await stream.send_all(data)
-    except (trio.BrokenResourceError, trio.ClosedResourceError):
-        pass  # the server has ended it
 
 
 def at_the_door(

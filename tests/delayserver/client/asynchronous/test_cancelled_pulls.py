@@ -9,7 +9,7 @@ import pytest
 
 from delayserver.client import AsyncClient, Client
 from tests.delayserver.cli.conftest import Server, serving
-from tests.delayserver.client.fake_server import FakeServer, Late
+from tests.delayserver.client.fake_server import FakeServer, Swap
 from tests.delayserver.client.listening.listeners import until
 
 BACKENDS = pytest.mark.parametrize("backend", ["trio", "asyncio"])
@@ -21,17 +21,25 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
+async def pull_and_be_cancelled(server: FakeServer, client: AsyncClient) -> None:
+    """A pull whose caller is cancelled when the server has the request."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(client.pull, "a", "g", 3)
+        while not server.count("pull"):
+            await anyio.sleep(0.005)
+        tasks.cancel_scope.cancel()
+
+
 @BACKENDS
 def test_a_reply_that_comes_behind_the_cancel_is_given_back(server: FakeServer, backend: str) -> None:
     server.leases = True
     with Client(server.address) as sender:
         sender.send_columns("a", 1, [b""] * 3)
-    server.misbehave("pull", Late(0.3))
+    server.misbehave("pull", Swap())  # it answers behind the `cancel_wait`
 
     async def main() -> None:
         async with AsyncClient(server.address) as client:
-            with anyio.move_on_after(0.1):
-                await client.pull("a", "g", 3)
+            await pull_and_be_cancelled(server, client)
             with anyio.fail_after(30):
                 while not server.count("nack"):
                     await anyio.sleep(0.01)
@@ -43,15 +51,14 @@ def test_a_reply_that_comes_behind_the_cancel_is_given_back(server: FakeServer, 
 
 @BACKENDS
 def test_an_empty_reply_behind_the_cancel_is_dropped(server: FakeServer, backend: str) -> None:
-    server.misbehave("pull", Late(0.2))
+    server.misbehave("pull", Swap())
 
     async def main() -> None:
         async with AsyncClient(server.address) as client:
-            with anyio.move_on_after(0.05):
-                await client.pull("a", "g", 3)
+            await pull_and_be_cancelled(server, client)
 
     anyio.run(main, backend=backend)
-    assert not server.count("nack")
+    assert server.count("cancel_wait") == 1 and not server.count("nack")
 
 
 @BACKENDS
