@@ -453,6 +453,7 @@ REPLIES: dict[str, tuple[Any, ...]] = {
                     "retrying": 0,
                     "oldest_ms": DUE_MS + 5,
                     "dead_letters": 0,
+                    "waiting_keys": 0,
                 }
             ],
             "consumer_groups_all": 1,
