@@ -10,7 +10,7 @@ or dropped.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
@@ -18,13 +18,14 @@ import msgpack
 import numpy as np
 
 from delayserver.broker.actions.arrivals import Arrivals
-from delayserver.broker.actions.retries import RetryBatch, written_ids
+from delayserver.broker.actions.retries import GivenUp, RetryBatch, written_ids
 from delayserver.broker.actions.state import BrokerState
 from delayserver.broker.files.store import StoredColumns
-from delayserver.broker.queues.deliveries import has_moves, moves_mark, unpack_place
+from delayserver.broker.queues.deliveries import has_moves, moves_mark, unpack_place, unpack_places
 from delayserver.broker.queues.groups import ConsumerGroup, Cursor, GroupKey
 from delayserver.broker.queues.queue import QueueKey
-from store.records.batches import FLAG_DEAD_LETTER, FLAG_PUBLISHED, U32, StoredBatch
+from delayserver.broker.queues.ranges import Range, ranges_of
+from store.records.batches import FLAG_DEAD_LETTER, FLAG_PUBLISHED, I64, U32, StoredBatch
 from store.records.columns import ragged_offsets
 
 REASON: Final = "dead_reason"
@@ -35,6 +36,8 @@ GROUP: Final = "dead_group"
 SEQUENCE: Final = "dead_sequence"
 SERVER_ID: Final = "dead_server_id"
 DUE_MS: Final = "dead_due_ms"
+LETTERS_AT_ONCE: Final = 512
+"""Dead letters that are made in one step on the event loop, which takes some milliseconds."""
 PROPERTIES: Final = frozenset({REASON, REASON_TEXT, ATTEMPTS, SUBJECT, GROUP, SEQUENCE, SERVER_ID, DUE_MS})
 """The properties that a dead letter has besides those of its message."""
 
@@ -111,6 +114,66 @@ class Made:
     first_sequence: int
     now_us: int
     moves: int
+
+
+class Burial:
+    """The messages that a batch gives up, in parts of LETTERS_AT_ONCE that are buried in steps of their own.
+
+    Between two steps an operator may move the group or remove it, or another call may end its messages. A part has what is
+    still to be given up."""
+
+    def __init__(self, batch: RetryBatch, state: BrokerState) -> None:
+        self._batch = batch
+        self._state = state
+        self._group: ConsumerGroup | None = state.groups.get((batch.subject, batch.group))
+        self._moves = None if self._group is None else self._group.main.moves
+        self._row = 0
+
+    def next_part(self) -> RetryBatch | None:
+        """The batch with the next messages to give up, and no others; None behind the last ones."""
+        given_up = self._batch.given_up
+        while given_up is not None and self._row < len(given_up):
+            rows = np.arange(self._row, min(self._row + LETTERS_AT_ONCE, len(given_up)))
+            self._row += LETTERS_AT_ONCE
+            part = self._still(given_up, rows)
+            if part is not None:
+                return replace(self._batch, given_up=part)
+        return None
+
+    def has_more(self) -> bool:
+        """Whether messages come behind the part before."""
+        return self._batch.given_up is not None and self._row < len(self._batch.given_up)
+
+    def _still(self, given_up: GivenUp, rows: I64) -> GivenUp | None:
+        group = self._group
+        if group is None or self._state.groups.get((self._batch.subject, self._batch.group)) is not group:
+            return None
+        if group.main.moves != self._moves:
+            return None
+        main, retry = unpack_places(given_up.places[rows])
+        left = (_retrying(group.main, main), _retrying(group.retry, retry))
+        if not left[0] and not left[1]:
+            return None
+        if sum([stop - start for ranges in left for start, stop in ranges]) < len(rows):
+            places = given_up.places[rows]
+            rows = rows[[_holds(left, packed) for packed in places.tolist()]]
+        return GivenUp(
+            given_up.stored.take(rows),
+            given_up.attempts[rows],
+            given_up.places[rows],
+            [given_up.failures[row] for row in rows.tolist()],
+            tuple(left[0]),
+            tuple(left[1]),
+        )
+
+
+def _retrying(cursor: Cursor, positions: I64) -> list[Range]:
+    return [part for span in ranges_of(np.sort(positions)) for part in cursor.retrying.common(*span)]
+
+
+def _holds(ranges: tuple[list[Range], list[Range]], packed: int) -> bool:
+    retry, position = unpack_place(packed)
+    return any(start <= position < stop for start, stop in ranges[retry])
 
 
 class DeadLetters:

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from delayserver.broker.actions.arrivals import Arrivals, Published, Stored
 from delayserver.broker.actions.consuming import Acked, Consuming, Extended
-from delayserver.broker.actions.dead_letters import DeadLetters
+from delayserver.broker.actions.dead_letters import Burial, DeadLetters
 from delayserver.broker.actions.dead_queue import Claim, DeadQueue, Letters
 from delayserver.broker.actions.delivering import Delivered
 from delayserver.broker.actions.finding import FindPlan, FindQuery, FindResult, Indexes
@@ -310,6 +310,10 @@ class Broker:
         self._retries.abandon(batch, lease_us)
 
     # Dead letters
+
+    def burial(self, batch: RetryBatch) -> Burial:
+        """The messages that a batch gives up, in parts for `bury` or `keep_unburied`, each in a step of its own."""
+        return Burial(batch, self._state)
 
     def bury(self, batch: RetryBatch, subject: str, group: str, first_sequence: int, now_us: int) -> list[QueueKey]:
         """Store the messages that a batch gives up as dead letters, and ack them; returns the queues that got messages.

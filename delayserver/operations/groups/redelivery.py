@@ -207,7 +207,7 @@ class Redelivery:
     async def _retry(self, batch: RetryBatch) -> None:
         """Stores the dead letters of a batch, then commits its internal records and settles the old deliveries."""
         core = self._broker.core
-        buried = batch.given_up is None or self._bury(batch, len(batch.given_up))
+        buried = batch.given_up is None or await self._bury_all(batch)
         if batch.messages is not None:
             try:
                 await self.commit(batch.messages, partial(core.begin_retry, batch))
@@ -221,6 +221,22 @@ class Redelivery:
         await self.durable()
         if not buried:
             raise DiskFull("there is no room for dead letters; the messages wait in their place", retry_after_ms=1000)
+
+    async def _bury_all(self, batch: RetryBatch) -> bool:
+        """Stores dead letters, a bounded number in each step. False if there was no room for some: their messages stay
+        leased. Raises StorageFailed."""
+        burial, buried = self._broker.core.burial(batch), True
+        # The messages are leased no more. If the end of a connection cancelled this, they would belong to nobody.
+        with trio.CancelScope(shield=True):
+            while (part := burial.next_part()) is not None:
+                if buried:
+                    assert part.given_up is not None
+                    buried = self._bury(part, len(part.given_up))
+                else:
+                    self._broker.core.keep_unburied(part, self._clock.monotonic_us())
+                if burial.has_more():
+                    await trio.lowlevel.checkpoint()
+        return buried
 
     def _bury(self, batch: RetryBatch, count: int) -> bool:
         """Stores dead letters in this step. False if there is no room: the messages stay leased. Raises StorageFailed."""
