@@ -78,8 +78,25 @@ PING: Final = b": still here\n\n"
 """A comment, which keeps proxies from closing a quiet stream."""
 
 
-def event_stream(events: AsyncIterator[bytes]) -> Response:
-    """A stream of server-sent events as an answer."""
-    return StreamingResponse(
-        events, media_type=EVENTS, headers={"cache-control": "no-store", "x-accel-buffering": "no"}
-    )
+async def _nothing() -> None:
+    """The end of a stream that holds nothing."""
+
+
+class _EventStream(StreamingResponse):
+    """A stream with an end. The events of a client that has gone before the first one are never begun."""
+
+    def __init__(self, events: AsyncIterator[bytes], at_end: Callable[[], Awaitable[None]]) -> None:
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        super().__init__(events, media_type=EVENTS, headers=headers)
+        self._at_end = at_end
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._at_end()
+
+
+def event_stream(events: AsyncIterator[bytes], at_end: Callable[[], Awaitable[None]] = _nothing) -> Response:
+    """A stream of server-sent events as an answer. ``at_end`` is called however it ends, also in a cancelled task."""
+    return _EventStream(events, at_end)

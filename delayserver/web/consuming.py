@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final, TypeVar
 
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from delayserver.client.calls.pull_calls import GIVE_BACK_S
 from delayserver.client.calls.send_calls import check_message
 from delayserver.client.values.messages import ConsumerGroup, Delivery, Message
 from delayserver.protocol.errors import BatchTooLarge, DelayServerError, QueueFull
@@ -215,7 +217,7 @@ class Consuming:
         elsewhere = await client.routes.elsewhere(names["subject"])
         if not await stream.pull() and elsewhere:
             raise pull_there(elsewhere)
-        return event_stream(stream.events())
+        return event_stream(stream.events(), stream.end)
 
     async def groups(self, request: Request, names: Mapping[str, str]) -> Response:
         """The consumer groups and their lag."""
@@ -299,12 +301,16 @@ class _Stream:
         self._wait_ms = SESSION_WAIT_MS if self._lasts else STREAM_WAIT_MS
         return bool(self._deliveries)
 
+    async def end(self) -> None:
+        """What was not sent goes back to its group, for its other consumers. It is no attempt."""
+        with anyio.move_on_after(GIVE_BACK_S, shield=True), suppress(DelayServerError):
+            await self._give_back()
+
     async def events(self) -> AsyncIterator[bytes]:
         """Until the client goes away, the session ends, or with an event `problem` at the end."""
         while True:
             try:
                 if self._lasts and not self._lasts():
-                    await self._give_back()
                     return
                 # A comment also begins a stream without messages, so that its client sees the answer.
                 yield await self._next() or PING
