@@ -20,6 +20,7 @@ from delayserver.logs.events import EventLogger
 from delayserver.net.transport import SocketListener
 from delayserver.operations.nodes.reload import Reread
 from delayserver.protocol.errors import DelayServerError
+from delayserver.runtime.free_memory import give_back_when_quiet
 from delayserver.runtime.runtime import Runtime
 from delayserver.server.delay_server import DelayServer, Ready
 from delayserver.server.encryption import Encryption
@@ -93,6 +94,7 @@ async def serve(
             if signals and reread is not None:
                 await nursery.start(_reload_on_signal, server, manager)
             nursery.start_soon(encryption.run)
+            nursery.start_soon(give_back_when_quiet, server.clock)
             if gateway is not None:
                 # From the start on, so that a client of HTTP hears that the server is not ready yet.
                 nursery.start_soon(gateway.run, _dialled(*listener.address), server.own_tokens.make())
