@@ -228,7 +228,10 @@ class Consuming:
     async def groups_of_subject(self, request: Request, names: Mapping[str, str]) -> Response:
         """The consumer groups of a subject and their lag."""
         client = await self._clients.of_request(request.scope)
-        return _groups(await client.calls.groups(names["subject"]))
+        found = await client.calls.groups(names["subject"])
+        if not found:
+            await client.routes.require_here(names["subject"])
+        return _groups(found)
 
     async def _read(self, request: Request) -> bytes:
         return await self._bodies.read(request.scope, request.receive, REQUEST_BYTES_MAX)

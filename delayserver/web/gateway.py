@@ -42,6 +42,7 @@ from delayserver.web.queries import (
     WaitingKeysQuery,
 )
 from delayserver.web.router import Answer, Endpoint, Router
+from delayserver.web.routes import NOT_HERE
 from delayserver.web.schemas import (
     AckReply,
     AckRequest,
@@ -182,10 +183,10 @@ class Gateway:
                      "Receive messages as they become due, for clients that can only ask with GET", {200: stream},
                      query=DeliveriesRequest, errors=(409, 421, 507), headers=DELIBERATE_HEADER),
             Endpoint("POST", f"{GROUP}/extend", consuming.extend, "Let leases go on",
-                     {200: Answer("How many go on", ExtendReply)}, body=ExtendRequest, errors=(409, 413,)),
+                     {200: Answer("How many go on", ExtendReply)}, body=ExtendRequest, errors=(409, 413, 421)),
             Endpoint("GET", "/v1/groups", consuming.groups, "Consumer groups", {200: groups}, query=GroupsQuery),
             Endpoint("GET", "/v1/subjects/{subject}/groups", consuming.groups_of_subject, "Consumer groups of a subject",
-                     {200: groups}),
+                     {200: groups}, errors=(421,)),
             Endpoint("GET", "/v1/pending", self.pending, "How many messages are pending, by due time or subject",
                      {200: Answer("Times and subjects without any are left out", Pending)}, query=PendingQuery),
             Endpoint("GET", "/v1/find", Finding(self._clients).find, "Messages that the node stores",
@@ -259,7 +260,14 @@ class Gateway:
         self, found: tuple[Endpoint, dict[str, str]] | None, scope: dict[str, Any], receive: Receive
     ) -> Response:
         if found is not None and found[0].handler is not None:
-            return await found[0].handler(Request(scope, receive), found[1])
+            try:
+                return await found[0].handler(Request(scope, receive), found[1])
+            except (Problem, DelayServerError) as error:
+                name = error.error if isinstance(error, Problem) else error.name
+                if name in NOT_HERE and "subject" in found[1]:
+                    client = await self._clients.of_request(scope)
+                    await client.routes.require_here(found[1]["subject"])
+                raise
         page = self._pages.find(scope["method"], scope["path"], Headers(scope=scope))
         if page is None:
             raise Problem(404, "path_unknown", f"nothing is at {scope['path'][:200]}")
@@ -282,28 +290,30 @@ def _of_groups(acts: GroupActs) -> list[Endpoint]:
     letters, waiting = f"{GROUP}/dead-letters", f"{GROUP}/waiting-keys"
     policy = Answer("The policy", Policy)
     return [
-        Endpoint("GET", GROUP, acts.group, "One consumer group", {200: Answer("Its progress", Group)}, errors=(404,)),
+        Endpoint("GET", GROUP, acts.group, "One consumer group", {200: Answer("Its progress", Group)}, errors=(404, 421)),
         Endpoint("DELETE", GROUP, acts.remove, "Forget a consumer group",
-                 {204: Answer("It is forgotten; a later pull makes a new one", media="")}, errors=(404,)),
+                 {204: Answer("It is forgotten; a later pull makes a new one", media="")}, errors=(404, 421)),
         Endpoint("POST", f"{GROUP}/seek", acts.seek, "Let a consumer group go on at another position",
-                 {200: Answer("Where it goes on", Sought)}, body=Seek, errors=(404, 413)),
-        Endpoint("GET", f"{GROUP}/policy", acts.policy, "How a consumer group is served", {200: policy}),
+                 {200: Answer("Where it goes on", Sought)}, body=Seek, errors=(404, 413, 421)),
+        Endpoint("GET", f"{GROUP}/policy", acts.policy, "How a consumer group is served", {200: policy},
+                 errors=(421,)),
         Endpoint("PATCH", f"{GROUP}/policy", acts.set_policy, "Change how a consumer group is served", {200: policy},
-                 body=PolicyChange, errors=(409, 413, 507)),
+                 body=PolicyChange, errors=(409, 413, 421, 507)),
         Endpoint("GET", letters, acts.dead_letters, "Messages that a consumer group gave up",
-                 {200: Answer("The letters, oldest first", Letters)}, query=LettersQuery, errors=(404,)),
+                 {200: Answer("The letters, oldest first", Letters)}, query=LettersQuery, errors=(404, 421)),
         Endpoint("POST", f"{letters}/resend", acts.resend, "Send dead letters to their consumer group again",
-                 {200: Answer("How many were sent", Resent)}, body=ResendRequest, errors=(404, 413, 507)),
+                 {200: Answer("How many were sent", Resent)}, body=ResendRequest, errors=(404, 413, 421, 507)),
         Endpoint("POST", f"{letters}/drop", acts.drop, "Remove dead letters for good",
-                 {200: Answer("How many were removed", Dropped)}, body=ChosenLetters, errors=(404, 413)),
+                 {200: Answer("How many were removed", Dropped)}, body=ChosenLetters, errors=(404, 413, 421)),
         Endpoint("GET", waiting, acts.waiting_keys, "Order keys that wait for a message that has failed",
-                 {200: Answer("The keys, and their messages", WaitingKeysShown)}, query=WaitingKeysQuery, errors=(404,)),
+                 {200: Answer("The keys, and their messages", WaitingKeysShown)}, query=WaitingKeysQuery,
+                 errors=(404, 421)),
         Endpoint("POST", f"{waiting}/skip", acts.skip, "Make dead letters of these messages, so that their keys go on",
-                 {200: Answer("How many were skipped", Skipped)}, body=SkipRequest, errors=(404, 409, 413, 507)),
+                 {200: Answer("How many were skipped", Skipped)}, body=SkipRequest, errors=(404, 409, 413, 421, 507)),
         Endpoint("POST", f"{waiting}/retry", acts.retry, "End the pauses of these messages",
-                 {200: Answer("How many consumers get at once", Retried)}, body=RetryRequest, errors=(404, 413)),
+                 {200: Answer("How many consumers get at once", Retried)}, body=RetryRequest, errors=(404, 413, 421)),
         Endpoint("GET", "/v1/subjects/{subject}/messages", acts.read, "Read stored messages without a consumer group",
-                 {200: Answer("Messages from the position on", ReadReply)}, query=ReadQuery, errors=(416,)),
+                 {200: Answer("Messages from the position on", ReadReply)}, query=ReadQuery, errors=(416, 421)),
     ]  # fmt: skip
 
 

@@ -79,11 +79,13 @@ class GroupActs:
     async def policy(self, request: Request, names: Mapping[str, str]) -> Response:
         """The policy of the group, also before its first pull."""
         client = await self._clients.of_request(request.scope)
+        await _require_here(client, names)
         return json_answer(_policy(await client.calls.policy(names["subject"], names["group"])))
 
     async def set_policy(self, request: Request, names: Mapping[str, str]) -> Response:
         """Change fields of the policy. A field that is null goes back to the default."""
         client, asked = await self._asked(request, _policy_decoder)
+        await _require_here(client, names)
         changes = {
             name: value
             for name, value in msgspec.structs.asdict(asked).items()
@@ -155,6 +157,8 @@ class GroupActs:
         page = await unless_gone(
             request, lambda: ask(names["subject"], query.position, query.max, query.wait_ms / 1000)
         )
+        if not page.end:
+            await client.routes.require_here(names["subject"])
         if page.status in OUT_OF_RANGE:
             detail = f"position {query.position} is {page.status}: this node keeps {page.first} to {page.end}"
             raise Problem(416, "position_out_of_range", detail, fields={"first": page.first, "end": page.end})
@@ -166,6 +170,13 @@ class GroupActs:
         client = await self._clients.of_request(request.scope)
         body = await self._bodies.read(request.scope, request.receive, REQUEST_BYTES_MAX)
         return client, read_json(body or b"{}", decoder)
+
+
+async def _require_here(client: TokenClient, names: Mapping[str, str]) -> None:
+    """Raises `Problem` for a group that this server does not have, of a subject that goes to other nodes: a policy of it
+    would have no effect."""
+    if await client.routes.elsewhere(names["subject"]):
+        await client.calls.group(names["subject"], names["group"])  # The gateway adds the nodes to `group_unknown`.
 
 
 def _goal(asked: Seek) -> str | int | datetime:

@@ -48,6 +48,16 @@ class Routes:
                 self._known.popitem(last=False)
         return nodes
 
+    async def require_here(self, subject: str) -> None:
+        """Raises `Problem` with the nodes that have the messages of a subject, where the server itself has none."""
+        nodes = await self.elsewhere(subject)
+        if nodes:
+            raise pull_there(nodes)
+
+
+NOT_HERE: Final = frozenset({"deliveries_unknown", "group_unknown", "letter_unknown", "position_out_of_range"})
+"""Errors that a request about a subject meets at a server that has nothing of it."""
+
 
 def pull_there(nodes: tuple[str, ...]) -> Problem:
     """The problem of a pull from a server that delivers the subject to other nodes."""

@@ -146,7 +146,7 @@ def test_a_stream_starts_at_a_time_as_a_pull_does(web: Web) -> None:
     assert web.ask("GET", "/v1/subjects/started/groups/late/deliveries?start=soon", headers=DELIBERATE).status == 400
 
 
-def test_a_pull_where_a_subject_goes_to_nodes_names_them(tmp_path: Path) -> None:
+def test_requests_about_a_subject_of_other_nodes_name_them(tmp_path: Path) -> None:
     node = Program(
         ["broker", "--data-dir", str(tmp_path / "node"), "--port", "0", "--http-port", "0", "--json"],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
@@ -167,6 +167,28 @@ def test_a_pull_where_a_subject_goes_to_nodes_names_them(tmp_path: Path) -> None
                 reply = server.post(f"/v1/subjects/far.a/groups/g/{path}", asked if path == "pull" else {})
                 assert (reply.status, reply.json["error"]) == (421, "consumed_elsewhere"), reply
                 assert reply.json["nodes"] == [address] and address in reply.json["detail"]
+            group, number = "/v1/subjects/far.a/groups/g", {"deliveries": ["4611686018427387905"]}
+            requests: list[tuple[str, str, object]] = [
+                ("POST", f"{group}/ack", number),
+                ("POST", f"{group}/nack", number),
+                ("POST", f"{group}/extend", number),
+                ("GET", "/v1/subjects/far.a/groups", None),
+                ("GET", group, None),
+                ("DELETE", group, None),
+                ("POST", f"{group}/seek", {"to": "latest"}),
+                ("GET", f"{group}/policy", None),
+                ("PATCH", f"{group}/policy", {"attempts": 1}),
+                ("GET", f"{group}/dead-letters", None),
+                ("POST", f"{group}/dead-letters/resend", {}),
+                ("POST", f"{group}/dead-letters/drop", {}),
+                ("GET", "/v1/subjects/far.a/messages", None),
+            ]
+            for method, path, document in requests:
+                reply = server.ask(method, path, document)
+                assert (reply.status, reply.json.get("error")) == (421, "consumed_elsewhere"), (method, path, reply)
+                assert reply.json["nodes"] == [address]
+                near = server.ask(method, path.replace("far.a", "near.b"), document)
+                assert near.status != 421, (method, path, near)
             for subject in ("near.a", "far.a"):
                 assert server.post("/v1/messages", {"subject": subject, "body": "x", "delay_ms": 0}).status == 201
             assert len(server.post("/v1/subjects/near.a/groups/g/pull", asked).json["messages"]) == 1
