@@ -660,8 +660,26 @@ func checkTransactions(t *testing.T, server *testServer, client *Client) {
 		return must(client.Prepare(ctx, terms, &Message{Subject: "prepared", Body: []byte("x"), Due: time.Now().Add(-time.Second)}))(t).Receipt
 	}
 	first, second := prepare(), prepare()
+	open, next, err := client.OpenTransactions(ctx, "", 0)
+	if err != nil || next != "" || len(open) != 2 || open[0].Receipt != first || open[1].Receipt != second {
+		t.Errorf("%+v %q %v", open, next, err)
+	}
+	if pending := must(client.PendingBySubject(ctx))(t); len(pending) == 0 {
+		t.Error("the prepared messages are pending")
+	}
+	if buckets := must(client.PendingByTime(ctx, ByMinute, time.Time{}, time.Time{}))(t); len(buckets) == 0 {
+		t.Error("the prepared messages are pending")
+	}
+	if metrics := must(client.Metrics(ctx))(t); metrics.All["server_id"] != client.Server().ID || len(metrics.Stages) == 0 {
+		t.Errorf("%+v", metrics)
+	}
 	if state := must(client.Lookup(ctx, first))(t)[0]; state.Outcome != Prepared {
 		t.Errorf("%+v", state)
+	}
+	numbers := must(NumbersOf(first, second))(t)
+	equal(t, must(client.LookupColumns(ctx, numbers))(t).Outcome, []string{Prepared, Prepared})
+	if tokens := must(client.Tokens(ctx))(t); len(tokens) != 0 {
+		t.Errorf("%+v", tokens)
 	}
 	rolled := must(client.Rollback(ctx, second, NewReceipt(client.Server().ID, first.Due().UnixMilli(), 1<<40)))(t)
 	if rolled[0].Outcome != RolledBack || !errors.Is(rolled[1].Err, TransactionUnknown) {

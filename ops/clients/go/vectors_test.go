@@ -246,6 +246,10 @@ func TestRequestsAreThoseOfTheVectors(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	numbers, err := (&Numbers{ServerID: "5f3a9c0d2b71", Sequence: []int64{43, 44, 45}, DueMs: []int64{1800000000000, 1800000000005, 1800000000001}}).wire()
+	if err != nil {
+		t.Fatal(err)
+	}
 	hello := helloArguments("example", "")
 	delete(hello, "notices") // the vector is of a client without them
 	delivery := []int64{11258999068426240}
@@ -285,6 +289,11 @@ func TestRequestsAreThoseOfTheVectors(t *testing.T) {
 		"prepare request":                  terms.terms(map[string]any{"messages": []any{prepared}}),
 		"commit request":                   {"receipts": []Receipt{receipt, second}},
 		"rollback request":                 {"receipts": []Receipt{second}},
+		"cancel columns request":           numbers,
+		"lookup columns request":           numbers,
+		"pending subjects request":         {"by": "subject", "after": int64(12)},
+		"metrics request":                  {},
+		"token request":                    (&NewToken{Roles: []string{"send"}, Subjects: []string{"orders*"}, Name: "shop", Rate: 500}).wire(),
 		"transactions request":             openArguments("1800000000000.2.46", 100),
 		"extend request":                   extend,
 		"group request":                    groupArguments("orders", "billing"),
@@ -430,6 +439,22 @@ func TestRepliesOfTheVectorsAreRead(t *testing.T) {
 	if ended := committed[1].ended(); !errors.Is(ended.Err, TransactionEnded) || ended.Err.Outcome != RolledBack {
 		t.Errorf("%+v", ended)
 	}
+	cancelled, err := result[numberedReply](t, "cancel columns reply").states(3, false)
+	equal(t, err, nil)
+	equal(t, cancelled.Outcome, []string{Cancelled, TooLate, Unknown})
+	looked, err := result[numberedReply](t, "lookup columns reply").states(3, true)
+	equal(t, err, nil)
+	equal(t, looked, &NumberedStates{
+		Outcome: []string{Cancelled, Delivered, Unknown}, DispatchedUs: []int64{0, 1800000000000900, 0}, Attempts: []int64{0, 1, 0},
+		OriginalSequence: make([]int64, 3), RescheduledSequence: []int64{49, 0, 0}, RescheduledDueMs: []int64{1800000060000, 0, 0},
+	})
+	metrics := result[Metrics](t, "metrics reply")
+	equal(t, metrics.Lateness["default"], Histogram{[]int64{500, 1000}, []int64{0, 1, 0}, 900, 0})
+	equal(t, metrics.Subjects, []PendingSubject{{"orders", 2}})
+	equal(t, *result[Token](t, "token reply"), Token{
+		ID: "0123456789ab", Name: "shop", Roles: []string{"send"}, Subjects: []string{"orders*"}, CreatedMs: 1799999940000, Rate: 500,
+		Text: "dst_0123456789ab_AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8",
+	})
 	page := result[openPage](t, "transactions reply")
 	equal(t, page.Transactions[0], OpenTransaction{second, "orders", 1800000000000, "shop", 1799999940000000, 1800000060000, 2, 15, PolicyRollback})
 	equal(t, *page.Next, "1800000000000.2.48")

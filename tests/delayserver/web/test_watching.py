@@ -181,6 +181,9 @@ def test_requests_about_a_subject_of_other_nodes_name_them(tmp_path: Path) -> No
                 ("GET", f"{group}/dead-letters", None),
                 ("POST", f"{group}/dead-letters/resend", {}),
                 ("POST", f"{group}/dead-letters/drop", {}),
+                ("GET", f"{group}/waiting-keys", None),
+                ("POST", f"{group}/waiting-keys/skip", {}),
+                ("POST", f"{group}/waiting-keys/retry", {}),
                 ("GET", "/v1/subjects/far.a/messages", None),
             ]
             for method, path, document in requests:
