@@ -235,8 +235,9 @@ class AsyncClient(AsyncOperations):
                 request_id, frame = self._core.encode(back)
                 connection.post(frame, request_id)
 
-    def _read_notices(self) -> None:
+    def _read_notices(self) -> bool:
         """A task reads all the time."""
+        return self._connection is not None and not self._connection.closed
 
     async def _reach(self) -> None:
         await self._connected()

@@ -155,9 +155,9 @@ class Client(BlockingOperations):
     def _new_line(self) -> Line:
         return Line(self._core, self._retries, self._addresses, self._new_connection, self._timeout_s)
 
-    def _read_notices(self) -> None:
-        for line in list(self._lines.values()):
-            line.read_notices()
+    def _read_notices(self) -> bool:
+        open_lines = [line for line in list(self._lines.values()) if line.read_notices()]
+        return bool(open_lines)
 
     def _new_connection(self) -> Connection:
         """A new connection to the first address that answers. Raises `ConnectionLost`."""

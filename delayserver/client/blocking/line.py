@@ -152,21 +152,25 @@ class Line:
                 if turns.close_count != close_count:
                     self._let_go()
 
-    def read_notices(self) -> None:
-        """Read the notices that the server has sent, without waiting. A call in progress reads them itself."""
+    def read_notices(self) -> bool:
+        """Read the notices that the server has sent, without waiting. A call in progress reads them itself. False if the
+        connection is not open.
+        """
         turns = self.turns
-        if turns.lock.acquire(blocking=False):
-            try:
-                connection = self._connection
-                if (
-                    not turns.calling
-                    and connection is not None
-                    and connection.usable(repeatable=True)
-                    and not connection.read_ahead()
-                ):
-                    connection.close()
-            finally:
-                turns.lock.release()
+        if not turns.lock.acquire(blocking=False):
+            return True
+        try:
+            connection = self._connection
+            if turns.calling:
+                return True
+            if connection is None or not connection.usable(repeatable=True):
+                return False
+            if not connection.read_ahead():
+                connection.close()
+                return False
+            return True
+        finally:
+            turns.lock.release()
 
     def close(self) -> None:
         """End the call in progress with `ConnectionLost`, and close the connection. A later call opens it again."""

@@ -99,8 +99,10 @@ class BlockingOperations(
         """How often the client was closed."""
 
     @abstractmethod
-    def _read_notices(self) -> None:
-        """Read the notices that the server has sent up to now, without waiting."""
+    def _read_notices(self) -> bool:
+        """Read the notices that the server has sent up to now, without waiting. False if no connection is open, so that none
+        could come.
+        """
 
     @abstractmethod
     def _batching_client(self) -> Sender[SendResult]:
@@ -240,9 +242,10 @@ class BlockingOperations(
 
     def _learn_clock(self) -> None:
         """Make the server's clock fit to resolve a delay: learn it, unless it was learned exactly and lately, and was not
-        stepped since.
+        stepped since. Without a connection nobody tells of a step.
         """
-        self._read_notices()
+        if not self._read_notices():
+            self._core.clock.forget()
         while self._core.clock.stale:
             self.ping()
 
