@@ -12,7 +12,7 @@ from delayserver.broker.service.local_broker import LocalBroker
 from delayserver.operations.groups.redelivery import Redelivery
 from delayserver.protocol.errors import GroupUnknown, PolicyInvalid
 from delayserver.receive.intake import Intake
-from delayserver.runtime.clock import Clock
+from delayserver.runtime.clock import Clock, read_both
 from store.records.batches import I64
 from store.tables.names import CONSUMER_GROUP, SUBJECT, Names
 
@@ -66,7 +66,7 @@ class WaitingKeyOperations:
         """The first waiting keys behind a position. Raises SubjectInvalid, GroupUnknown."""
         key = self._key(subject, group)
         found = await self._reads.answer(partial(self._core.waiting_keys, key, after, count_max))
-        ahead_us = self._clock.now_us() - self._clock.monotonic_us()
+        ahead_us = read_both(self._clock).apart_us
         rows = [_row(each, ahead_us) for each in found.messages]
         return WaitingKeysPage(rows, found.next, found.left, found.unreadable)
 
