@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 _group = click.option("--group", required=True, metavar="NAME", help="The consumer group.")
 
 _positions = click.option(
-    "--position", "positions", multiple=True, type=click.IntRange(min=0), metavar="N", help="These; may be repeated."
+    "--position", "positions", multiple=True, type=options.Whole(min=0), metavar="N", help="These; may be repeated."
 )
 
 
 @click.command("waiting")
 @click.argument("subject")
 @_group
-@click.option("--max", "maximum", type=click.IntRange(min=1), default=1000, show_default=True, help="At most so many.")
-@click.option("--after", type=click.IntRange(min=0), metavar="POSITION", help="Those behind this one.")
+@click.option("--max", "maximum", type=options.Whole(min=1), default=1000, show_default=True, help="At most so many.")
+@click.option("--after", type=options.Whole(min=0), metavar="POSITION", help="Those behind this one.")
 @options.server
 @options.as_json
 def list_waiting(subject: str, group: str, maximum: int, after: int | None, server: str, as_json: bool) -> None:
@@ -59,7 +59,7 @@ def _line(key: WaitingKey) -> str:
 @click.command("skip")
 @click.argument("subject")
 @_group
-@click.option("--max", "maximum", type=click.IntRange(min=1), help="At most so many.  [default: all]")
+@click.option("--max", "maximum", type=options.Whole(min=1), help="At most so many.  [default: all]")
 @_positions
 @click.option("--reason", default="", metavar="TEXT", help="Kept with the dead letters.")
 @options.yes
