@@ -140,6 +140,7 @@ class WallClock:
         self._time = time
         self._offset_us = BASE_US + offset_us
         self._steps: list[tuple[float, int]] = []
+        self._stepped_s = -math.inf
         # Settings that it had before: from when to when, and the difference to the time of the simulation.
         self._times: list[tuple[int, int, int]] = []
         self._since_us = 0
@@ -173,6 +174,7 @@ class WallClock:
         """Set the clock forward or back."""
         self.peak_before_us = max(self.peak_before_us, self.now_us())
         self._steps.append((self._time.now_s, self.now_us()))
+        self._stepped_s = self._time.worked_s
         self._times.append((self._since_us, self._time.now_us, self._offset_us))
         self._since_us = self._time.now_us
         self._offset_us += delta_us
@@ -189,6 +191,11 @@ class WallClock:
     def step_count(self) -> int:
         """How often it was set."""
         return len(self._steps)
+
+    @property
+    def worked_since_step_s(self) -> float:
+        """The time since it was last set in which tasks could run and timers came in time."""
+        return self._time.worked_s - self._stepped_s
 
     @property
     def peak_us(self) -> int:

@@ -31,6 +31,7 @@ from delayserver.broker.service import recovery as broker_recovery
 from delayserver.broker.service.broker import Broker
 from delayserver.broker.service.commit import BrokerCommit
 from delayserver.broker.service.pulls import PullService
+from delayserver.client.values.timing import ServerClock
 from delayserver.dispatch import broker_group, message_reader
 from delayserver.dispatch.broker_group import BrokerGroup
 from delayserver.front.connection import Connection, is_one_way
@@ -707,6 +708,11 @@ def a_lease_that_outlives_its_connection() -> list[Change]:
 def an_extend_of_an_ended_lease_that_works() -> list[Change]:
     """A lease that has ended, and is extended while its message waits for its pause."""
     return [(Places, "are_leased", lambda _right: lambda _places, positions: np.ones(len(positions), np.bool_))]
+
+
+def a_client_that_keeps_the_old_offset() -> list[Change]:
+    """A client that counts its delays by what it learned before a step of the server's clock."""
+    return [(ServerClock, "forget", lambda _right: lambda _clock: None)]
 
 
 MISTAKES: tuple[Callable[[], list[Change]], ...] = (

@@ -22,11 +22,13 @@ ROOT = Path(__file__).resolve().parents[2]
 START = "tests/simulation/run.py"
 # Functions import these, when a seed needs them first.
 IMPORTED_LATER = ("delayserver/broker/filters/parser.py",)
+# The simulation, and the client of the library that sends in it.
+JUDGES = ("tests/", "delayserver/client/")
 
 
 class Code(NamedTuple):
     """Digests, 16 hex digits each, over the names and bytes of Python files that a seed runs: those of the server, and
-    those of the simulation around it."""
+    those of the simulation and of the client around it."""
 
     server: str
     judge: str
@@ -40,15 +42,15 @@ def code_digest(root: Path = ROOT) -> Code:
     server, judge = hashlib.sha256(), hashlib.sha256()
     for path in files_of_a_seed(root):
         name = path.relative_to(root).as_posix()
-        digest = judge if name.startswith("tests/") else server
+        digest = judge if name.startswith(JUDGES) else server
         digest.update(f"{name}\0".encode())
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return Code(server.hexdigest()[:16], judge.hexdigest()[:16])
 
 
 def files_of_a_seed(root: Path = ROOT) -> list[Path]:
-    """Our files that a seed reaches through imports of modules. Clients, the command line and most tools are not among
-    them: what is changed there takes nothing from the seeds that ran."""
+    """Our files that a seed reaches through imports of modules. The command line and most tools are not among them: what is
+    changed there takes nothing from the seeds that ran."""
     found = {path for path in [root / START, *(root / later for later in IMPORTED_LATER)] if path.is_file()}
     new = [*found]
     while new:

@@ -14,6 +14,7 @@ from tests.simulation.many import SEEDS_OF_THE_TESTS
 from tests.simulation.mistakes import (
     MISTAKES,
     Change,
+    a_client_that_keeps_the_old_offset,
     broadcast_of_what_has_expired,
     let_go_without_a_word,
     lost_files_forgotten,
@@ -123,6 +124,12 @@ def test_a_broadcast_of_what_has_expired_is_noticed(monkeypatch: pytest.MonkeyPa
     """Few messages expire, so here half of them do."""
     monkeypatch.setattr(actors, "EXPIRING_SHARE", 0.5)
     assert _some_seed_notices(broadcast_of_what_has_expired, first=18)
+
+
+def test_a_client_that_keeps_the_old_offset_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few seeds send with delays by the client of the library, so here all of them do."""
+    monkeypatch.setattr(world, "DELAYING_SHARE", 1.0)
+    assert _some_seed_notices(a_client_that_keeps_the_old_offset, first=7)
 
 
 def test_policies_that_are_lost_in_silence_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from tests.simulation.client import Client, DelayServerError, Lost
 from tests.simulation.clocks import SimulatedTime, WallClock
 from tests.simulation.counting import Counting
 from tests.simulation.damage import Damage
+from tests.simulation.delays import Delaying
 from tests.simulation.failures import SimulationFailure
 from tests.simulation.files import check_files
 from tests.simulation.filters import FILTERED_GROUP, FILTERED_SHARE, FILTERS
@@ -63,6 +64,8 @@ KEYED_SHARE = 0.35
 MOVING_SHARE = 0.4
 # Seeds in which a group counts its attempts.
 COUNTING_SHARE = 0.25
+# Seeds in which the client of the library sends with delays, while the clock is stepped by hours.
+DELAYING_SHARE = 0.2
 # Seeds in which a producer sends without replies.
 ONE_WAY_SHARE = 0.3
 # Seeds in which the broker of the server keeps only so much for a group that lags.
@@ -177,6 +180,7 @@ class World:
         self.moving = self._moving(seed)
         self.keyed = self._keyed(seed)
         self.counting = self._counting(seed)
+        self.delaying = self._delaying(seed)
         self.one_way = self._one_way(seed, brokers)
         operator = Client(self.network, self.host.address, "operator")
         self.operator = Operator(operator, self.host, Random(f"{seed}:operator"), self.note, self.timely.changed)
@@ -199,6 +203,7 @@ class World:
         clients = len(self.producers) + len(self.consumers) + 8
         rows_at_once = ROWS_AT_ONCE * len(self.producers)
         clients += 3 if self.counting is not None else 0
+        clients += 1 if self.delaying is not None else 0
         if self.one_way is not None:
             clients += 1
             rows_at_once += ROWS_AT_ONCE * POSTS_AT_ONCE
@@ -279,6 +284,24 @@ class World:
         clients = [Client(self.network, self.host.address, name) for name in ("counted", "counter-0", "counter-1")]
         return Counting(clients, self.host, self.time, chance, self.note)
 
+    def _delaying(self, seed: int) -> Delaying | None:
+        """Its books need files that lose nothing of what was answered."""
+        # The number is one for which the seeds that notice mistakes stay as they are (`test_mistakes.py`).
+        chance = Random(f"{seed}:delays 113")
+        files_lose = self.flipping or self.cuts or self.host.settings.storage.durability != "sync"
+        if chance.random() >= DELAYING_SHARE or files_lose:
+            return None
+        delaying = Delaying(self.network, self.host, chance, self.note, self._step)
+        self.model.deals.append(delaying.range_of)
+        self.model.others_due.append(delaying.due_times_ms)
+        return delaying
+
+    def _step(self, seconds: float) -> None:
+        self.note("fault", "clock step", seconds=round(seconds, 3))
+        self.model.disturbed = True
+        self.clock.step(int(seconds * 1e6))
+        self.timely.changed()
+
     def _one_way(self, seed: int, brokers: dict[str, set[str]]) -> OneWayProducer | None:
         # The number is one for which nearly all seeds that notice mistakes stay as they are (`test_mistakes.py`).
         if Random(f"{seed}:one way 12572").random() >= ONE_WAY_SHARE:
@@ -341,6 +364,8 @@ class World:
                 nursery.start_soon(self.keyed.run)
             if self.counting is not None:
                 await self.counting.run(nursery)
+            if self.delaying is not None:
+                nursery.start_soon(self.delaying.run)
             for _ in range(self.chance.choice(EPISODES)):
                 await self._episode()
             await self._calm_down()
@@ -361,6 +386,8 @@ class World:
                 await self.keyed.settle(self._leap)
             if self.counting is not None:
                 await self.counting.settle(self._leap)
+            if self.delaying is not None:
+                await self.delaying.settle(self._leap)
             await self._verdict()
             nursery.cancel_scope.cancel()
 
@@ -534,10 +561,7 @@ class World:
             self.note("fault", "weather", weather=self.network.weather)
         elif kind < 0.66:
             step_s = chance.choice([-1, 1]) * 10 ** (chance.random() * 4.5)
-            self.note("fault", "clock step", seconds=round(step_s, 3))
-            self.model.disturbed = True
-            self.clock.step(int(step_s * 1e6))
-            self.timely.changed()
+            self._step(step_s)
         elif kind < 0.72:
             room = chance.choice([0, 10, 100, 300]) * 1024
             self.note("fault", "disk fills up", room_bytes=room)
