@@ -52,11 +52,12 @@ async def test_waiting_keys_are_listed_and_counted_with_the_message_at_their_hea
     assert [row["order_key"] for row in rest["keys"]] == ["b"] and rest["next"] is None
 
 
-async def test_a_skipped_message_is_a_dead_letter_and_its_key_goes_on(boot: Boot) -> None:
+@pytest.mark.parametrize("end", ["kill", "lose_power"])
+async def test_a_skipped_message_is_a_dead_letter_and_its_key_goes_on(boot: Boot, end: str) -> None:
     shop = await failing(boot)
     position = (await keys_of(shop))["keys"][1]["position"]
     assert await keys_of(shop, "skip", positions=[position, 77], reason="unknown customer") == {"skipped": 1, "left": 1}
-    await shop.host.kill()
+    await getattr(shop.host, end)()
     shop = await shop.restarted()
     (letter,) = await shop.letters()
     assert (letter["message_id"], letter["reason"], letter["text"], letter["attempts"]) == (
