@@ -153,8 +153,8 @@ class MessageSettings:
     """Names of tags, of all subjects together. A tag names a kind of message. So few are needed, and each stays in memory
     as a subject does."""
     names_of_token_percent: int = 25
-    """How much of each table of names (subjects, tags, consumer groups) one token may fill with new names while the server
-    runs. So three more tokens find places beside one that invents names. 100: all of it."""
+    """How much of each table of names (subjects, tags, consumer groups) one token may fill with new names. A restart
+    keeps the count. So three more tokens find places beside one that invents names. 100: all of it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from delayserver.operations.nodes.servers import Servers
 from delayserver.protocol import operations as names_of
 from delayserver.protocol.errors import Forbidden, Unauthenticated
 from delayserver.protocol.frames import Request
-from delayserver.runtime.name_quota import act_for
+from delayserver.runtime.acting import act_for
 
 Check = Callable[[Access, dict[str, Any]], None]
 
@@ -207,7 +207,7 @@ class Guard:
         ask = self._ask(name)
 
         def guarded(connection: Connection, request: Request) -> None:
-            act_for(connection.access.names)
+            act_for(connection.access.token_id)
             ask(connection, request)
             handler(connection, request)
 
@@ -217,7 +217,7 @@ class Guard:
         ask = self._ask(name)
 
         def guarded(connection: Connection, request: Request) -> Awaitable[dict[str, Any] | None]:
-            act_for(connection.access.names)
+            act_for(connection.access.token_id)
             ask(connection, request)
             return handler(connection, request)
 

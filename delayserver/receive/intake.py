@@ -39,7 +39,8 @@ from delayserver.protocol.errors import (
 )
 from delayserver.protocol.message_columns import DueColumn, MessageColumns
 from delayserver.protocol.receipts import DERIVED_ID_CHARACTERS, DIGITS, is_derived_id
-from delayserver.runtime.name_quota import NameQuota, acting
+from delayserver.receive.names_of_tokens import NamesOfTokens
+from delayserver.runtime.acting import acting
 from delayserver.runtime.runtime import Runtime
 from delayserver.state.windows.closed_windows import ClosedWindows
 from store.errors import DiskFullError, StoreError, TableFullError
@@ -47,7 +48,7 @@ from store.records.batches import MessageBatch
 from store.records.columns import constant_column
 from store.records.id_hash import hash_ids
 from store.records.message_rows import Row, order_key_columns
-from store.tables.names import CONSUMER_GROUP, SUBJECT, TAG, Names
+from store.tables.names import CONSUMER_GROUP, OWN, SUBJECT, TAG, Names
 
 _MAP_TYPES = frozenset([*range(0x80, 0x90), 0xDE, 0xDF])
 # Bytes of UTF-8. Both are keys, not data, as a message id is.
@@ -87,6 +88,7 @@ class Intake:
         self._settings = settings
         self._levels_ms = parse_delay_levels(settings.delay_levels)
         self._names = names
+        self._names_of_tokens = NamesOfTokens(names)
         self._clock = runtime.clock
         self._oldest_due_ms = oldest_due_ms
         self._closed = closed
@@ -268,11 +270,13 @@ class Intake:
     def intern(self, kind: int, names: list[str], *, fitting: bool = False) -> NDArray[np.uint32]:
         """The codes u32[n] of names; with `fitting`, 0 where the table has no room. Raises SubjectsFull, GroupsFull,
         TagsFull, DiskFull, and StorageFailed, after which the server stops."""
-        quota = acting()
-        within = names if quota is None else self._within(quota, kind, names, fitting=fitting)
+        token_id = acting()
+        within = self._within(token_id, kind, names, fitting=fitting) if token_id else names
         before = self._names.count(kind)
         try:
             self._names.intern(kind, within, fitting=fitting)
+            if token_id and self._names.count(kind) > before:
+                self._count(token_id, kind, self._names.count(kind) - before)
         except TableFullError as error:
             raise _FULL[kind](str(error)) from error
         except DiskFullError as error:
@@ -281,24 +285,33 @@ class Intake:
             failed = StorageFailed(str(error))
             self._storage_failed(failed)
             raise failed from error
-        if quota is not None:
-            quota.add(kind, self._names.count(kind) - before)
         if kind == SUBJECT and self._awaited:
             for name in self._awaited.keys() & set(within):
                 self._awaited.pop(name).set()
         return np.fromiter((self._names.code(kind, name) for name in names), np.uint32, len(names))
 
-    def _within(self, quota: NameQuota, kind: int, names: list[str], *, fitting: bool) -> list[str]:
+    def _count(self, token_id: str, kind: int, new: int) -> None:
+        """The token has added so many names. Raises StoreError, but not for a lack of room."""
+        counts = self._names_of_tokens
+        counts.add(token_id, kind, new)
+        text = counts.to_write(token_id, kind)
+        if text:
+            with suppress(TableFullError, DiskFullError):  # the next name writes the total
+                self._names.intern(OWN, text)
+                counts.written(token_id, kind)
+
+    def _within(self, token_id: str, kind: int, names: list[str], *, fitting: bool) -> list[str]:
         """The names without the new ones for which the client has no place. Raises as `intern`, if not `fitting`."""
         most = self._names.bound(kind) * self._settings.names_of_token_percent // 100
-        left = max(most - quota.added(kind), 0)
+        added = self._names_of_tokens.added(token_id, kind)
+        left = max(most - added, 0)
         new = [name for name in dict.fromkeys(names) if not self._names.code(kind, name)]
         if len(new) <= left:
             return names
         if not fitting:
             raise _FULL[kind](
-                f"this token has added {quota.added(kind)} names since the server started, and at most {most} of one kind "
-                "may be new: use fewer names, or raise message.names_of_token_percent"
+                f"this token has added {added} names of this kind, and at most {most} may be its own: "
+                "use fewer names, or raise message.names_of_token_percent"
             )
         without = set(new[left:])
         return [name for name in names if name not in without]

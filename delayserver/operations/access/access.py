@@ -8,7 +8,6 @@ from fnmatch import translate
 from typing import Final, Protocol
 
 from delayserver.protocol.errors import Forbidden, RateLimited
-from delayserver.runtime.name_quota import NameQuota
 
 SEND: Final = "send"
 CONSUME: Final = "consume"
@@ -27,7 +26,7 @@ PENDING_AGAIN_MS: Final = 1_000
 class Access:
     """The rights of a token, shared by all connections that use it. `everything`: no subject is closed to it."""
 
-    __slots__ = ("_known", "_matches", "everything", "limits", "names", "roles", "subjects", "token_id")
+    __slots__ = ("_known", "_matches", "everything", "limits", "roles", "subjects", "token_id")
 
     def __init__(self, token_id: str, roles: frozenset[str], subjects: tuple[str, ...]) -> None:
         """`token_id` is empty for a client without a token."""
@@ -35,8 +34,6 @@ class Access:
         self.roles = roles
         self.subjects = subjects
         self.everything = "*" in subjects
-        # The names that it has added. A client without a token has no quota.
-        self.names = NameQuota() if token_id else None
         # None: it may send what it likes.
         self.limits: Limits | None = None
         self._matches: Callable[[str], object] = re.compile("|".join([translate(each) for each in subjects])).match

@@ -170,6 +170,7 @@ def at_the_door(
                 await door.close()
             server.stop()
         listener.close()
+        server.close()
 
     trio.run(main)
 

@@ -339,6 +339,28 @@ def test_one_token_cannot_take_the_names_of_all(tmp_path: Path) -> None:
     at_the_door(tmp_path, test, parts=parts)
 
 
+def test_a_restart_does_not_give_a_token_its_names_again(tmp_path: Path) -> None:
+    given: dict[str, str] = {}
+    parts = {"message": MessageSettings(subjects_max=400)}
+
+    async def sent(door: Door, names: list[str]) -> list[str]:
+        client = await door.connect()
+        await client.request("hello", HELLO | {"token": given["token"]})
+        rows = [{"subject": name, "body": "b", "delay_ms": 0} for name in names]
+        return [each.get("error", "") for each in (await client.request("send", {"messages": rows}))["results"]]
+
+    async def before(door: Door) -> None:
+        given["token"] = await door.token()
+        assert await sent(door, [f"n{number}" for number in range(70)]) == [""] * 70
+
+    async def after(door: Door) -> None:
+        assert await sent(door, [f"m{number}" for number in range(50)]) == [""] * 30 + ["subjects_full"] * 20
+        assert await sent(door, ["n3", "m3"]) == ["", ""], "known names go on"
+
+    at_the_door(tmp_path, before, parts=parts)
+    at_the_door(tmp_path, after, parts=parts)
+
+
 # -- the end of connections
 
 
