@@ -60,6 +60,12 @@ class Counted:
     acked: bool = False
     maybe_over: bool = False
     """Acked or given up, or perhaps: it need not arrive any more."""
+    crossed: int = 0
+    """The pull that was under way when its last answer or extension ended: it may have been handed out before that."""
+    crossed_high: int = 0
+    """`high` before that answer."""
+    blurred: bool = False
+    """Its last hand-out crossed an answer: `low` is its attempt, or one less."""
 
 
 class Counting:
@@ -81,6 +87,7 @@ class Counting:
         self._messages: dict[int, Counted] = {}
         # One pull at a time: of two replies under way nobody knows which the broker gave first.
         self._pulling = trio.Lock()
+        self._pulls = 0
         self._attempts_max = chance.choice([0, 0, 2, 3, 4])
         self._policy_set = not self._attempts_max
         # The sequence of redeliveries is one of the pipeline, where a crash makes copies and counts what had no answer.
@@ -153,6 +160,7 @@ class Counting:
         arguments["ack_timeout_ms"] = lease_ms
         arguments["wait_ms"] = 0 if self.ending else chance.choice([0, 300, 3_000])
         async with self._pulling:
+            self._pulls += 1
             found = await self._pull(client, arguments, lease_ms)
         if not found:
             return 0
@@ -217,6 +225,8 @@ class Counting:
         for message in found:
             message.leased_from_us = asked_us + lease_ms * 1000 if life == self._host.lives else 0
             message.leased_to_us = self._worked_us() + lease_ms * 1000
+            if message.crossed == self._pulls:  # what was asked meanwhile may have changed this lease
+                message.leased_from_us = message.leased_to_us = 0
         if found:
             self._note(client.name, "pulled counted", rows=[(message.token, message.low) for message in found])
         return found
@@ -258,12 +268,15 @@ class Counting:
         for message in found:
             message.asking += 1
             message.stamp += message.asking > 1
+        high = [message.high for message in found]
         try:
             await act()
         finally:
-            for message in found:
+            for message, before in zip(found, high, strict=True):
                 message.asking -= 1
                 message.stamp += 1
+                if self._pulling.locked():
+                    message.crossed, message.crossed_high = self._pulls, max(before, message.high)
 
     async def _answer(self, client: Client, found: list[Counted], how: str) -> None:
         """`how`: ack, nack, snooze or unseen."""
@@ -357,12 +370,17 @@ class Counting:
                 # A fork's other copy may be further.
                 if message.forked:
                     message.high = low
+        elif self._pulling.locked():
+            # The last attempt of each may be under way, and have failed with this answer.
+            for message in found:
+                message.maybe_over |= bool(self._attempts_max) and message.high + 1 >= self._attempts_max
         elif not any(message.forked for message in found):
             # Where a hand-out was forgotten, only the delivery itself said which it was: `low` is its attempt.
             due = sum([bool(self._attempts_max) and low >= self._attempts_max for low in before])
-            if dead != due:
+            unsure = sum([message.blurred for message in found])
+            if not due <= dead <= due + unsure:
                 self._fail(found[0], f"{dead} of its batch are given up, and {due} had their last attempt")
-            if due == len(found):
+            if dead == len(found):
                 for message in found:
                     message.acked = True
 
@@ -393,13 +411,16 @@ class Counting:
         attempt = row["attempt"]
         low, high = message.low + 1, message.high + 1
         retry = bool(row["delivery"] >> 62 & 1)
+        crossed = message.crossed == self._pulls
+        if crossed:  # it was handed out before what was asked last, or behind it
+            high = max(high, message.crossed_high + 1)
         if message.forked:
             low, high = 1, max(high, attempt)
         if not low <= attempt <= high:
             self._fail(message, f"attempt {attempt}, and the books say {low}" + (f" to {high}" if high > low else ""))
         if self._attempts_max and attempt > self._attempts_max and not message.forked:
             self._fail(message, f"attempt {attempt}, with a policy of {self._attempts_max} attempts")
-        if message.acked and not message.forked:
+        if message.acked and not message.forked and not crossed:
             self._fail(message, "it was acked or given up, and was handed out again")
         leased = message.leased_from_us > self._host.clock.monotonic_us() and not message.forked
         if leased and life == self._host.lives:
@@ -407,6 +428,9 @@ class Counting:
         self.exact += low == high
         message.hand_outs.append((self._time.worked_s, message.low))
         message.low = message.high = attempt
+        message.blurred = crossed
+        if crossed:  # this attempt may be the one that was handed back
+            message.low = max(attempt - 1, 0)
         message.delivery = row["delivery"]
         message.stamp += 1
         message.forked &= retry or not self._in_place
