@@ -525,8 +525,8 @@ def a_pause_that_frees_the_key() -> list[Change]:
     """A message with an order key waits for its pause, and its key does not wait with it."""
 
     def mistaken(right: Any) -> Any:
-        def pause(self: Any, positions: Any, until_us: Any, *, alone: bool) -> Any:
-            places = right(self, positions, until_us, alone=alone)
+        def pause(self: Any, positions: Any, *rest: Any, **how: Any) -> Any:
+            places = right(self, positions, *rest, **how)
             rows = self._find(positions)
             self._keys.release(self._columns.slot[rows[self._columns.state[rows] == WAITING]])
             return places
