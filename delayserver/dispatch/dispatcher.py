@@ -51,13 +51,14 @@ class Dispatcher:
         while True:
             self._earlier.hush()
             released = False
-            to_ms = min(self._clock.now_ms() + AHEAD_MS, self._horizon.due_ms)
+            now_ms = self._clock.now_ms()
+            to_ms = min(now_ms + AHEAD_MS, self._horizon.due_ms)
             for code, rows in self._wheel.advance(to_ms, self._slice_rows):
                 self._residency.release(code, rows)
                 released = True
                 if len(rows) > LARGE_ROWS:
                     await trio.lowlevel.checkpoint()
-            released |= self._release_keyed(to_ms)
+            released |= self._release_keyed(now_ms, to_ms)
             if released:
                 await trio.lowlevel.checkpoint()
                 continue
@@ -72,12 +73,12 @@ class Dispatcher:
             with trio.move_on_after(min(self._clock.wait_s((next_due_ms - ahead_ms) * 1000), keyed_s)):
                 await self._earlier.rung()
 
-    def _release_keyed(self, to_ms: int) -> bool:
+    def _release_keyed(self, now_ms: int, to_ms: int) -> bool:
         """Rows with an order key go to the queues, if no earlier row of their keys can be missing in memory."""
         next_due_ms = self._wheel.next_keyed_ms()
         if next_due_ms is None or next_due_ms > to_ms:
             return False
-        limit_ms = self._gate.limit_ms(to_ms)
+        limit_ms = self._gate.limit_ms(now_ms, to_ms)
         released = False
         for code in self._wheel.keyed_codes:
             rows = self._wheel.advance_keyed(

@@ -288,6 +288,7 @@ class GroupCommit:
     def _number(self, group: CommitGroup) -> list[ColumnBatch | MessageRows]:
         """Give out sequences in the order of the records. May have to reserve some, on a disk that is full: StoreError."""
         now_us = self._clock.now_us()
+        self._positions.accept(now_us)
         numbered: list[ColumnBatch | MessageRows] = []
         group.number(self._sequences.take(len(group.rows)) if group.rows else 0, now_us)
         if group.rows:

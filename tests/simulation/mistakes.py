@@ -577,7 +577,7 @@ def back_to_a_group_that_is_gone() -> list[Change]:
 
 def a_gate_that_waits_for_nothing() -> list[Change]:
     """A message with an order key leaves the wheel while an earlier one of its key is not in memory yet."""
-    return [(OrderGate, "limit_ms", lambda _right: lambda _gate, to_ms: to_ms)]
+    return [(OrderGate, "limit_ms", lambda _right: lambda _gate, _now_ms, to_ms: to_ms)]
 
 
 def a_gate_that_forgets_running_commits() -> list[Change]:

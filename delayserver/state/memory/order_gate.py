@@ -18,7 +18,15 @@ NEVER: Final = -1
 class OrderGate:
     """Asked before each look at the wheels of rows with an order key."""
 
-    __slots__ = ("_asked_commits", "_asked_end", "_asked_ms", "_positions", "_replayed_ms", "_windows")
+    __slots__ = (
+        "_accepted_back",
+        "_asked_commits",
+        "_asked_end",
+        "_asked_ms",
+        "_positions",
+        "_replayed_ms",
+        "_windows",
+    )
 
     def __init__(self, windows: Windows, positions: Positions) -> None:
         self._windows = windows
@@ -30,31 +38,37 @@ class OrderGate:
         self._asked_ms = NEVER
         self._asked_commits = 0
         self._asked_end: int | None = None
+        # The value of `accepted_back` that the gate has taken into account.
+        self._accepted_back = 0
 
-    def limit_ms(self, to_ms: int) -> int:
-        """Rows that are due up to this time may leave, at most up to `to_ms`."""
-        return loaded_ms(self._windows, self._replayed(to_ms))
+    def limit_ms(self, now_ms: int, to_ms: int) -> int:
+        """Rows that are due up to this time may leave, at most up to `to_ms`. `now_ms`: the time of the clock."""
+        return loaded_ms(self._windows, self._replayed(now_ms, to_ms))
 
     @property
     def waits_for_log(self) -> bool:
         """Whether the time that was asked for last waits for a commit or the replay, which end soon."""
         return self._replayed_ms != self._asked_ms
 
-    def _replayed(self, to_ms: int) -> int:
+    def _replayed(self, now_ms: int, to_ms: int) -> int:
         """A time up to which the replay brings nothing any more of what had been accepted when that time was near."""
-        if to_ms < self._asked_ms:  # the clock went back
+        accepted_back = self._positions.accepted_back.value
+        # The clock went back. The gate may not have looked meanwhile, so `to_ms` alone does not show it.
+        if to_ms < self._asked_ms or accepted_back != self._accepted_back:
             self._replayed_ms = self._asked_ms = NEVER
+            self._accepted_back = accepted_back
         if self._asked_ms != self._replayed_ms and self._has_come():
             self._replayed_ms = self._asked_ms
         if self._asked_ms == self._replayed_ms:
-            self._ask(to_ms)
+            self._ask(now_ms, to_ms)
             if self._has_come():
                 self._replayed_ms = to_ms
         if self._asked_ms != self._replayed_ms:
             self._positions.hurry.ring()
         return min(self._replayed_ms, to_ms)
 
-    def _ask(self, to_ms: int) -> None:
+    def _ask(self, now_ms: int, to_ms: int) -> None:
+        self._positions.ask(now_ms)
         self._asked_ms, self._asked_commits, self._asked_end = to_ms, self._positions.commits_begun.value, None
 
     def _has_come(self) -> bool:

@@ -17,7 +17,9 @@ class Positions:
     """Marks on message_log: logical offsets, and the sequences that lie before them."""
 
     __slots__ = (
+        "_asked_us",
         "_drained",
+        "accepted_back",
         "accepted_sequence",
         "checkpointed",
         "commits_begun",
@@ -39,6 +41,10 @@ class Positions:
         # refused. Writer: the group commit.
         self.commits_begun = Mark(0)
         self.commits_ended = Mark(0)
+        # Groups whose time of acceptance was before the time of the last question of the order gate: the clock went back.
+        # Writer: the group commit.
+        self.accepted_back = Mark(0)
+        self._asked_us = 0
         # All records before this offset are in their schedule files and published, and so are all messages up to this
         # sequence. Writer: the replay.
         self.replayed = Mark(replayed)
@@ -55,6 +61,17 @@ class Positions:
     def skip_unused(self, sequence: int) -> None:
         """The replay of a start is over: no part waits for sequences up to this one, which a crash may have left unused."""
         self.replayed_sequence.advance(sequence)
+
+    # -- times of acceptance
+
+    def ask(self, now_ms: int) -> None:
+        """The order gate asks at this time of the clock what had been accepted. Writer: the order gate."""
+        self._asked_us = now_ms * 1000
+
+    def accept(self, now_us: int) -> None:
+        """A group of messages was accepted at this time of the clock. Writer: the group commit."""
+        if now_us < self._asked_us:
+            self.accepted_back.advance(self.accepted_back.value + 1)
 
     # -- rows of a sealed day, which come to the files of their minutes a second time
 

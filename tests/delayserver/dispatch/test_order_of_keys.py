@@ -94,6 +94,33 @@ async def test_a_message_that_waits_for_its_sync_is_waited_for(boot: Boot, held_
     assert inversions(node) == []
 
 
+async def test_a_message_that_was_accepted_while_the_clock_was_set_back_is_waited_for(boot: Boot) -> None:
+    """The clock goes far ahead during its sync. The order gate asked last before the clock was set back."""
+    host = boot(faked_settings(storage={"inline_sync_bytes_max": 0}))
+    await host.start()
+    client, node = await host.client(), host.fake()
+    held = False
+
+    async def slow(name: str, work: Callable[[], Any]) -> Any:
+        if name == "_write" and held:
+            host.clock.step(200_000)
+            await host.clock.sleep_ms(1_000)
+        return work()
+
+    host.workers.around = slow
+    await client.put("a", host.now_ms, order_key="a")
+    await host.until(lambda: len(node.stored) == 1)
+    host.clock.step(-100_000)
+    due_ms = host.now_ms + 50_000
+    await client.put("a", due_ms, order_key="a")
+    await host.sleep_ms(1_000)
+    held = True
+    await client.put("a", due_ms - 10_000, order_key="a")
+    held = False
+    await host.until(lambda: len(node.stored) == 3)
+    assert [node.due_ms[sequence] for sequence in node.stored[1:]] == [due_ms - 10_000, due_ms]
+
+
 @pytest.mark.parametrize("rows_max", [4_000, 1 << 20])
 async def test_after_a_downtime_fresh_messages_of_a_key_wait_for_its_overdue_ones(boot: Boot, rows_max: int) -> None:
     """Also where memory cannot hold the overdue ones, while messages without a key pass them."""
