@@ -366,7 +366,7 @@ class Counting:
             if dead:
                 self._fail(found[0], f"{dead} messages that were handed back are given up")
             for message, low in zip(found, before, strict=True):
-                message.high = max(low - 1, 0)
+                message.high = max(low + message.blurred - 1, 0)
                 # A fork's other copy may be further.
                 if message.forked:
                     message.high = low
