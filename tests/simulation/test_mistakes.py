@@ -130,7 +130,7 @@ def test_files_that_are_forgotten_when_they_are_cut_are_noticed(monkeypatch: pyt
 def test_a_loss_to_the_lag_bound_that_nobody_is_told_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few seeds bound what a group may hold, so here all of them do."""
     monkeypatch.setattr(world, "LAG_BOUND_SHARE", 1.0)
-    assert _some_seed_notices(let_go_without_a_word, first=43)
+    assert _some_seed_notices(let_go_without_a_word, first=76)
 
 
 def test_a_broadcast_of_what_has_expired_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
