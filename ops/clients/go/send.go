@@ -22,9 +22,16 @@ type Message struct {
 	Expires    time.Time // from then on no consumer gets it; the zero time: never
 	Tag        string    // the kind of the message, for filters
 	OrderKey   string    // messages of one key come one after the other
+
+	// TellDuplicates asks whether the server had the message before, by an ID of yours. The server then waits until it has read what it
+	// accepted before: milliseconds, and at most a second.
+	TellDuplicates bool
 }
 
-var errDueAndDelay = errors.New("give one of Due, Delay and DelayLevel, not two")
+var (
+	errDueAndDelay = errors.New("give one of Due, Delay and DelayLevel, not two")
+	errNoID        = errors.New("TellDuplicates needs an id of yours: nothing else says that two messages are the same")
+)
 
 // Resolve gives the message an id and a due time of its own, once. After it every send of m is the same message.
 func (c *Client) Resolve(ctx context.Context, m *Message) error {
@@ -68,7 +75,7 @@ type Sent struct {
 	Due     time.Time
 
 	// Duplicate says whether the server had a message with this id, subject and due time before. Then it delivers that one, with its
-	// body: Original is its receipt, and Outcome what became of it. nil: not known, as always where Send drew the id.
+	// body: Original is its receipt, and Outcome what became of it. nil: not known, as always without TellDuplicates.
 	Duplicate *bool
 	Original  Receipt
 	Outcome   string
@@ -96,12 +103,14 @@ func (r *sentRow) sent(doubt bool) *Sent {
 // Send returns when the message is safe on the server's disk. It resolves m first: after a NoReplyError, or an Error with
 // Again, send m once more. Then the server delivers it once, while it keeps the window.
 func (c *Client) Send(ctx context.Context, m *Message) (*Sent, error) {
-	chosen := m.ID != ""
+	if m.TellDuplicates && m.ID == "" {
+		return nil, errNoID
+	}
 	if err := c.Resolve(ctx, m); err != nil {
 		return nil, err
 	}
 	arguments := map[string]any{"messages": []any{m.wire()}}
-	if chosen {
+	if m.TellDuplicates {
 		arguments["tell_duplicates"] = true
 	}
 	return c.sendOne(ctx, "send", arguments)
@@ -186,6 +195,8 @@ type Batch struct {
 	Tag        string      // of all rows, or:
 	Tags       []string    // of each row; "": none
 	OrderKeys  []string    // "": none
+
+	TellDuplicates bool // as in Message; it needs IDs
 }
 
 // Rejected is a row that the server refused.
@@ -200,7 +211,7 @@ type SentBatch struct {
 	Rejected []Rejected
 
 	// Duplicates are the accepted rows whose id, subject and due time the server had before. DuplicatesKnown is false where the
-	// server cannot say, where an earlier attempt can have sent them, and always where SendColumns drew the ids.
+	// server cannot say, where an earlier attempt can have sent them, and always without TellDuplicates.
 	Duplicates      []Duplicate
 	DuplicatesKnown bool
 }
@@ -298,7 +309,9 @@ func (r *columnsReply) accepted(operation string, rows int) (accepted []int, rej
 // SendColumns sends a batch in one request, of at most Limits.BatchMessagesMax rows. It resolves b first, as Send does.
 // Rejected rows are not repeated: send those whose error has Again once more.
 func (c *Client) SendColumns(ctx context.Context, b *Batch) (*SentBatch, error) {
-	chosen := b.IDs != nil
+	if b.TellDuplicates && b.IDs == nil {
+		return nil, errNoID
+	}
 	if err := c.ResolveColumns(ctx, b); err != nil {
 		return nil, err
 	}
@@ -306,7 +319,7 @@ func (c *Client) SendColumns(ctx context.Context, b *Batch) (*SentBatch, error) 
 	if err != nil {
 		return nil, err
 	}
-	if chosen {
+	if b.TellDuplicates {
 		arguments["tell_duplicates"] = true
 	}
 	return c.sendColumns(ctx, "send", arguments, len(b.Bodies))

@@ -218,7 +218,15 @@ func checkDelay(t *testing.T, server *testServer, client *Client) {
 func checkRepeat(t *testing.T, server *testServer, client *Client) {
 	ctx := patient(t)
 	message := &Message{Subject: "repeat", Body: []byte("x"), Delay: 50 * time.Millisecond}
-	first := must(client.Send(ctx, message))(t).Receipt
+	if _, err := client.Send(ctx, &Message{Subject: "repeat", TellDuplicates: true}); err != errNoID {
+		t.Error(err)
+	}
+	unasked := must(client.Send(ctx, message))(t)
+	if unasked.Duplicate != nil {
+		t.Errorf("%+v", unasked)
+	}
+	first := unasked.Receipt
+	message.TellDuplicates = true
 	again := must(dial(t, server).Send(ctx, message))(t)
 	second := again.Receipt
 	if again.Duplicate == nil || !*again.Duplicate || again.Original != first {
@@ -838,12 +846,12 @@ func checkPositions(t *testing.T, server *testServer, client *Client) {
 func checkDuplicates(t *testing.T, server *testServer, client *Client) {
 	ctx := patient(t)
 	due := time.Now().Add(time.Hour).Truncate(time.Millisecond)
-	first := must(client.SendColumns(ctx, &Batch{Subject: "twice", Bodies: [][]byte{nil}, IDs: []string{"b"}, Due: []time.Time{due}}))(t)
+	first := must(client.SendColumns(ctx, &Batch{Subject: "twice", Bodies: [][]byte{nil}, IDs: []string{"b"}, Due: []time.Time{due}, TellDuplicates: true}))(t)
 	if !first.DuplicatesKnown || len(first.Duplicates) != 0 {
 		t.Errorf("%+v", first)
 	}
 	must(client.Cancel(ctx, first.Receipts...))(t)
-	again := must(client.SendColumns(ctx, &Batch{Subjects: []string{"", "twice", "twice"}, Bodies: make([][]byte, 3), IDs: []string{"a", "a", "b"}, Due: []time.Time{due, due, due}}))(t)
+	again := must(client.SendColumns(ctx, &Batch{Subjects: []string{"", "twice", "twice"}, Bodies: make([][]byte, 3), IDs: []string{"a", "a", "b"}, Due: []time.Time{due, due, due}, TellDuplicates: true}))(t)
 	if !again.DuplicatesKnown || len(again.Duplicates) != 1 || again.Duplicates[0] != (Duplicate{2, first.Receipts[0], Cancelled}) {
 		t.Errorf("%+v", again)
 	}
