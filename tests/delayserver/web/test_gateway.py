@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -21,8 +20,7 @@ from delayserver.web.bodies import TOKEN
 from delayserver.web.clients import Clients
 from delayserver.web.process import NICE
 from tests.delayserver.cli.conftest import run
-from tests.delayserver.web.web_server import ROOT, SECONDS_MAX, Web, serve, stop
-from tests.forked import Program
+from tests.delayserver.web.web_server import SECONDS_MAX, Web, gateway_alone, serve, stop
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
@@ -230,27 +228,19 @@ def test_a_port_that_is_taken_is_an_error_of_the_start(web: Web, tmp_path: Path)
 
 
 def test_a_gateway_can_run_alone(web: Web) -> None:
-    command = ["http", "--server", web.address, "--port", "0", "--json"]
-    with Program(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        ready = json.loads(process.stdout.readline())
-        alone = Web(process, ready["host"], ready["http_port"], web.address)
+    with gateway_alone(web.address) as alone:
         assert alone.ask("GET", "/readyz").json == {"status": "ready"}
         assert stop(alone) == ""
 
 
 def test_a_gateway_without_a_server_says_so() -> None:
-    command = ["http", "--server", "127.0.0.1:1", "--port", "0", "--json"]
-    with Program(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        ready = json.loads(process.stdout.readline())
-        alone = Web(process, ready["host"], ready["http_port"], "")
+    with gateway_alone("127.0.0.1:1") as alone:
         for path in ("/healthz", "/readyz"):
             assert (alone.ask("GET", path).status, alone.ask("GET", path).json["error"]) == (502, "connection_lost")
         reply = alone.post("/v1/messages", {"subject": "s", "body": "x", "due_ms": 2**41})
         assert (reply.status, reply.json["error"]) == (502, "connection_lost")
-        process.terminate()
-        assert process.wait(SECONDS_MAX) == 0
+        alone.process.terminate()
+        assert alone.process.wait(SECONDS_MAX) == 0
 
 
 def test_the_server_goes_before_its_gateway(web: Web) -> None:

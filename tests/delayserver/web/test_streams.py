@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import subprocess
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -14,13 +13,11 @@ import pytest
 
 from delayserver.client import Client
 from delayserver.protocol.errors import StorageFailed
-from tests.delayserver.cli.conftest import ROOT
 from tests.delayserver.client.fake_server import Fail, FakeServer
 from tests.delayserver.web.test_gateway import wait_until
 from tests.delayserver.web.test_security import problem
 from tests.delayserver.web.test_watching import events
-from tests.delayserver.web.web_server import Web, serve, stop
-from tests.forked import Program
+from tests.delayserver.web.web_server import Web, gateway_alone, serve, stop
 
 GROUP = "/v1/subjects/{}/groups/g/deliveries"
 STREAMS_COUNT = 60
@@ -176,7 +173,6 @@ def test_no_other_get_changes_anything(web: Web) -> None:
 
 
 def test_what_a_stream_could_not_send_goes_back_to_its_group_as_no_attempt() -> None:
-    command = ["http", "--port", "0", "--json", "--server"]
     with FakeServer() as server:
         server.leases = True
         server.wrong_replies["route"] = {
@@ -186,10 +182,7 @@ def test_what_a_stream_could_not_send_goes_back_to_its_group_as_no_attempt() -> 
         with Client(server.address) as client:
             client.send_columns("a", 1, [b""] * 3)
         server.misbehave("ack", *[Fail(StorageFailed("the disk is broken"))] * 3)
-        with Program([*command, server.address], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-            assert process.stdout is not None
-            ready = json.loads(process.stdout.readline())
-            alone = Web(process, ready["host"], ready["http_port"], server.address)
+        with gateway_alone(server.address) as alone:
             reply = alone.post("/v1/subjects/a/groups/g/deliveries", {"ack": True})
             assert reply.status == 200 and b"storage_failed" in reply.body
             wait_until(lambda: server.count("nack") == 1)

@@ -7,8 +7,8 @@ import json
 import signal
 import socket
 import subprocess
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,6 +92,19 @@ def serve(*arguments: str, http_port: int | None = None) -> Web:
         _, errors = process.communicate(timeout=SECONDS_MAX)
         # Another process may have taken the port since we looked.
         assert b"cannot listen for HTTP" in errors, errors.decode()
+
+
+@contextmanager
+def gateway_alone(server: str) -> Iterator[Web]:
+    """A gateway in a process of its own, for the server at this address. At the end of the block it is killed if it runs."""
+    command = ["http", "--server", server, "--port", "0", "--json"]
+    with Program(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            ready = json.loads(process.stdout.readline())
+            yield Web(process, ready["host"], ready["http_port"], server)
+        finally:
+            process.kill()
 
 
 def stop(web: Web) -> str:
