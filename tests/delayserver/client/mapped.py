@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 
-def _pour(source: socket.socket, target: socket.socket) -> None:
+def _pour(source: socket.socket, target: socket.socket, passed: bytearray) -> None:
     with suppress(OSError):
         while data := source.recv(1 << 16):
+            passed += data
             target.sendall(data)
     _shut(source, target)
 
@@ -22,12 +23,13 @@ def _shut(*sockets: socket.socket) -> None:
 
 
 class MappedPort:
-    """``address``: where clients connect."""
+    """``address``: where clients connect. ``answers``: all bytes of the server, those of each connection together."""
 
     def __init__(self, listener: socket.socket, target: tuple[str, int]) -> None:
         self._listener = listener
         self._target = target
         self._opened: list[socket.socket] = []
+        self.answers: list[bytearray] = []
         self.address = f"127.0.0.1:{listener.getsockname()[1]}"
 
     def accept(self) -> None:
@@ -37,8 +39,9 @@ class MappedPort:
                 near, _ = self._listener.accept()
                 far = socket.create_connection(self._target)
                 self._opened.extend((near, far))
-                for pair in ((near, far), (far, near)):
-                    threading.Thread(target=_pour, args=pair, daemon=True).start()
+                self.answers.append(bytearray())
+                for way in ((near, far, bytearray()), (far, near, self.answers[-1])):
+                    threading.Thread(target=_pour, args=way, daemon=True).start()
 
     def cut(self) -> None:
         """End all connections. There may be new ones."""
