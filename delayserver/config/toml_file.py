@@ -13,6 +13,7 @@ import ipaddress
 import os
 import tomllib
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, get_args, get_origin, get_type_hints
 
@@ -268,10 +269,16 @@ def check_settings(settings: Settings) -> None:
         raise ConfigError(f"storage.{error}") from error
 
 
+@cache
+def _types_of(kind: type) -> Mapping[str, Any]:
+    """Types of the fields of a dataclass, by name. They are kept: there are few classes, and Python takes long for each."""
+    return get_type_hints(kind)
+
+
 def keys_of(kind: type = Settings, prefix: str = "") -> list[str]:
     """Full names of all keys, in the order of the dataclasses: ``listen.port``, ``groups.nodes.weight``…"""
     keys: list[str] = []
-    hints = get_type_hints(kind)
+    hints = _types_of(kind)
     for field in dataclasses.fields(kind):
         inner = _table_type(hints[field.name])
         keys += keys_of(inner, f"{prefix}{field.name}.") if inner else [prefix + field.name]
@@ -281,7 +288,7 @@ def keys_of(kind: type = Settings, prefix: str = "") -> list[str]:
 def _read_table(kind: type, table: object, prefix: str) -> Any:
     if not isinstance(table, dict):
         raise ConfigError(f"{prefix.rstrip('.')}: expected a table, not {_shown(table)}")
-    hints = get_type_hints(kind)
+    hints = _types_of(kind)
     for name in table:
         if name not in hints:
             known = [key.removeprefix(prefix).partition(".")[0] for key in keys_of(kind, prefix)]
@@ -389,7 +396,8 @@ def with_flag(settings: Settings, key: str, value: object) -> Settings:
         raise ConfigError(f"unknown key {key!r}{hint or _nearest(key, known)}")
     section, _, name = key.rpartition(".")
     part: Any = getattr(settings, section) if section else settings
-    changed = dataclasses.replace(part, **{name: _read_value(get_type_hints(type(part))[name], value, key)})
+    kind: type = type(part)
+    changed = dataclasses.replace(part, **{name: _read_value(_types_of(kind)[name], value, key)})
     return dataclasses.replace(settings, **{section: changed}) if section else changed
 
 

@@ -54,6 +54,8 @@ def document(key: str, value: str) -> str:
 
 def refusal(path: Path, text: str) -> str | None:
     """The sentence with which the settings of a file are refused; `config check` says it too."""
+    # A file system may write what replaces a text at once, which takes milliseconds.
+    path.unlink(missing_ok=True)
     path.write_text(text)
     problems = find_problems(str(path), ())
     try:
