@@ -500,16 +500,18 @@ class KeyOrder:
     def pause(self, positions: I64, until_us: I64, now_us: int, *, alone: bool) -> list[Place]:
         """Failed messages wait in their place until these times, i64[n]. Returns their places. `now_us`: by the wall clock.
 
-        `alone`: the attempt has failed, and no later ones of their keys go out with them. Otherwise it was none."""
+        `alone`: the attempt has failed, and no later ones of their keys go out with them from now on. Otherwise it was none,
+        and a message that failed before has failed still."""
         rows = self._find(positions)
         columns = self._columns
         assert len(rows) == len(positions) and bool((columns.state[rows] == RETRYING).all()), "not failed"
         columns.state[rows], columns.until_us[rows] = WAITING, until_us
         failed = columns.alone[rows]
         columns.since_us[rows] = np.where(failed, columns.since_us[rows], now_us)
-        columns.alone[rows] = alone
-        self._failed += len(rows) * alone - int(np.count_nonzero(failed))
-        if not alone:  # it has not failed
+        if alone:
+            columns.alone[rows] = True
+            self._failed += int(np.count_nonzero(~failed))
+        else:
             columns.times[rows] -= 1
         self._waiting += len(rows)
         self._let_go(rows[~self._are_first(rows)])

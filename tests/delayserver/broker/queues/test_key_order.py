@@ -283,9 +283,9 @@ class Course:
         until_us = self.now_us + self.chance.choice([50, 50, 1_000])
         if heads:
             self.order.pause(numbers(*heads), np.full(len(heads), until_us), 7, alone=alone)
-        for position in failed:
+        for position in heads:
             self.known[position].state = WAITING
             self.known[position].until_us = until_us
-            self.known[position].alone = alone
+            self.known[position].alone |= alone
         for position in back:
-            self.known[position].state, self.known[position].alone = BLOCKED, False
+            self.known[position].state = BLOCKED

@@ -115,6 +115,19 @@ async def test_a_retry_ends_the_pause_and_serves_a_pull_that_waits(boot: Boot) -
     assert shop.host.now_ms - before_ms < PAUSE_MS
 
 
+@pytest.mark.parametrize("how", ["unseen", "snooze"])
+async def test_a_failed_message_that_is_handed_back_keeps_its_key_waiting(boot: Boot, how: str) -> None:
+    shop = await failing(boot)
+    since_ms = [row["since_ms"] for row in (await keys_of(shop))["keys"]]
+    await shop.nack(*await shop.pull(wait_ms=2 * PAUSE_MS), **{how: True, "delay_ms": 0})
+    rows = (await keys_of(shop))["keys"]
+    assert [(row["message_id"], row["attempts"]) for row in rows] == [("id-a0", 2), ("id-b0", 2)]
+    assert [row["since_ms"] for row in rows] == since_ms
+    assert [(each["message_id"], each["attempt"]) for each in await shop.pull()] == [("id-a0", 3), ("id-b0", 3)], (
+        "alone"
+    )
+
+
 async def test_skipped_messages_hold_their_keys_while_the_disk_is_full(boot: Boot) -> None:
     shop = await opened(boot)
     await shop.set(attempts=1, failed_key="wait", first_ms=PAUSE_MS)
