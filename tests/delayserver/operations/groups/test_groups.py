@@ -63,6 +63,7 @@ async def test_a_group_has_its_position_its_lag_and_its_oldest_message(boot: Boo
         "where": None,
         "waiting_in_place": 0,
         "redelivery_bytes": 3 * (64 + len("m")),
+        "waiting_keys": 0,
         "oldest_ms": due_ms,
         "dead_letters": 0,
     }, "what was nacked waits for its redelivery, and counts meanwhile"
