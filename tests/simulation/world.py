@@ -35,6 +35,7 @@ from tests.simulation.operator import Operator
 from tests.simulation.ordering import Ordering
 from tests.simulation.publishing import Publishing
 from tests.simulation.rude import REQUESTS_MAX, Rude
+from tests.simulation.skipping import Skipping, drawn_policy
 from tests.simulation.threads import SimulatedWorkers
 from tests.simulation.timeliness import LATE_US_MAX, Timeliness
 from tests.simulation.trace import Trace
@@ -59,6 +60,8 @@ GIVING_UP_SHARE = 0.4
 # Seeds in which producers publish, in which they publish with order keys, and in which a group moves about.
 PUBLISHING_SHARE = 0.5
 ORDERING_SHARE = 0.3
+# Of the seeds with order keys, those in which an operator skips messages for which a key waits.
+SKIPPING_SHARE = 0.3
 # Seeds with delayed messages that have order keys, also with damage.
 KEYED_SHARE = 0.35
 MOVING_SHARE = 0.4
@@ -176,6 +179,7 @@ class World:
         ]
         self.giving_up = self._giving_up(seed)
         self.publishing = self._publishing(seed)
+        self.skipping: Skipping | None = None
         self.ordering = self._ordering(seed)
         self.moving = self._moving(seed)
         self.keyed = self._keyed(seed)
@@ -204,6 +208,7 @@ class World:
         rows_at_once = ROWS_AT_ONCE * len(self.producers)
         clients += 3 if self.counting is not None else 0
         clients += 1 if self.delaying is not None else 0
+        clients += 1 if self.skipping is not None else 0
         if self.one_way is not None:
             clients += 1
             rows_at_once += ROWS_AT_ONCE * POSTS_AT_ONCE
@@ -254,7 +259,23 @@ class World:
         policy: dict[str, Any] | None = None
         if asks.random() < 0.5:
             policy = {"attempts": asks.choice([1, 2, 8]), "failed_key": asks.choice(["skip", "wait"]), "first_ms": 100}
-        return Ordering(clients[0], clients[1:], self.host, self.damage, chance, self.note, policy)
+        skips = self._skips(seed)
+        if skips is not None:
+            policy = drawn_policy(skips)
+        exact = skips is not None
+        ordering = Ordering(clients[0], clients[1:], self.host, self.damage, chance, self.note, policy, exact=exact)
+        if skips is not None:
+            operator = Client(self.network, self.host.address, "skipper")
+            self.skipping = Skipping(operator, ordering, self.host, skips, self.note)
+        return ordering
+
+    def _skips(self, seed: int) -> Random | None:
+        """Its books need files that lose nothing, and a broker that lets go of nothing."""
+        # The number is one for which the seeds that notice mistakes stay as they are (`test_mistakes.py`).
+        chance = Random(f"{seed}:skipping 0")
+        if chance.random() >= SKIPPING_SHARE or self.flipping or self.cuts or self.host.may_let_go:
+            return None
+        return chance
 
     def _keyed(self, seed: int) -> KeyedAhead | None:
         """Where a loss of power may lose what was answered, nothing says in which order the rest comes again."""
@@ -358,6 +379,8 @@ class World:
                 await self.publishing.run(nursery)
             if self.ordering is not None:
                 await self.ordering.run(nursery)
+            if self.skipping is not None:
+                nursery.start_soon(self.skipping.run)
             if self.moving is not None:
                 nursery.start_soon(self.moving.run)
             if self.keyed is not None:
@@ -378,6 +401,8 @@ class World:
                 await self.giving_up.settle(self._leap)
             if self.publishing is not None:
                 await self.publishing.settle(self._leap)
+            if self.skipping is not None:
+                await self.skipping.settle()
             if self.ordering is not None:
                 await self.ordering.settle(self._leap)
             if self.moving is not None:
