@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import trio
 
 from delayserver.broker.actions import consuming, indexing, retries
 from delayserver.broker.actions.arrivals import Arrivals
@@ -24,8 +25,9 @@ from delayserver.broker.files.store import BrokerStore
 from delayserver.broker.filters.filter import Filter
 from delayserver.broker.queues import deliveries
 from delayserver.broker.queues.groups import Cursor
-from delayserver.broker.queues.key_order import WAITING, KeyOrder
+from delayserver.broker.queues.key_order import BLOCKED, PAUSED, RETRYING, WAITING, KeyOrder
 from delayserver.broker.queues.places import Places
+from delayserver.broker.queues.ranges import ranges_of
 from delayserver.broker.service import publishing
 from delayserver.broker.service import recovery as broker_recovery
 from delayserver.broker.service.broker import Broker
@@ -715,6 +717,88 @@ def a_client_that_keeps_the_old_offset() -> list[Change]:
     return [(ServerClock, "forget", lambda _right: lambda _clock: None)]
 
 
+def a_skip_answered_before_its_sync() -> list[Change]:
+    """An operator is told that a message was skipped before its dead letter is durable."""
+
+    def mistaken(right: Any) -> Any:
+        async def at_once() -> None:
+            await trio.lowlevel.checkpoint()
+
+        async def skip(self: Redelivery, *arguments: Any) -> int:
+            self.__dict__["durable"] = at_once
+            try:
+                skipped: int = await right(self, *arguments)
+            finally:
+                self.__dict__.pop("durable", None)
+            return skipped
+
+        return skip
+
+    return [(Redelivery, "skip", mistaken)]
+
+
+def a_skip_that_leaves_its_key_blocked() -> list[Change]:
+    """A skip after which the next message of the key waits for a pause without end."""
+
+    def mistaken(right: Any) -> Any:
+        def fail_heads(order: KeyOrder, positions: Any) -> Any:
+            failed = right(order, positions)
+            behind = _blocked_behind(order, failed)
+            order._columns.state[behind], order._columns.until_us[behind] = PAUSED, 1 << 60
+            order.blocked -= len(behind)
+            order._paused += len(behind)
+            return failed
+
+        return fail_heads
+
+    return [(KeyOrder, "fail_heads", mistaken)]
+
+
+def a_skip_of_the_message_behind() -> list[Change]:
+    """A skip that takes the next message of the key, where there is one, and not the one that failed."""
+
+    def mistaken(right: Any) -> Any:
+        def fail_heads(order: KeyOrder, positions: Any) -> Any:
+            heads = order.heads().position
+            behind = _blocked_behind(order, ranges_of(heads[np.isin(heads, positions)]))
+            if not len(behind):
+                return right(order, positions)
+            order._keys.join()
+            order._keys.hold(order._columns.slot[behind])
+            order._columns.state[behind] = RETRYING
+            order.blocked -= len(behind)
+            order._candidates = None
+            return ranges_of(order._columns.position[behind])
+
+        return fail_heads
+
+    return [(KeyOrder, "fail_heads", mistaken)]
+
+
+def _blocked_behind(order: KeyOrder, heads: Any) -> Any:
+    """The rows of the messages that wait next behind these first ones of their keys."""
+    columns, rows = order._columns, order._rows_of(heads)
+    waiting = np.flatnonzero(columns.state[: order._count] == BLOCKED)
+    waiting = waiting[np.isin(columns.slot[waiting], columns.slot[rows]) & ~np.isin(waiting, rows)]
+    return np.sort(waiting[np.unique(columns.slot[waiting], return_index=True)[1]])
+
+
+def a_hand_back_that_forgets_a_failure() -> list[Change]:
+    """A failed message that is handed back counts as one that never failed, so later ones of its key come with it."""
+
+    def mistaken(right: Any) -> Any:
+        def pause(order: KeyOrder, positions: Any, *rest: Any, alone: bool) -> Any:
+            places, rows = right(order, positions, *rest, alone=alone), order._find(positions)
+            if not alone:
+                order._failed -= int(np.count_nonzero(order._columns.alone[rows]))
+                order._columns.alone[rows] = False
+            return places
+
+        return pause
+
+    return [(KeyOrder, "pause", mistaken)]
+
+
 MISTAKES: tuple[Callable[[], list[Change]], ...] = (
     ack_before_sync,
     checksum_never_checked,
@@ -781,6 +865,14 @@ COUNTING_MISTAKES: tuple[Callable[[], list[Change]], ...] = (
     a_start_that_forgets_leases,
     a_lease_that_outlives_its_connection,
     an_extend_of_an_ended_lease_that_works,
+)
+
+# Those that the books of skips notice.
+SKIPPING_MISTAKES: tuple[Callable[[], list[Change]], ...] = (
+    a_skip_answered_before_its_sync,
+    a_skip_that_leaves_its_key_blocked,
+    a_skip_of_the_message_behind,
+    a_hand_back_that_forgets_a_failure,
 )
 
 

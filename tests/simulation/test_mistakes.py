@@ -14,6 +14,7 @@ from tests.simulation.many import SEEDS_OF_THE_TESTS
 from tests.simulation.mistakes import (
     COUNTING_MISTAKES,
     MISTAKES,
+    SKIPPING_MISTAKES,
     Change,
     a_client_that_keeps_the_old_offset,
     broadcast_of_what_has_expired,
@@ -81,6 +82,9 @@ COUNTED_BY = {
     "an_extend_of_an_ended_lease_that_works": 3,
 }
 
+# Likewise, in worlds in which an operator skips messages.
+SKIPPED_BY: dict[str, int] = {}
+
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.__name__)
 def test_the_mistake_is_noticed(mistake: Callable[[], list[Change]]) -> None:
@@ -119,6 +123,16 @@ def test_the_books_of_attempts_notice_the_mistake(
     """Few seeds keep exact books, so here all of them do."""
     monkeypatch.setattr(world, "COUNTING_SHARE", 1.0)
     assert _some_seed_notices(mistake, first=COUNTED_BY.get(mistake.__name__, SEEDS[0]))
+
+
+@pytest.mark.parametrize("mistake", SKIPPING_MISTAKES, ids=lambda mistake: mistake.__name__)
+def test_the_books_of_skips_notice_the_mistake(
+    mistake: Callable[[], list[Change]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few seeds skip messages, so here all of them do."""
+    monkeypatch.setattr(world, "ORDERING_SHARE", 1.0)
+    monkeypatch.setattr(world, "SKIPPING_SHARE", 1.0)
+    assert _some_seed_notices(mistake, first=SKIPPED_BY.get(mistake.__name__, SEEDS[0]))
 
 
 def test_files_that_are_forgotten_when_they_are_cut_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
