@@ -51,8 +51,10 @@ class Skipping:
         self._client = client
         self._books = books
         self._host = host
-        self._chance = chance
+        self.chance = chance
         self._note = note
+        # Set by the next answer to a skip.
+        self.answered = trio.Event()
         self._skips: list[Skip] = []
         self.ending = False
         self._ended = trio.Event()
@@ -82,9 +84,9 @@ class Skipping:
         return False
 
     async def _act(self) -> None:
-        await self._client.sleep(self._chance.choice([0.02, 0.3, 2.0]))
+        await self._client.sleep(self.chance.choice([0.02, 0.3, 2.0]))
         heads = await self._list()
-        kind = self._chance.random()
+        kind = self.chance.random()
         if kind < 0.45 and heads:
             await self._skip(heads)
         elif kind < 0.7 and heads:
@@ -102,7 +104,7 @@ class Skipping:
         heads: list[Keyed] = []
         after: int | None = -1
         while after is not None:
-            arguments = NAMES | {"action": "list", "after": after, "max": self._chance.choice([1, 2, 256])}
+            arguments = NAMES | {"action": "list", "after": after, "max": self.chance.choice([1, 2, 256])}
             reply = await self._client.request("waiting_keys", arguments)
             page = [self._listed(row, over) for row in reply["keys"]]
             if reply["unreadable"] or reply["left"] < len(page) or len({each.key for each in page}) < len(page):
@@ -144,7 +146,7 @@ class Skipping:
 
     def _chosen(self, heads: list[Keyed]) -> list[Keyed] | None:
         """Some of them, now and then also a message behind one. None: the first ones, whichever they are."""
-        chance = self._chance
+        chance = self.chance
         if chance.random() < 0.15:
             return None
         chosen = chance.sample(heads, chance.choice([1, 1, min(len(heads), 3)]))
@@ -159,7 +161,7 @@ class Skipping:
         arguments: dict[str, Any] = {"reason": f"{len(self._skips)}"}
         if chosen is None:
             wanted = [each for each in self._books.messages.values() if each.key and not each.is_over]
-            arguments["max"] = count_max = self._chance.choice([1, 2])
+            arguments["max"] = count_max = self.chance.choice([1, 2])
         else:
             wanted, count_max = chosen, len(chosen)
             arguments["positions"] = [message.position for message in chosen]
@@ -176,6 +178,8 @@ class Skipping:
                 self._resolve(number, set())
             raise
         skip.took = reply["skipped"]
+        answered, self.answered = self.answered, trio.Event()
+        answered.set()
         self._note(self._client.name, "skipped", number=number, count=skip.took)
         if not 0 <= skip.took <= count_max:
             raise SimulationFailure(f"{skip.took} messages are skipped, and {count_max} were named")
@@ -216,7 +220,7 @@ class Skipping:
         seen: list[Keyed] = []
         after: int | None = -1
         while after is not None:
-            count = self._chance.choice([3, 256])
+            count = self.chance.choice([3, 256])
             arguments: dict[str, Any] = {"action": "list", "bodies": True, "after": after, "max": count}
             reply = await self._client.request("dead_letters", NAMES | arguments)
             for letter in reply["letters"]:

@@ -529,6 +529,8 @@ class World:
                     nursery.start_soon(self.rude.act)
             nursery.start_soon(self._fault)
             nursery.start_soon(self._operate)
+            if self.skipping is not None and self.skipping.chance.random() < 0.3:
+                nursery.start_soon(self._crash_behind, self.skipping)
             for node in self.nodes:
                 nursery.start_soon(self._node_fault, node)
             await self.time.sleep(chance.choice([0.01, 0.3, 1.5]))
@@ -596,6 +598,17 @@ class World:
             self.timely.fault()
         elif kind < 0.77:
             await self._far_ahead(chance.choice([1, 3, 10]), chance.choice([3, 12, 12]))
+
+    async def _crash_behind(self, skipping: Skipping) -> None:
+        """The server ends as soon as an operator hears that a message is skipped."""
+        with trio.move_on_after(4):
+            await skipping.answered.wait()
+            if not self.host.alive:
+                return
+            power = skipping.chance.random() < 0.75
+            self.note("fault", "crash behind a skip", power=power)
+            self.model.disturbed = True
+            self.host.crash(power=power)
 
     async def _far_ahead(self, days: int, seconds: int) -> None:
         """The clock is ahead by days, for seconds; then it is right again, whatever became of the server."""
