@@ -15,19 +15,21 @@ import trio
 
 from delayserver.broker.actions import consuming, indexing, retries
 from delayserver.broker.actions.arrivals import Arrivals
+from delayserver.broker.actions.dead_letters import DeadLetters
 from delayserver.broker.actions.dead_queue import DeadQueue
 from delayserver.broker.actions.earlier_leases import EarlierLeases
 from delayserver.broker.actions.notes import ProgressNotes
 from delayserver.broker.actions.policies import Policies
 from delayserver.broker.actions.positions import Positions
 from delayserver.broker.actions.presence import Presence
+from delayserver.broker.actions.retries import RetryBatch
+from delayserver.broker.actions.waiting_keys import WaitingKeys
 from delayserver.broker.files.store import BrokerStore
 from delayserver.broker.filters.filter import Filter
 from delayserver.broker.queues import deliveries
 from delayserver.broker.queues.groups import Cursor
-from delayserver.broker.queues.key_order import BLOCKED, PAUSED, RETRYING, WAITING, KeyOrder
+from delayserver.broker.queues.key_order import WAITING, KeyOrder
 from delayserver.broker.queues.places import Places
-from delayserver.broker.queues.ranges import ranges_of
 from delayserver.broker.service import publishing
 from delayserver.broker.service import recovery as broker_recovery
 from delayserver.broker.service.broker import Broker
@@ -738,65 +740,31 @@ def a_skip_answered_before_its_sync() -> list[Change]:
 
 
 def a_skip_that_leaves_its_key_blocked() -> list[Change]:
-    """A skip after which the next message of the key waits for a pause without end."""
+    """A skip that makes a dead letter of its message, and leaves the key to it."""
 
     def mistaken(right: Any) -> Any:
-        def fail_heads(order: KeyOrder, positions: Any) -> Any:
-            failed = right(order, positions)
-            behind = _blocked_behind(order, failed)
-            order._columns.state[behind], order._columns.until_us[behind] = PAUSED, 1 << 60
-            order.blocked -= len(behind)
-            order._paused += len(behind)
-            return failed
+        def bury(letters: DeadLetters, batch: RetryBatch, *rest: Any) -> Any:
+            given_up = batch.given_up
+            assert given_up is not None
+            if given_up.failures[0].reason == retries.SKIPPED:
+                batch = replace(batch, given_up=replace(given_up, main=(), retry=()))
+            return right(letters, batch, *rest)
 
-        return fail_heads
+        return bury
 
-    return [(KeyOrder, "fail_heads", mistaken)]
-
-
-def a_skip_of_the_message_behind() -> list[Change]:
-    """A skip that takes the next message of the key, where there is one, and not the one that failed."""
-
-    def mistaken(right: Any) -> Any:
-        def fail_heads(order: KeyOrder, positions: Any) -> Any:
-            heads = order.heads().position
-            behind = _blocked_behind(order, ranges_of(heads[np.isin(heads, positions)]))
-            if not len(behind):
-                return right(order, positions)
-            order._keys.join()
-            order._keys.hold(order._columns.slot[behind])
-            order._columns.state[behind] = RETRYING
-            order.blocked -= len(behind)
-            order._candidates = None
-            return ranges_of(order._columns.position[behind])
-
-        return fail_heads
-
-    return [(KeyOrder, "fail_heads", mistaken)]
+    return [(DeadLetters, "bury", mistaken)]
 
 
-def _blocked_behind(order: KeyOrder, heads: Any) -> Any:
-    """The rows of the messages that wait next behind these first ones of their keys."""
-    columns, rows = order._columns, order._rows_of(heads)
-    waiting = np.flatnonzero(columns.state[: order._count] == BLOCKED)
-    waiting = waiting[np.isin(columns.slot[waiting], columns.slot[rows]) & ~np.isin(waiting, rows)]
-    return np.sort(waiting[np.unique(columns.slot[waiting], return_index=True)[1]])
-
-
-def a_hand_back_that_forgets_a_failure() -> list[Change]:
-    """A failed message that is handed back counts as one that never failed, so later ones of its key come with it."""
+def a_skip_of_the_first_key_that_waits() -> list[Change]:
+    """A skip of the first messages for which a key waits, and not of those that were named."""
 
     def mistaken(right: Any) -> Any:
-        def pause(order: KeyOrder, positions: Any, *rest: Any, alone: bool) -> Any:
-            places, rows = right(order, positions, *rest, alone=alone), order._find(positions)
-            if not alone:
-                order._failed -= int(np.count_nonzero(order._columns.alone[rows]))
-                order._columns.alone[rows] = False
-            return places
+        def chosen(keys: WaitingKeys, key: Any, wanted: Any, count_max: int) -> Any:
+            return right(keys, key, None, count_max if wanted is None else len(wanted))
 
-        return pause
+        return chosen
 
-    return [(KeyOrder, "pause", mistaken)]
+    return [(WaitingKeys, "chosen", mistaken)]
 
 
 MISTAKES: tuple[Callable[[], list[Change]], ...] = (
@@ -871,8 +839,7 @@ COUNTING_MISTAKES: tuple[Callable[[], list[Change]], ...] = (
 SKIPPING_MISTAKES: tuple[Callable[[], list[Change]], ...] = (
     a_skip_answered_before_its_sync,
     a_skip_that_leaves_its_key_blocked,
-    a_skip_of_the_message_behind,
-    a_hand_back_that_forgets_a_failure,
+    a_skip_of_the_first_key_that_waits,
 )
 
 
