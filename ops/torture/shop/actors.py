@@ -54,6 +54,8 @@ class Shop:
         self._visit = 0
         # Messages that were put off once. A second time would count as no attempt either.
         self._put_off: set[int] = set()
+        # Visitors whose group may still be there. Such a group would hold the messages of all from then on.
+        self._staying: deque[tuple[str, str]] = deque()
 
     async def run(self) -> None:
         """The day. Returns a while after `close`, when the senders have stopped; consumers then go on until cancelled."""
@@ -181,6 +183,7 @@ class Shop:
         self._visit += 1
         chance, group = self._chance, f"visitor-{self._visit}"
         subject = f"news.{chance.randrange(NEWS_SUBJECTS)}"
+        self._staying.append((subject, group))
         pulled = await self._client.pull(subject, group, 20, wait_s=0.2, start="earliest")
         if pulled:
             handed_back = 3 if chance.random() < 0.3 else 0
@@ -189,9 +192,19 @@ class Shop:
             if pulled[handed_back:]:
                 await self._client.ack(subject, group, pulled[handed_back:])
             await self._client.groups(subject)
-            await self._client.remove_group(subject, group)
             self._ledger.counts["visits"] += 1
+        await self._go()
         await self._rest(0.5 * self._pause)
+
+    async def _go(self) -> None:
+        """Removes the groups of visitors, also of those whom a restart cut off. A pull of nothing made a group too."""
+        while self._staying:
+            try:
+                await self._client.remove_group(*self._staying[0])
+            except DelayServerError as error:
+                if error.name != "group_unknown":
+                    raise
+            self._staying.popleft()
 
     async def _rest(self, seconds: float) -> None:
         with trio.move_on_after(seconds):
