@@ -343,9 +343,10 @@ class Dealer:
             if "error" in row:
                 self._not_prepared([deal])
                 continue
-            deal.unknown -= 1
-            deal.accepted += 1
-            deal.receipts.append(row["receipt"])
+            if row["receipt"] not in deal.receipts:  # a check-back may come before the reply
+                deal.unknown -= 1
+                deal.accepted += 1
+                deal.receipts.append(row["receipt"])
             self.books.take_sequence(deal, row["sequence"])
 
     def _not_prepared(self, deals: list[Deal]) -> None:
