@@ -104,10 +104,12 @@ class Consuming:
             if queue is not None and needed is None:
                 needed = self._hand_out(key, retry, queue, group.cursor(retry), budget, now_us, deadline_us)
         pulled = budget.pulled(needed)
-        if fresh_first if pulled is None and needed is not None else pulled is not None and not budget.fresh:
-            group.owe_turn()
-        if pulled is None and needed is not None:
+        if pulled is None and needed is not None:  # behind the read the pull is made again, with the turn that it had
+            if fresh_first:
+                group.owe_turn()
             raise ReadNeeded(needed)
+        if pulled is not None and not budget.fresh:
+            group.owe_turn()
         if pulled is None and not budget.may_look:
             self._unfinished.add(key)
         self.pulled += 0 if pulled is None else len(pulled)

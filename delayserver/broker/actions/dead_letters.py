@@ -21,7 +21,7 @@ from delayserver.broker.actions.arrivals import Arrivals
 from delayserver.broker.actions.retries import GivenUp, RetryBatch, written_ids
 from delayserver.broker.actions.state import BrokerState
 from delayserver.broker.files.store import StoredColumns
-from delayserver.broker.queues.deliveries import has_moves, moves_mark, unpack_place, unpack_places
+from delayserver.broker.queues.deliveries import has_moves, moves_mark, places_of, unpack_place, unpack_places
 from delayserver.broker.queues.groups import ConsumerGroup, Cursor, GroupKey
 from delayserver.broker.queues.queue import QueueKey
 from delayserver.broker.queues.ranges import Range, ranges_of
@@ -152,11 +152,9 @@ class Burial:
             return None
         main, retry = unpack_places(given_up.places[rows])
         left = (_retrying(group.main, main), _retrying(group.retry, retry))
-        if not left[0] and not left[1]:
+        rows = rows[np.isin(given_up.places[rows], places_of(*left))]
+        if not len(rows):
             return None
-        if sum([stop - start for ranges in left for start, stop in ranges]) < len(rows):
-            places = given_up.places[rows]
-            rows = rows[[_holds(left, packed) for packed in places.tolist()]]
         return GivenUp(
             given_up.stored.take(rows),
             given_up.attempts[rows],
@@ -169,11 +167,6 @@ class Burial:
 
 def _retrying(cursor: Cursor, positions: I64) -> list[Range]:
     return [part for span in ranges_of(np.sort(positions)) for part in cursor.retrying.common(*span)]
-
-
-def _holds(ranges: tuple[list[Range], list[Range]], packed: int) -> bool:
-    retry, position = unpack_place(packed)
-    return any(start <= position < stop for start, stop in ranges[retry])
 
 
 class DeadLetters:

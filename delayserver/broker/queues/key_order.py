@@ -506,11 +506,10 @@ class KeyOrder:
         columns = self._columns
         assert len(rows) == len(positions) and bool((columns.state[rows] == RETRYING).all()), "not failed"
         columns.state[rows], columns.until_us[rows] = WAITING, until_us
-        failed = columns.alone[rows]
-        columns.since_us[rows] = np.where(failed, columns.since_us[rows], now_us)
         if alone:
-            columns.alone[rows] = True
-            self._failed += int(np.count_nonzero(~failed))
+            first = rows[~columns.alone[rows]]
+            columns.since_us[first], columns.alone[first] = now_us, True
+            self._failed += len(first)
         else:
             columns.times[rows] -= 1
         self._waiting += len(rows)
