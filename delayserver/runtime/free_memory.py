@@ -52,8 +52,8 @@ class QuietAfterWork:
 async def give_back_when_quiet(clock: Clock) -> None:
     """Give free memory back each time that the process is quiet after a burst, until cancelled. A thread does it beside the
     event loop: an allocation meanwhile can wait for milliseconds, so it is never done while there is work."""
-    moments = QuietAfterWork(trio.current_time(), time.process_time())
+    moments = QuietAfterWork(clock.monotonic_us() / 1_000_000, time.process_time())
     while True:
         await clock.sleep_ms(LOOK_MS)
-        if moments.look(trio.current_time(), time.process_time()):
+        if moments.look(clock.monotonic_us() / 1_000_000, time.process_time()):
             await trio.to_thread.run_sync(give_back)
