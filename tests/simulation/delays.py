@@ -146,7 +146,12 @@ class Delaying:
         self._messages: list[Delayed] = []
         self._judged = 0
         self.ending = False
+        self._calm = False
         self._ended = trio.Event()
+
+    def calm(self) -> None:
+        """Step the clock no more: from here on the clocks of the nodes are right."""
+        self._calm = True
 
     async def run(self) -> None:
         """Send until the end is near."""
@@ -155,12 +160,14 @@ class Delaying:
                 await self._time.sleep(self._chance.choice([0.1, 3.0, 10.0, 20.0]))
                 if not self._host.open.is_set() or self.ending or len(self._messages) >= MESSAGES_MAX:
                     continue
-                if self._steps_left and self._chance.random() < 0.3:
+                if self._steps_left and not self._calm and self._chance.random() < 0.3:
                     self._steps_left -= 1
                     await self._send()  # it learns the clock, and keeps it for a minute
                     if self._chance.random() < 0.3:  # no notice comes then
                         self._client.break_connection()
-                    self._step(self._chance.choice(STEPS_S) * (0.5 + self._chance.random()))
+                    step_s = self._chance.choice(STEPS_S) * (0.5 + self._chance.random())
+                    if not self._calm:
+                        self._step(step_s)
                     await self._time.sleep(self._chance.choice([0.0, TOLD_S + 0.5, 8.0]))
                 await self._send()
         self._ended.set()

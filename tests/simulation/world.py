@@ -790,6 +790,8 @@ class World:
     async def _calm_down(self) -> None:
         """No more faults from here on."""
         self.note("world", "calm")
+        if self.delaying is not None:
+            self.delaying.calm()
         self.network.weather = Weather()
         self.host.disk.capacity_bytes = None
         self.timely.fault()
