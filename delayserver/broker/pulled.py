@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from delayserver.broker.reads import ReadPlan
 from store.records.batches import I64, U32, StoredBatch
+from store.records.columns import constant_column
 from store.records.redelivery import attempts_before
 
 # One row of a reply without its id, properties and body: nine columns.
@@ -59,7 +60,11 @@ class PullBudget:
         """Take rows. `before` i64[n]: how often each message was handed out since it was stored here."""
         self.parts.append(part)
         self.deliveries.append(delivery)
-        self.attempts.append(attempts_before(part.redelivery) + (before + 1))
+        earlier = attempts_before(part.redelivery)
+        if len(earlier) == 1 and before.strides == (0,):
+            self.attempts.append(constant_column(int(earlier[0]) + int(before[0]) + 1, len(part), np.uint32))
+        else:
+            self.attempts.append(earlier + (before + 1))
         self.messages -= len(part)
         self.bytes -= size
 
@@ -117,7 +122,7 @@ class PullBudget:
         """The batch; None if nothing was taken."""
         if not self.parts:
             return None
-        attempts = [part.astype(np.uint32) for part in self.attempts]
+        attempts = [part.astype(np.uint32, copy=False) for part in self.attempts]
         if len(self.parts) == 1:
             return PulledBatch(self.parts[0], self.deliveries[0], attempts[0], following)
         return PulledBatch(

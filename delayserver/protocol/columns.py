@@ -64,7 +64,7 @@ def pack_column(array: NDArray[Any], dtype: np.dtype[Any] | None = None) -> Wire
     span = int(array[-1]) - first
     if span == 0 and bool((array == array[0]).all()):
         return first
-    if span == count - 1 and bool((array[1:] - array[:-1] == 1).all()):
+    if span == count - 1 and bool((array[1:] > array[:-1]).all()):
         return [first]
     if dtype is None:
         dtype = array.dtype.newbyteorder("<")

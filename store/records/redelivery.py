@@ -68,6 +68,8 @@ def attempts_before(packed: NDArray[Any]) -> I64:
     from its column `redelivery`."""
     if packed.strides == (0,):  # nearly always, and then it costs nothing
         packed = packed[:1]
+        if len(packed) and not packed[0]:
+            return packed.astype(np.int64)
     before: I64 = REDELIVERY.number(packed).astype(np.int64) + REDELIVERY.unanswered(packed)
     return before
 

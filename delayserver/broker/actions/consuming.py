@@ -504,7 +504,7 @@ class Consuming:
     def _handed(self, key: GroupKey, retry: bool, positions: I64 | range, before: I64) -> None:
         """Note for the progress log that messages are handed out; `before`: how often each was before."""
         first = int(before[0])
-        if isinstance(positions, range) and (len(before) == 1 or bool((before == first).all())):
+        if isinstance(positions, range) and (before.strides == (0,) or bool((before == first).all())):
             self._state.notes.handed(key, retry, positions.start, positions.stop, first + 1)
             return
         for start, stop, times in ranges_alike(np.asarray(positions), before + 1):

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from delayserver.broker.queues.ranges import Range, ranges_of
+from delayserver.broker.queues.ranges import Range, is_run, ranges_of
 from store.records.batches import I64
 
 POSITION_BITS = 44
@@ -132,17 +132,25 @@ def split_deliveries(deliveries: I64) -> list[DeliveryRanges]:
     if len(deliveries) == 0:
         return []
     first, last = int(deliveries[0]) >> POSITION_BITS, int(deliveries[-1]) >> POSITION_BITS
-    if first == last and int(deliveries.min()) >> POSITION_BITS == int(deliveries.max()) >> POSITION_BITS:
-        return [_part(first, deliveries)]
+    if first == last:
+        if is_run(deliveries):  # as a pull gave them
+            position = int(deliveries[0]) & _POSITION_MASK
+            return [_part(first, [(position, position + len(deliveries))])]
+        if int(deliveries.min()) >> POSITION_BITS == int(deliveries.max()) >> POSITION_BITS:
+            return [_part(first, ranges_of(deliveries & _POSITION_MASK))]
     deliveries = np.sort(deliveries)
     codes = deliveries >> POSITION_BITS
     first_of = np.flatnonzero(codes[1:] != codes[:-1]) + 1
-    return [_part(int(part[0]) >> POSITION_BITS, part) for part in np.split(deliveries, first_of)]
+    parts = np.split(deliveries, first_of)
+    return [_part(int(part[0]) >> POSITION_BITS, ranges_of(part & _POSITION_MASK)) for part in parts]
 
 
 def pieces_of(deliveries: I64, ranges_max: int = PIECE_RANGES_MAX) -> Iterator[tuple[I64, int]]:
     """Deliveries, i64[n] in any order, in pieces for steps of a millisecond or two, and how many ranges each piece has at
     most."""
+    if 0 < len(deliveries) <= PIECE_ROWS_MAX and is_run(deliveries):  # as a pull gave them
+        yield deliveries, 1
+        return
     start = 0
     while start < len(deliveries):
         piece = deliveries[start : start + PIECE_ROWS_MAX]
@@ -153,6 +161,6 @@ def pieces_of(deliveries: I64, ranges_max: int = PIECE_RANGES_MAX) -> Iterator[t
         start += len(piece)
 
 
-def _part(code: int, deliveries: I64) -> DeliveryRanges:
+def _part(code: int, ranges: list[Range]) -> DeliveryRanges:
     epoch = code >> _MOVES_BITS & EPOCHS - 1 if code >= 0 else -1
-    return DeliveryRanges(bool(code & _RETRY), epoch, code & MOVES - 1, ranges_of(deliveries & _POSITION_MASK))
+    return DeliveryRanges(bool(code & _RETRY), epoch, code & MOVES - 1, ranges)

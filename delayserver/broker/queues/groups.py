@@ -22,9 +22,11 @@ from delayserver.broker.queues.ranges import Range, RangeSet, ranges_of, without
 from delayserver.broker.queues.seen import Count, Seen
 from delayserver.broker.redelivery import KeptBytes
 from store.records.batches import I64, U64
+from store.records.columns import zeros
 
 # From so many ranges on, acks are computed together.
 _MANY = 16
+_I64 = np.dtype(np.int64)
 _NO_POSITIONS: I64 = np.empty(0, np.int64)
 # With fewer leases than this, removing the settled ones is not worth its cost.
 _PRUNE_MIN = 256
@@ -410,8 +412,10 @@ class Cursor:
         return len(self._leases) < ranges_max
 
     def attempts_before(self, start: int, count: int) -> I64:
-        """How often each position was handed out before, i64[count]: by earlier processes (as far as known) or from its
-        place."""
+        """How often each position was handed out before, i64[count], to be read: by earlier processes (as far as known) or
+        from its place."""
+        if not self.seen and self._places is None and self._order is None:
+            return zeros(count, _I64)
         before = np.zeros(count, np.int64)
         self.seen.overlay(start, before)
         if self._places is not None:

@@ -157,14 +157,19 @@ def gaps(start: int, rows: I64, count: int) -> list[Range]:
     return [(start + low + 1, start + high) for low, high in edges if high - low > 1]
 
 
+def is_run(positions: I64) -> bool:
+    """Whether integers i64[n], at least one, are consecutive and ascend. Their ends mostly rule it out."""
+    return int(positions[-1]) - int(positions[0]) == len(positions) - 1 and bool((positions[1:] > positions[:-1]).all())
+
+
 def ranges_of(positions: I64) -> list[Range]:
     """The ranges of integers i64[n], in any order. Repeated ones count once."""
     count = len(positions)
     if count == 0:
         return []
-    steps = np.diff(positions)
-    if bool((steps == 1).all()):
+    if is_run(positions):
         return [(int(positions[0]), int(positions[0]) + count)]
+    steps = np.diff(positions)
     if bool((steps <= 0).any()):
         positions = np.unique(positions)
         steps = np.diff(positions)

@@ -97,4 +97,6 @@ def _names(batch: StoredBatch) -> tuple[int, I64]:
     server, sequence = int(batch.server_id[0]), batch.sequence
     if has_any(batch.origin_sequence):  # a redelivery is a record of its own
         sequence = np.where(batch.origin_sequence != 0, batch.origin_sequence, sequence)
+    if batch.server_id.strides == (0,):
+        return server, sequence.copy()
     return server, np.where(batch.server_id == server, sequence, 0)

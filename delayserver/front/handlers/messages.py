@@ -256,7 +256,8 @@ def positions_of(batch: StoredBatch) -> NDArray[np.int64]:
 
 def _server_ids(batch: StoredBatch) -> tuple[list[str], NDArray[np.uint32]]:
     server_id = batch.server_id
-    if len(server_id) and bool((server_id == server_id[0]).all()):  # the usual case, ten times faster than np.unique
+    # The usual case, ten times faster than np.unique.
+    if len(server_id) and (server_id.strides == (0,) or bool((server_id == server_id[0]).all())):
         return [f"{int(server_id[0]):012x}"], constant_column(0, len(server_id), U32)
     numbers, index = np.unique(server_id, return_inverse=True)
     return [f"{number:012x}" for number in numbers.tolist()], index.astype(np.uint32)
