@@ -136,7 +136,7 @@ class Client(BlockingOperations):
             raise ConnectionLost("the client was closed")
         # A reply says what was refused of one-way requests on its own line, so a ping goes behind them.
         behind = call.operation == PING and _SIDE in self._lines
-        return (self._side_line() if behind else self._free_line()).run(call, None)
+        return (self._side_line() if behind or not self._main.is_free() else self._main).run(call, None)
 
     def _reach(self) -> None:
         self._free_line().reach()

@@ -65,6 +65,8 @@ class Line:
 
     def is_free(self) -> bool:
         """Wait for the end of a call of another thread. False at once if that call waits at the server for long."""
+        if not self.turns.calling:
+            return True
         lock = self.turns.lock
         while not lock.acquire(timeout=_LOOK_S):
             waiting = self._waiting

@@ -54,7 +54,7 @@ class SocketConnection(ExchangingConnection):
         """
         if self._closed or not self._here:
             return False
-        return repeatable or self.read_ahead()
+        return repeatable or time.monotonic() - self._exchanged_s < _FRESH_S or self.read_ahead()
 
     def read_ahead(self) -> bool:
         return time.monotonic() - self._exchanged_s < _FRESH_S or super().read_ahead()
