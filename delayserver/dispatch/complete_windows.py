@@ -1,4 +1,8 @@
-"""Declares complete windows to the nodes, which may then forget what they keep to recognise duplicates of their messages."""
+"""Declares complete windows to the nodes, which may then forget what they keep to recognise duplicates of their messages.
+
+A node keeps the keys of deliveries until their window is complete, and a late message opens a window again. So
+windows are chosen by durable outcomes, in the step that sends the request.
+"""
 
 from __future__ import annotations
 

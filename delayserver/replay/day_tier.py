@@ -6,6 +6,14 @@ that of one window, since after a downtime 1,440 files for each day would cost m
 Runs in the replayer's task, so it is the only writer of schedule_log too. Outcomes that messages got while they lay in
 the coarse file (cancels, suppressed copies) move to the minutes when the day is drained; until then the loader and cancel
 ask here for them.
+
+A draining day becomes minute files, not one file sorted by due time. Sorting would write every body once more, and
+minutes are loaded and retired one by one. Outcomes move with their messages, so a message and its outcome lie in one
+tier.
+
+A whole day costs two files, not up to 2,880, for all its messages and outcomes, later ones too. The `DayTable` says
+so before anything leaves. A day of which a load has taken a minute is split all the same. A whole day that a wrong
+clock left in the future is loaded when it begins.
 """
 
 from __future__ import annotations

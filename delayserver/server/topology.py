@@ -2,6 +2,16 @@
 
 Everything that can fail comes first. Then one step of the event loop changes all: from it on no message goes the old way,
 but for the batches that nodes have already. The change is over when those are settled, and what left is gone.
+
+If a known subject goes another way, everything that waits leaves memory: wheels, queues, and the notes of spilled
+windows. The cursors go back, and a load brings each message for the groups of now. Memory is emptied, not sorted
+anew, because a restart goes the same way, and so the way is proven. It costs the time of one load, once a reload. A
+message in flight stays; if its attempt fails, it goes to a group that its route leads to.
+
+The last released key of a group that left stays known, because `was_released` asks for it. A route keeps its place
+number as long as the process lives, because spilled windows are noted by it. The pacing does not change: a server
+that starts with one group takes larger steps than one with several, until its restart. A node of weight 0 gets no
+batch, and does not count when its group decides whether it fails.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""One request with its answer, as the ASGI application sees them."""
+"""One request with its answer, as the ASGI application sees them.
+
+An answer of known length is one write, with head and body: each write is a packet that wakes the client. The head of
+a stream leaves at once, because its client may wait for it.
+"""
 
 from __future__ import annotations
 

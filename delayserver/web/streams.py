@@ -1,4 +1,8 @@
-"""The bounds of long streams: how many there are, and how many bytes wait for their clients."""
+"""The bounds of long streams: how many there are, and how many bytes wait for their clients.
+
+A stream pulls only what its client is about to read: it waits until the connection has taken what was sent. Messages
+that find no room go back to their group.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,9 @@
 So the whole server runs unchanged on a simulated disk that forgets unsynced bytes, tears writes, fills up and fails.
 `refusal` classifies each OSError once. The only OSError that leaves this module is FileNotFoundError, for a file that must
 be there and is not. No format, no log and no policy lives here. Paths are strings; relative paths are not resolved.
+
+Files are read, not mapped: resident memory would grow with all that was read, and a cut file would be a signal
+instead of an error.
 """
 
 from __future__ import annotations

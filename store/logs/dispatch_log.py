@@ -3,6 +3,8 @@
 <day>/<time>.log   outcomes of messages of a window
 <day>/day.log      outcomes given while the message lay in a coarse day
 reserve            space kept back, so that a full disk can still record what was delivered (rule 1)
+
+Outcomes are columns, not fixed-width rows: they take less than half the room, and the same codec reads them.
 """
 
 from __future__ import annotations

@@ -2,6 +2,9 @@
 
 The scanner of `scan.py` looks for the end of a file after a crash. Here all records were appended or recovered before, so
 a record that does not verify is corruption. A caller that must go on serving gives a list for it.
+
+The server reads below a known end, so it has nothing to judge. Tools and audit use `FastReader`, which verifies many
+small records at once. Damage is judged in `scan.py` alone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,11 @@
-"""Handing messages out to consumer groups, and their acks."""
+"""Handing messages out to consumer groups, and their acks.
+
+Messages that a filter passes over are acked in memory, and reach the progress log with the acks beside them, or with
+the next sync as one row a group. After a crash the filter looks at them again. So a filter causes no sync and no rows
+of its own.
+
+A pull passes over a bounded number of expired or unwanted messages in a step. Then its group stands in line again.
+"""
 
 from __future__ import annotations
 

@@ -5,6 +5,13 @@ the ack. A crash between the two loses nothing: each letter holds the position o
 
 The group that gave the messages up is also a group of the dead-letter subject. It has acked a letter that was sent again
 or dropped.
+
+The names of dead-letter subjects are ambiguous. So the table of policies has the code of each, durable before its
+first letter. A letter names the moves of its group, so a start acks nothing for a group that was moved or removed
+since.
+
+Letters are outside the balance, which is about the hand-over: their message stays `delivered`. They hold the store
+for `unconsumed_retention_ms` at most. One forgotten letter would hold all that came after it.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ The progress log has them. They are looked at when their messages would be hande
 so their order keys and the attempts of earlier redeliveries are known. A message that had its last attempt is given up
 instead. Of the messages with one order key that a consumer had, the first unfinished one has failed. The later ones have
 not, so their lease is no attempt.
+
+So no start has to read what a million leases hold.
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@
 The record in message_log and the ack of what it replaces are one decision. Before the record is written, the progress log
 has a row that names these messages, and from which offset of message_log on the record would stand. A start that finds such
 a row without an ack looks there. If the record is there, the message is done here. Otherwise nothing has happened.
+
+It costs a nack or an ended lease one more sync of the broker. A place in the record itself would need a newer version
+of its kind, which older programs refuse.
 """
 
 from __future__ import annotations

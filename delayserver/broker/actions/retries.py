@@ -1,5 +1,9 @@
 """Redelivery after a nack or an ack timeout, through the delay pipeline or from the message's place in its queue. After
 the last attempt of the group's policy the message is given up instead: `dead_letters.py` stores it.
+
+A redelivery is an internal record of the pipeline, so it has three copies on disk. Past the group's bound of bytes
+messages wait in their place instead, and those with an order key always do. A place holds back the store, as a lease
+does. So redeliveries use the pipeline again as soon as there is room.
 """
 
 from __future__ import annotations

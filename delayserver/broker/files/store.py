@@ -1,6 +1,8 @@
 """The broker's message store: one append-only log of `StoredBatch` records for all subjects, and a cache over it.
 
 It knows offsets and bytes, but no positions, queues or groups.
+
+Batches that were read back have half of the cache at most, so readers of a backlog do not displace new messages.
 """
 
 from __future__ import annotations

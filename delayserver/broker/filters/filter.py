@@ -1,4 +1,11 @@
-"""The filter of a consumer group: its tags and its expression, over stored messages. Columns in, row numbers out."""
+"""The filter of a consumer group: its tags and its expression, over stored messages. Columns in, row numbers out.
+
+A filter belongs to its group, not to a pull: consumers of one group share its position, so two filters would lose
+messages of each other.
+
+An expression looks at the different values of a column, then at its rows. Properties repeat: 16,384 messages often
+have a handful of different values, so a pattern is tried a handful of times.
+"""
 
 from __future__ import annotations
 

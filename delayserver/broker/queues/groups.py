@@ -4,6 +4,11 @@ Pure, in positions and ranges: no messages, no store, no clock (times are argume
 handed out. It is leased unless it is acked, in `retrying` or in `places`; a place has its own state. A message that is
 nacked or times out comes back in the group's retry queue, or waits in its place (`places`) to be leased again. Messages
 with an order key are in `KeyOrder` until they are acked, with a state and a deadline each.
+
+An extended lease becomes a place with the new end. Its old end stays in the heap of leases, and ends nothing.
+
+A seek begins anew: acks, leases and places are forgotten, and the retry queue is passed over to its end. `moves` in
+the delivery ids makes acks from before unknown.
 """
 
 from __future__ import annotations

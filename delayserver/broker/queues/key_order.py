@@ -9,6 +9,20 @@ Otherwise it keeps its pause without the key (PAUSED), so that earlier ones go o
 
 The table has a row for each message, in ascending positions. Finished rows stay until there are many, so an ack costs what
 it names and not what waits.
+
+The first message of a key that is handed out goes with later ones of the key in the same pull. So a lone consumer
+gets long runs of a key, and many consumers get different keys. `candidates` gives the blocked messages of free keys
+in ascending positions, and new messages are looked at behind all of these. So no message overtakes an earlier one of
+its key.
+
+Of each key only the first message of a nack or of an ended lease fails; it then goes out alone, so it does not use up
+the attempts of later ones. It waits in its place and never in the delay pipeline, where its record would come behind
+later messages of the key.
+
+No step has a loop over messages. A loop and a sort of the table took 60 ms of the event loop for a pull of 1,000,
+with eight consumers and 10,000 random keys.
+
+The progress log does not know keys. A start takes waiting messages as ready, and gives a key out from its first one.
 """
 
 from __future__ import annotations

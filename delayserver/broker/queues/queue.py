@@ -2,6 +2,13 @@
 
 Its index rows are *runs*: `row_count` messages from `position` on are in the stored record at `store_offset`, from row
 `row_start` on. The newest runs are in memory as arrays of fixed-width numbers, older ones in blocks on disk.
+
+There are no rows for each message. A run takes 24 bytes for the messages of a record. Measured, columns read without
+blobs cost 30 ns a message in records of 1,000, 1 µs in records of 100, and 60 to 90 µs in records of one. Rows of 40
+bytes would cost 3 ns. But a pull reads the record anyway, messages of single sends are joined into records, and such
+rows would have to be written, synced and rebuilt.
+
+Runs are never the truth: a start makes them from the store, and a damaged block is made again when it is read.
 """
 
 from __future__ import annotations

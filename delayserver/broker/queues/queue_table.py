@@ -2,6 +2,9 @@
 
 A queue wakes when it is asked for, and rests again when a checkpoint finds it as the checkpoint before. So what goes
 over all queues (checkpoints, retention) goes over arrays, and over the few objects in use.
+
+A checkpoint copies the queues in steps of some thousand. Queues do not spill meanwhile, so index rows behind the
+captured offset are recognised by their offsets.
 """
 
 from __future__ import annotations

@@ -1,4 +1,11 @@
-"""Group commit of the broker: while one sync runs, the next group gathers. Checkpoints and retention run beside it."""
+"""Group commit of the broker: while one sync runs, the next group gathers. Checkpoints and retention run beside it.
+
+Hand-outs are written without a sync by the step that hands out, and `run_counts` syncs 0.1 s later what no ack has
+synced. The page cache outlives the process, and a process is what a poison message takes down. It costs some 20 µs a
+pull.
+
+Everything of the broker shares these syncs, but for small publishes, which are synced where they are stored.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,9 @@
 The arrival of messages wakes a waiting pull, not a timer. Of the actors that have messages, the one goes first that used
 the least event-loop time and bytes lately, however many consumers it has; among equals, the one that came first. A turn is
 one pull. An actor whose next messages must be read from the disk leaves the line until the read has ended.
+
+A waiting pull is answered in the step that brought its messages, before the broker's sync: each pass of the event
+loop costs about 0.1 ms of lateness.
 """
 
 from __future__ import annotations

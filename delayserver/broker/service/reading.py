@@ -3,6 +3,10 @@
 Reads run a few at a time, in the order in which they were asked for. A caller has at most one in line, so the line is
 fair between callers. Callers that need the same bytes share one read. While the results that calls hold take too much,
 one read runs at a time, and calls that hold results go first, so that they free them.
+
+A result is held until the call that asked for it has been made again, so progress does not depend on the size of the
+cache. A segment from which a thread reads is not removed: its descriptor could name another file in the middle of the
+read.
 """
 
 from __future__ import annotations

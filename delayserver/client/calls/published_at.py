@@ -1,4 +1,8 @@
-"""The nodes at which a client publishes subjects that its own server does not store. No I/O."""
+"""The nodes at which a client publishes subjects that its own server does not store. No I/O.
+
+Order holds only within a node, since each gives positions by itself. A publish in columns is one record, all or
+nothing; a node for each key would split it. The price is that one node takes all publishes of a subject.
+"""
 
 from __future__ import annotations
 

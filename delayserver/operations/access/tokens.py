@@ -2,6 +2,9 @@
 
 Tokens are changed one at a time: the table is durable first, then the change counts. A client whose token was revoked,
 or has expired, loses its connection in that step.
+
+A token that ends takes its connections along, also a pull that waits. So no request asks whether its token is still
+valid. A table that was made stays: the last token that is revoked opens nothing.
 """
 
 from __future__ import annotations

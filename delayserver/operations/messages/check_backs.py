@@ -3,6 +3,13 @@
 It stands at the end of the pipeline, in the place of a broker node. A timer that is due is answered by one record, which
 holds the check-back, a message for the producer's group, and the next timer, which replaces this one. So a crash leaves
 either both or none, and a transaction is asked about as often as its terms say. After the last one its policy decides.
+
+Timers go through wheel and queue like any row, to a group of their own (`TIMERS_GROUP`), whose only node is
+`CheckBacks`. The count of check-backs is in the timers, not in the clock. After a downtime each transaction is asked
+before its policy decides, and the next timer counts from the moment of the check-back, so a downtime of days is no
+storm.
+
+`expired` of a check-back comes with the next one, so a producer that was away finds one of each transaction.
 """
 
 from __future__ import annotations

@@ -2,6 +2,9 @@
 
 Each open transaction has one timer without an outcome. So a list of the timers is a list of the transactions, also after a
 restart, and no table of them is kept. The columns of schedule files are read, up to the latest timer that there may be.
+
+`Balance.timers_until_ms`, which the checkpoint keeps, says up to where timers may lie. It may be too late, never too
+early.
 """
 
 from __future__ import annotations

@@ -2,6 +2,9 @@
 
 A node keeps the keys (server id, sequence, redelivery) of its messages. A key means one message only while one process
 delivers under a server id. So the newest process wins, and the older ones are fenced off.
+
+An older instance is refused until the newer one has been gone for a minute. It connects again after a pause that
+doubles. An old connection is never taken again: it may carry bytes of a dead process.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""The servers among the peers of this process: their claimed ids, their proofs, and their permission to act."""
+"""The servers among the peers of this process: their claimed ids, their proofs, and their permission to act.
+
+Requests of servers ask for a proof: an HMAC of the shared secret over a challenge. Without a secret only peers of
+`listen.server_networks` are believed.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,10 @@
 
 A prepared message lies in the files like any other, at the due time that the sender wants, and is never loaded. Beside it,
 in the same record, stands its timer: an internal record that comes due when the producer is to be asked.
+
+Both stand in one record, for one sync. The message lies at the due time of the visible one, so deduplication, lookup
+and retention work as for any message. The visible message is due when it was prepared for, or at its commit if that
+is later. So a late commit needs no window of the past, and its lateness counts from the commit.
 """
 
 from __future__ import annotations

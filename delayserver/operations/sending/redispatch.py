@@ -3,6 +3,9 @@
 Existing records do not change. Each new delivery is an internal record, due at once, for no particular consumer group.
 `origin_sequence` is the message. The record goes through the pipeline like a retry and does not count in the balance.
 One request handles a bounded slice and returns the position of the next one.
+
+`recover redispatch` for a stopped server stays beside it: if a broker lost its data with the server, the deliveries
+are durable before the server starts.
 """
 
 from __future__ import annotations

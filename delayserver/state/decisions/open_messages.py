@@ -4,6 +4,8 @@ A row is here only while three things are known: it was accepted and replayed, i
 prepared transaction, and nothing was decided about it. So a cancel of it needs neither its schedule file nor the outcomes
 of its window, however many windows a request names. A message that is not here may still be
 open: the caller looks into the files then.
+
+It has the last 524,288 accepted messages, 20 bytes each. The publisher adds them, `Decided.add` removes them.
 """
 
 from __future__ import annotations

@@ -3,6 +3,16 @@ missing in memory. Synchronous, no I/O.
 
 A message is missing while its commit runs, while it is in message_log alone, in the file of a day that is not drained, or in
 a part of a window that is not loaded. A row that cannot be read is gone around: it holds back no key.
+
+The broker cannot order messages again that were given out, so the hand-over keeps the order: positions at a node
+ascend with (due, sequence) within a key. Rows without a key pay one look at a column a batch.
+
+A group that is accepted before the time of the gate's last question was accepted by a clock that went back.
+`Positions.accepted_back` counts such groups, and the gate asks anew.
+
+Where memory is short, due rows that the gate holds back leave memory as spilled. Otherwise they would keep out the
+windows that they wait for. They are read back into their wheel and not into the lane, because earlier rows of their
+keys may be in the wheel. Rows for a fallback group go that way as well.
 """
 
 from __future__ import annotations
