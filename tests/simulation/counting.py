@@ -64,8 +64,10 @@ class Counted:
     """The pull that was under way when its last answer or extension ended: it may have been handed out before that."""
     crossed_high: int = 0
     """`high` before that answer."""
-    blurred: bool = False
-    """Its last hand-out crossed an answer: `low` is its attempt, or one less."""
+    handing_back: int = 0
+    """Requests under way that hand an earlier delivery back. A late one hands back the present one."""
+    blurred: int = 0
+    """So many requests to hand it back crossed its last hand-out: `low` is its attempt without those."""
 
 
 class Counting:
@@ -341,12 +343,15 @@ class Counting:
         else:
             delay_ms = self._chance.choice([None, 0, 100, 5_000])
             extra: dict[str, Any] = {} if delay_ms is None else {"delay_ms": delay_ms}
-            if how != "nack":
-                extra[how] = True
             last = [bool(self._attempts_max) and message.high >= self._attempts_max for message in found]
             for message, is_last in zip(found, last, strict=True):
                 message.maybe_over |= is_last
-            reply = await client.request("nack", arguments | extra)
+                message.handing_back += not counts
+            try:
+                reply = await client.request("nack", arguments | extra | ({} if counts else {how: True}))
+            finally:
+                for message in found:
+                    message.handing_back -= not counts
         self._look_at_ends()
         # Nobody else had them meanwhile.
         mine = life == self._host.lives and stamps == [message.stamp for message in found]
@@ -377,7 +382,7 @@ class Counting:
         elif not any(message.forked for message in found):
             # Where a hand-out was forgotten, only the delivery itself said which it was: `low` is its attempt.
             due = sum([bool(self._attempts_max) and low >= self._attempts_max for low in before])
-            unsure = sum([message.blurred for message in found])
+            unsure = sum([message.blurred > 0 for message in found])
             if not due <= dead <= due + unsure:
                 self._fail(found[0], f"{dead} of its batch are given up, and {due} had their last attempt")
             if dead == len(found):
@@ -428,9 +433,8 @@ class Counting:
         self.exact += low == high
         message.hand_outs.append((self._time.worked_s, message.low))
         message.low = message.high = attempt
-        message.blurred = crossed
-        if crossed:  # this attempt may be the one that was handed back
-            message.low = max(attempt - 1, 0)
+        message.blurred = crossed + message.handing_back
+        message.low = max(attempt - message.blurred, 0)  # this attempt may be the one that is handed back
         message.delivery = row["delivery"]
         message.stamp += 1
         message.forked &= retry or not self._in_place
