@@ -167,7 +167,7 @@ class DayTier:
             if isinstance(error, UnreadableError):
                 self._refused.add(day.start_ms)
             written = self._outcomes_left(DispatchKey(day.start_ms, True))
-        self._overlays.put(day.start_ms, _index_of(written))
+        self._overlays.put(day.start_ms, OutcomeIndex.of([written]))
         return written
 
     def _outcomes_left(self, key: DispatchKey) -> OutcomeBatch:
@@ -259,7 +259,7 @@ class DayTier:
                 self._take_sealed(day, indexes.get(day.start_ms), refused.get(day.start_ms))
 
     def _index_up_to(self, key: DispatchKey, end: int) -> OutcomeIndex:
-        return _index_of(self._outcomes(key, end))
+        return OutcomeIndex.of([self._outcomes(key, end)])
 
     def _take_sealed(self, day: SealedDay, known: tuple[OutcomeIndex, int] | None, refusal: DiskError | None) -> None:
         """`known`: the outcomes of the day, if they could be read, and where they end in the file. `refusal`: the error, if
@@ -452,13 +452,6 @@ class DayTier:
 
     def _outcomes_by_file(self, start_ms: int) -> list[tuple[DispatchKey, OutcomeBatch]]:
         return self._decided.by_file(self._outcomes(DispatchKey(start_ms, True)))
-
-
-def _index_of(written: OutcomeBatch) -> OutcomeIndex:
-    index = OutcomeIndex()
-    if len(written):
-        index.add(written.sequence, written.outcome)
-    return index
 
 
 def by_windows(batch: MessageBatch, window_ms: int, windows_max: int) -> list[MessageBatch]:

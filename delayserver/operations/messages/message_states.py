@@ -17,6 +17,7 @@ from delayserver.runtime.fair_turns import Work
 from delayserver.runtime.runtime import Runtime
 from delayserver.state.decisions.decided import Decided
 from delayserver.state.files import Files
+from delayserver.state.membership import is_member
 from delayserver.state.memory.residency import Residency
 from delayserver.state.windows.windows import Windows
 from store.errors import CorruptionError, FormatError
@@ -181,20 +182,23 @@ class MessageStates:
             if each.has_row:
                 for key in self._files_of(due):
                     wanted.setdefault(key, []).append(each.message)
+        if not wanted:
+            return [*found]
         # Unwritten rows are collected before the files are read, because rows move from memory to the files. So are the
         # files of days, because rows move from these to the files of minutes.
-        batches = self._decided.unwritten()
+        asked = np.unique(np.array([each.message for each in found if each.has_row], dtype=np.int64))
+        starts = window_starts(np.array(due_ms, dtype=np.int64), self._window_ms)
+        batches = self._decided.unwritten_between(int(starts.min()), int(starts.max()) + self._window_ms)
         hidden: set[int] = set()
         for key in sorted(wanted, key=lambda key: not key.coarse):
             await work.items(WINDOW_ITEMS)
             batches.append(await self._written(key, np.array(wanted[key], dtype=np.int64)))
             if key in self._dispatch:  # a file that was retired, or moved with its day, hides nothing
                 hidden.update(wanted[key])
-        asked = np.unique(np.array([each.message for each in found if each.has_row], dtype=np.int64))
         rows: dict[int, tuple[OutcomeBatch, int]] = {}
         for batch in batches:
             await work.items(WINDOW_ITEMS)
-            for row in np.flatnonzero(np.isin(batch.sequence, asked)).tolist():
+            for row in np.flatnonzero(is_member(batch.sequence, asked)).tolist():
                 rows.setdefault(int(batch.sequence[row]), (batch, row))
         answers = []
         for each in found:

@@ -78,14 +78,10 @@ class RedispatchReader:
         except _UNREADABLE as error:
             self._tell([_named(error)], unread)
         met: list[CorruptionError] = []
-        # Only known outcomes: a message without a readable outcome may have been cancelled.
-        index = OutcomeIndex()
-        for batch in self._decided.unwritten():
-            index.add(batch.sequence, batch.outcome)
-        written = await self._run(partial(self._written, file, met))
-        index.add(written.sequence, written.outcome)
+        # Before the file is read, because rows move from memory to the file.
+        codes = await self._run(partial(self._known, file, sequences, self._decided.unwritten_near(file), met))
         self._tell(met, unread)
-        return index.lookup(sequences), False
+        return codes, False
 
     # In a thread, because the disk may be slow.
 
@@ -116,6 +112,12 @@ class RedispatchReader:
             partial(self._dispatch.path, file),
             met,
         )
+
+    def _known(
+        self, file: DispatchKey, sequences: I64, unwritten: list[OutcomeBatch], met: list[CorruptionError]
+    ) -> U8:
+        """Only known outcomes: a message without a readable outcome may have been cancelled."""
+        return OutcomeIndex.of([*unwritten, self._written(file, met)]).lookup(sequences)
 
     def _lost(self, key: ScheduleKey, wanted: Wanted) -> int:
         """Counts messages of the window with a wanted outcome that no file of it has. 0 unless `key` is the first

@@ -28,6 +28,7 @@ from delayserver.state.decisions.holds import Holds
 from delayserver.state.decisions.open_messages import OpenMessages
 from delayserver.state.decisions.outcome_rows import suppressed_outcomes
 from delayserver.state.decisions.promises import Promises
+from delayserver.state.decisions.unwritten import Unwritten
 from delayserver.state.membership import is_member
 from delayserver.state.positions.positions import Positions
 from store.errors import CorruptionError, FormatError
@@ -36,7 +37,6 @@ from store.indexes.schedule_index import ScheduleIndex
 from store.logs.dispatch_log import DispatchKey, DispatchLog, count_outcomes
 from store.logs.windows import DAY_MS, day_of, window_of, window_starts
 from store.records.batches import I64, U8, U32, MessageBatch, OutcomeBatch
-from store.records.scan import Damage
 from store.tables.days import DayTable
 
 # Indexes of windows that were asked for; 16 bytes a row.
@@ -72,11 +72,10 @@ class Decided:
         self.holds = Holds()
         self.overlays = DayOverlays()
         self.open_messages = OpenMessages()
-        self._buffer: list[OutcomeBatch] = []
+        self._unwritten = Unwritten()
         # When the first outcome came of those that wait, and of those that are written (monotonic).
         self._waiting_since_us = 0
         self._writing_since_us = 0
-        self._writing: list[OutcomeBatch] = []
         # Those of both that count as ends of messages: moved outcomes were counted before.
         self._buffer_counted: list[OutcomeBatch] = []
         self._writing_counted: list[OutcomeBatch] = []
@@ -118,9 +117,9 @@ class Decided:
         one. `moved` rows were counted when they were first added (a drained day's)."""
         if not len(batch):
             return
-        if not self._buffer:
+        if not self._unwritten.waits:
             self._waiting_since_us = self._clock.monotonic_us()
-        self._buffer.append(batch)
+        self._unwritten.add(batch)
         self._added += len(batch)
         self._promises.add(batch, self._added)
         self._hot |= len(batch) >= HOT_ROWS
@@ -196,7 +195,15 @@ class Decided:
 
     def unwritten(self) -> list[OutcomeBatch]:
         """Batches that are decided and maybe not in their files yet."""
-        return self._writing + self._buffer
+        return self._unwritten.batches()
+
+    def unwritten_between(self, from_ms: int, to_ms: int) -> list[OutcomeBatch]:
+        """The rows of `unwritten` that are due in [from_ms, to_ms)."""
+        return self._unwritten.due_between(from_ms, to_ms)
+
+    def unwritten_near(self, key: DispatchKey) -> list[OutcomeBatch]:
+        """The rows of `unwritten` that are due in the window or the day of a file."""
+        return self._unwritten.due_between(key.start_ms, key.start_ms + (DAY_MS if key.coarse else self._window_ms))
 
     async def wait_for_room(self) -> None:
         """Return when the disk keeps up with what was decided (bound of memory)."""
@@ -232,7 +239,7 @@ class Decided:
     @property
     def is_waiting(self) -> bool:
         """Whether there is something to begin with."""
-        return bool(self._buffer)
+        return self._unwritten.waits
 
     def was_hot(self) -> bool:
         """Whether a large batch came since the last call."""
@@ -241,19 +248,17 @@ class Decided:
 
     def begin_write(self) -> list[OutcomeBatch]:
         """All that waits; `wrote` or `give_up` must follow before the next call."""
-        assert not self._writing
-        self._writing, self._buffer = self._buffer, []
         self._promises.seal()
         self._writing_counted, self._buffer_counted = self._buffer_counted, []
         self._writing_redelivered, self._buffer_redelivered = self._buffer_redelivered, []
         self._writing_since_us = self._waiting_since_us
-        return self._writing
+        return self._unwritten.begin_write()
 
     def wrote(self, totals: I64) -> None:
         """The write that was begun is durable; `totals` are the counts of that moment."""
-        rows = sum([len(batch) for batch in self._writing])
+        rows = self._unwritten.wrote()
         self._subjects.end(self._writing_counted, self._writing_redelivered)
-        self._writing, self._writing_counted, self._writing_redelivered = [], [], []
+        self._writing_counted, self._writing_redelivered = [], []
         self.durable_totals = totals
         self.written.advance(self.written.value + rows)
         self._promises.forget(self.written.value)
@@ -307,9 +312,8 @@ class Decided:
         looked at: of an overdue backlog a hundred thousand may wait, of the windows before these."""
         if not len(sequences):
             return np.zeros(0, dtype=bool)
-        first_ms, last_ms = due_ms.min(), due_ms.max()
-        waiting = [batch.sequence[(batch.due_ms >= first_ms) & (batch.due_ms <= last_ms)] for batch in self.unwritten()]
-        return ~is_member(sequences, np.concatenate([np.empty(0, np.int64), *waiting]))
+        waiting = self.unwritten_between(int(due_ms.min()), int(due_ms.max()) + 1)
+        return ~is_member(sequences, np.concatenate([np.empty(0, np.int64), *[batch.sequence for batch in waiting]]))
 
     def outcome_of(self, key: DispatchKey, index: OutcomeIndex, sequences: I64) -> U8:
         """Outcome codes u8[n] of messages of one window or day, 0 where there is none yet; `index` as `pinned` gave it."""
@@ -344,17 +348,17 @@ class Decided:
     async def told(self, key: DispatchKey, sequences: I64) -> U8:
         """Outcome codes u8[n] where `pinned` raises. The outcomes that can be read are true all the same. The others are
         TOO_LATE, since an attempt may have been made."""
-        damages: list[Damage] = []
-        index = OutcomeIndex()
-        written = OutcomeBatch.filled(0)
+        # Before the file is read, because rows move from memory to the file.
+        read = partial(self._told, key, sequences, self.unwritten_near(key))
+        with trio.CancelScope(shield=True):
+            codes = await self._workers.run(read)
+        return codes
+
+    def _told(self, key: DispatchKey, sequences: I64, unwritten: list[OutcomeBatch]) -> U8:
+        written = []
         with suppress(CorruptionError, FormatError, KeyError):  # `pinned` has reported it
-            read = partial(self._log.rows_of, key, sequences, damages)
-            with trio.CancelScope(shield=True):
-                written = await self._workers.run(read)
-        for batch in (written, *self.unwritten()):
-            if len(batch):
-                index.add(batch.sequence, batch.outcome)
-        codes = index.lookup(sequences)
+            written.append(self._log.rows_of(key, sequences, damages=[]))
+        codes = OutcomeIndex.of([*written, *unwritten]).lookup(sequences)
         return np.where(codes == 0, np.uint8(Outcome.TOO_LATE), codes)
 
     def forget(self, key: DispatchKey) -> None:
@@ -362,9 +366,8 @@ class Decided:
         self._indexes.pop(key, None)
 
     async def _load_index(self, key: DispatchKey) -> None:
-        captured = [
-            part for batch in self.unwritten() for owner, part in self.by_file(self._near(batch, key)) if owner == key
-        ]
+        near = self.unwritten_near(key)
+        captured = [part for batch in near for owner, part in self.by_file(batch) if owner == key]
         self._loading[key], self._loaded[key] = captured, trio.Event()
         read = partial(self._read_index, key, self._log.end(key))
         try:
@@ -384,17 +387,8 @@ class Decided:
             self._loaded.pop(key).set()
         self._evict()
 
-    def _near(self, batch: OutcomeBatch, key: DispatchKey) -> OutcomeBatch:
-        """The rows that may belong to a file: hardly any, of a batch that has rows of a thousand windows."""
-        end_ms = key.start_ms + (DAY_MS if key.coarse else self._window_ms)
-        return batch.take(np.flatnonzero((batch.due_ms >= key.start_ms) & (batch.due_ms < end_ms)))
-
     def _read_index(self, key: DispatchKey, end: int) -> OutcomeIndex:
-        index = OutcomeIndex()
-        written = self._log.outcomes(key, None, end)
-        if len(written):
-            index.add(written.sequence, written.outcome)
-        return index
+        return OutcomeIndex.of([self._log.outcomes(key, None, end)])
 
     def _evict(self) -> None:
         total = sum([index.nbytes for index in self._indexes.values()])
@@ -411,6 +405,7 @@ class Decided:
         self.holds.check_invariants()
         self.overlays.check_invariants()
         self._promises.check_invariants(self.written.value, self._added)
+        self._unwritten.check_invariants()
         assert self.rows_waiting == sum([len(batch) for batch in self.unwritten()])
         assert (self.durable_totals <= self.totals).all()
         assert not self._indexes.keys() & self._loading.keys()

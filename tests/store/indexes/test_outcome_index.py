@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from store.indexes.index_cache import IndexCache
 from store.indexes.outcome_index import OutcomeIndex
 
-ROWS = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 15), st.integers(0, 9)), max_size=30)
+ROWS = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 15)), max_size=30)
 
 
 def column(values: list[int], dtype: type[np.generic] = np.int64) -> NDArray[Any]:
@@ -20,21 +20,17 @@ def column(values: list[int], dtype: type[np.generic] = np.int64) -> NDArray[Any
 
 @given(st.lists(ROWS, max_size=12), st.lists(st.integers(0, 70), max_size=30))
 def test_lookup_equals_a_dictionary_that_keeps_the_first(
-    batches: list[list[tuple[int, int, int]]], asked: list[int]
+    batches: list[list[tuple[int, int]]], asked: list[int]
 ) -> None:
     index = OutcomeIndex()
     codes: dict[int, int] = {}
-    origins: dict[int, int] = {}
     for rows in batches:
-        sequences, outcomes, origin = ([row[place] for row in rows] for place in range(3))
-        index.add(column(sequences), column(outcomes, np.uint8), column(origin))
-        for sequence, code, of in rows:
+        sequences, outcomes = ([row[place] for row in rows] for place in range(2))
+        index.add(column(sequences), column(outcomes, np.uint8))
+        for sequence, code in rows:
             codes.setdefault(sequence, code)
-            if of:
-                origins.setdefault(sequence, of)
         index.check_invariants()
         assert index.lookup(column(asked)).tolist() == [codes.get(sequence, 0) for sequence in asked]
-    assert index.origins(column(asked)).tolist() == [origins.get(sequence, 0) for sequence in asked]
     assert index.missing(column(asked)).tolist() == [sequence not in codes for sequence in asked]
     assert len(index) == sum(map(len, batches))
 
