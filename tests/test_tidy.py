@@ -53,7 +53,7 @@ store.tables: store store.disk store.logs store.records
 .client.consuming: .client.asynchronous .client.calls .client.values .logs .protocol
 .state.connections: .protocol .runtime
 .recover.reading: store store.disk store.logs store.records store.tables .protocol
-.state: store.logs store.tables
+.state: store.logs store.records store.tables
 .state.windows: wheel store store.logs store.records store.tables .runtime
 .tokens: store.tables .protocol
 .broker.actions: store store.disk store.logs store.records .broker .broker.files .broker.filters .broker.queues

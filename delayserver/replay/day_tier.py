@@ -26,12 +26,12 @@ import numpy as np
 import trio
 
 from delayserver.config.settings import StorageSettings
-from delayserver.replay.placing import Round
 from delayserver.replay.rounds import Rounds
 from delayserver.runtime.runtime import Runtime
 from delayserver.state.decisions.decided import Decided
 from delayserver.state.files import Files
 from delayserver.state.positions.log_queue import LogQueue
+from delayserver.state.replay_round import Round
 from delayserver.state.windows.windows import Windows
 from store.errors import CorruptionError, DiskError, DiskFullError, FormatError, UnreadableError
 from store.failed_reads import PATIENCE_MS, FailedReads
@@ -88,7 +88,7 @@ class DayTier:
         self._decided = decided
         self._overlays = decided.overlays
         self._placing = rounds.placing
-        self._publisher = rounds.publisher
+        self._memory = rounds.memory
         self._arrived = queue.arrived
         # Whether the replayer is to take a step of this between its rounds.
         self.is_due = False
@@ -334,8 +334,9 @@ class DayTier:
             # In the step that publishes: no other round brings these rows again. Where the outcomes are damaged, messages
             # that may be cancelled are not handed over.
             for start in refused:
-                self._publisher.leave_to_load(start)
-            self._publisher.publish_drained(done, decided)
+                self._memory.leave_to_load(start)
+            self._memory.publish_drained(done, decided)
+            self._positions.published_drained()
         await self._record_lost_copies(done)
         # Now, and not all of them at the end: a round of replay would wait for that.
         await self._sync([placed.key for placed in done.placed])
@@ -375,7 +376,7 @@ class DayTier:
                     self._decided.add_lost_copies(placed.key.start_ms, rows, index.missing(rows.sequence))
             except (CorruptionError, DiskError) as error:
                 if self._is_refusal(error):
-                    self._publisher.leave_to_load(placed.key.start_ms)
+                    self._memory.leave_to_load(placed.key.start_ms)
 
     def _is_refusal(self, error: CorruptionError | DiskError) -> bool:
         """Whether the disk may give the outcomes of a minute soon. As long as they are damaged, none is added."""

@@ -6,7 +6,6 @@ Runs in the task of the replayer alone: a round of message_log or of a draining 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -19,65 +18,17 @@ from delayserver.runtime.room_wait import RoomWait
 from delayserver.runtime.runtime import Runtime
 from delayserver.state.files import Files
 from delayserver.state.positions.positions import Positions
+from delayserver.state.replay_round import Placed, Round
 from delayserver.state.windows.windows import Windows
 from store.disk.filesystem import BLOCK_BYTES
 from store.errors import DiskFullError
 from store.indexes.schedule_index import batch_sums
 from store.logs.schedule_log import ScheduleKey, Source
 from store.logs.windows import window_starts
-from store.records.batches import CancelBatch, MessageBatch
-from store.records.columns import has_any
-from store.records.row_sums import U64
-from store.records.segment import Appended
+from store.records.batches import MessageBatch
 
 # Before the replay reads again what the disk could not read.
 READ_AGAIN_MS = 1_000
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """Rows written to one schedule file."""
-
-    key: ScheduleKey
-    appended: Appended
-    batch: MessageBatch
-    row_sum: U64 | None = None
-    """The sum of each row, if the rows are likely to go straight to the wheel: made in the thread that places them."""
-
-
-@dataclass(slots=True)
-class Round:
-    """The result of one round of replay, to be published."""
-
-    end: int
-    last_sequence: int
-    # All messages of the round; copies are marked in `placed` only.
-    messages: MessageBatch | None = None
-    placed: list[Placed] = field(default_factory=list)
-    cancels: list[CancelBatch] = field(default_factory=list)
-    size_bytes: int = 0
-    accepted: int = 0
-    internal: int = 0
-    replaced: int = 0
-
-    def count(self, batch: MessageBatch) -> None:
-        """Add the messages and the internal records of a batch to the counts."""
-        internal = int(np.count_nonzero(batch.origin_sequence))
-        self.internal += internal
-        self.accepted += len(batch) - internal
-        if has_any(batch.replaces_sequence):
-            self.replaced += int(np.count_nonzero((batch.replaces_sequence != 0) & (batch.origin_sequence == 0)))
-
-    def recount(self, batch: MessageBatch) -> None:
-        """Count this batch alone: a round that met a full disk is placed again."""
-        self.accepted = self.internal = self.replaced = 0
-        self.count(batch)
-
-    def begin(self, messages: MessageBatch | None, cancels: list[CancelBatch], size_bytes: int) -> None:
-        """Know what the round has to place; once more where it met a full disk."""
-        self.messages, self.cancels, self.size_bytes = messages, cancels, size_bytes
-        if messages is not None:
-            self.last_sequence = int(messages.sequence[-1])
 
 
 class Placing:

@@ -13,12 +13,13 @@ from functools import partial
 import trio
 
 from delayserver.replay.day_tier import DayTier
-from delayserver.replay.placing import READ_AGAIN_MS, Round
+from delayserver.replay.placing import READ_AGAIN_MS
 from delayserver.replay.rounds import Rounds
 from delayserver.runtime.runtime import Runtime
 from delayserver.state.decisions.outcome_rows import replaced_messages
 from delayserver.state.files import Files
 from delayserver.state.positions.log_queue import LogQueue, due_range
+from delayserver.state.replay_round import Round
 from delayserver.state.windows.windows import Windows
 from store.errors import CorruptionError, DiskError, UnreadableError
 from store.failed_reads import PATIENCE_MS, READ_TRIES

@@ -1,4 +1,4 @@
-"""The two halves of a round of replay: rows are placed in their files, then they are published."""
+"""The parts that rounds of replay go through: rows are placed in their files, then they are published."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ from dataclasses import dataclass
 
 from delayserver.replay.placing import Placing
 from delayserver.replay.publisher import Publisher
+from delayserver.replay.rows_to_memory import RowsToMemory
 
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """Placing may run in a worker thread; publishing is one step on the event loop."""
+    """Placing may run in a worker thread; publishing is one step on the event loop. Rows of a draining day were published
+    when the day got them: they go to memory alone."""
 
     placing: Placing
     publisher: Publisher
+    memory: RowsToMemory

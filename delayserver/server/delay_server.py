@@ -287,7 +287,7 @@ class DelayServer:
                 parts.balance.subjects.doubt()
         parts.positions.skip_unused(found)
         await self._restore_outcomes()
-        await parts.publisher.finish_recovery()
+        await parts.round_outcomes.finish_recovery()
         await parts.recorder.flush()
         search = OrphanSearch(
             parts.files,
@@ -329,7 +329,7 @@ class DelayServer:
             opened.files.dispatch,
             opened.files.days,
             parts.decided,
-            parts.publisher.record_missing_cancels,
+            parts.round_outcomes.record_missing_cancels,
             window_ms,
         )
         wanted = lost.wanted()

@@ -90,10 +90,14 @@ from delayserver.outcomes.outcome_recorder import OutcomeRecorder
 from delayserver.receive.group_commit import GroupCommit
 from delayserver.receive.intake import Intake
 from delayserver.replay.day_tier import DayTier
+from delayserver.replay.opened_messages import OpenedMessages
 from delayserver.replay.placing import Placing
 from delayserver.replay.publisher import Publisher
 from delayserver.replay.replayer import Replayer
+from delayserver.replay.round_counts import RoundCounts
+from delayserver.replay.round_outcomes import RoundOutcomes
 from delayserver.replay.rounds import Rounds
+from delayserver.replay.rows_to_memory import RowsToMemory
 from delayserver.runtime.marks import Bell
 from delayserver.runtime.room_wait import RoomWait
 from delayserver.runtime.runtime import Runtime
@@ -248,10 +252,23 @@ class Parts:
             self._runtime,
             count_skipped=not opened.found.lost,
         )
-        self.publisher = Publisher(
-            self.positions, self.balance, self.windows, self.residency, self.decided, settings.wheel, self._runtime
+        self.round_outcomes = RoundOutcomes(self.decided, self.windows, self._runtime)
+        self.rows_to_memory = RowsToMemory(
+            self.windows, self.residency, self.decided, self.round_outcomes, settings.wheel, self._runtime
         )
-        rounds = Rounds(self.placing, self.publisher)
+        self.publisher = Publisher(
+            # Counts come first: a message is counted before an outcome of it can be. Outcomes come last: those of copies
+            # and cancels close messages that this round may have opened, and the holds of cancels end behind them.
+            # An index over all messages stands between.
+            (
+                RoundCounts(self.balance, self.windows, self.round_outcomes),
+                OpenedMessages(self.decided, self.round_outcomes, self._runtime),
+                self.rows_to_memory,
+                self.round_outcomes,
+            ),
+            self.positions,
+        )
+        rounds = Rounds(self.placing, self.publisher, self.rows_to_memory)
         self.tier = DayTier(files, self.windows, self.decided, rounds, self.log_queue, storage, self._runtime)
         self.tier.open(patient=self._patient)
         self.replayer = Replayer(files, self.windows, rounds, self.tier, self.log_queue, self._runtime)

@@ -55,7 +55,7 @@ from delayserver.protocol.errors import DelayServerError, FilterInvalid, TooFar
 from delayserver.protocol.outcomes import Outcome
 from delayserver.receive.group_commit import GroupCommit
 from delayserver.receive.intake import Intake
-from delayserver.replay import publisher
+from delayserver.replay import rows_to_memory
 from delayserver.replay.deduplication import Deduplication
 from delayserver.replay.placing import Placing
 from delayserver.runtime.believable_clock import BelievableClock
@@ -311,7 +311,7 @@ def index_without_ids_of_clients() -> list[Change]:
 def prepared_is_seen() -> list[Change]:
     """A transaction that is loaded and delivered like a message."""
     blind = lambda _column: False  # noqa: E731
-    return [(window_reader, "has_any", lambda _: blind), (publisher, "has_any", lambda _: blind)]
+    return [(window_reader, "has_any", lambda _: blind), (rows_to_memory, "has_any", lambda _: blind)]
 
 
 def every_end_is_as_wanted() -> list[Change]:

@@ -12,8 +12,8 @@ import trio
 
 from delayserver.config.units import format_utc
 from delayserver.protocol.columns import pack_column
-from delayserver.replay.placing import Round
 from delayserver.runtime.turns import STEP_US
+from delayserver.state.replay_round import Round
 from store.errors import CorruptionError
 from store.indexes.outcome_index import OutcomeIndex
 from store.logs.dispatch_log import DispatchKey

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from delayserver.protocol.outcomes import Outcome
-from delayserver.replay.placing import Round
+from delayserver.state.replay_round import Round
 from store.records.batches import OutcomeBatch
 from store.records.record import HEADER_BYTES, decode_header
 from store.records.segment import FILE_DISPATCH, FILE_HEADER_BYTES, FileHeader

@@ -12,8 +12,8 @@ import trio
 
 from delayserver.config.settings import Settings
 from delayserver.replay.day_tier import DayTier
-from delayserver.replay.placing import Round
 from delayserver.server.delay_server import DelayServer
+from delayserver.state.replay_round import Round
 from store.failed_reads import PATIENCE_MS
 from store.logs.dispatch_log import DispatchKey, DispatchLog
 from store.logs.schedule_log import Source

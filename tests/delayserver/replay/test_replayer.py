@@ -11,9 +11,9 @@ import pytest
 import trio
 
 from delayserver.protocol.errors import DelayServerError
-from delayserver.replay.placing import Round
 from delayserver.server.delay_server import DelayServer
 from delayserver.state.positions.log_queue import LINGER_MS, LogQueue
+from delayserver.state.replay_round import Round
 from store.failed_reads import PATIENCE_MS
 from store.logs.schedule_log import Source
 from tests.fakes.disk import FakeDisk

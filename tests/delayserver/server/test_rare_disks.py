@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from delayserver.recover.mending.rewriting import placeholders
+from delayserver.replay.round_outcomes import RoundOutcomes
 from delayserver.state.decisions.outcome_rows import cancelled_outcomes
 from store.logs.dispatch_log import DispatchKey
 from store.records.batches import CancelBatch, LedgerBatch
@@ -76,7 +77,8 @@ async def test_a_start_takes_time_in_proportion_to_the_cancels_it_meets(
         due_ms=host.now_ms + 60_000 * (np.arange(count) % windows),
         subject=1,
     )
-    server.parts.publisher.recovered = [cancelled_outcomes(cancels, 0)]
+    outcomes = RoundOutcomes(server.parts.decided, server.parts.windows, server.runtime)
+    outcomes.add(cancelled_outcomes(cancels, 0))
     compared = 0
     equal = DispatchKey.__eq__
 
@@ -86,7 +88,7 @@ async def test_a_start_takes_time_in_proportion_to_the_cancels_it_meets(
         return equal(left, right)
 
     monkeypatch.setattr(DispatchKey, "__eq__", counted)
-    await server.parts.publisher.finish_recovery()
+    await outcomes.finish_recovery()
     assert compared < 10 * count  # it was rows times windows
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from delayserver.replay.placing import Round
 from delayserver.server.delay_server import DelayServer
+from delayserver.state.replay_round import Round
 from store.errors import DiskFullError
 from store.logs.schedule_log import Found, ScheduleKey, Source
 from store.records.batches import I64, MessageBatch

@@ -12,7 +12,7 @@ import trio
 from delayserver.operations.messages.locator import Located
 from delayserver.recover.checking.check import check_directory
 from delayserver.recover.reading.balance import ACCEPTED
-from delayserver.replay.placing import Round
+from delayserver.state.replay_round import Round
 from delayserver.upkeep.on_their_way import OnTheirWay
 from delayserver.upkeep.retention import Retention
 from store.errors import CorruptionError, DiskError, DiskFullError, StoreError

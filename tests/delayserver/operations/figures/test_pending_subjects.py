@@ -11,8 +11,9 @@ import pytest
 import trio
 
 from delayserver.protocol.errors import InvalidArgument, NotReady
-from delayserver.replay.placing import Placing, Round
+from delayserver.replay.placing import Placing
 from delayserver.server.delay_server import DelayServer
+from delayserver.state.replay_round import Round
 from store.logs.schedule_key import Source
 from store.records.batches import MessageBatch
 from store.tables import checkpoint

@@ -1,0 +1,83 @@
+"""The round step that ends messages: outcomes of cancels. Steps that find other outcomes add them here.
+
+While a start replays what a crash left, outcomes wait here. Dispatch_log may have kept them though the crash took the
+schedule file or the checkpoint, and each must be recorded once.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from delayserver.protocol.outcomes import Outcome
+from delayserver.runtime.runtime import Runtime
+from delayserver.state.decisions.decided import Decided
+from delayserver.state.decisions.outcome_rows import cancelled_outcomes
+from delayserver.state.replay_round import Round
+from delayserver.state.windows.windows import Windows
+from store.errors import CorruptionError
+from store.logs.dispatch_log import DispatchKey
+from store.records.batches import U8, CancelBatch, OutcomeBatch
+
+
+class RoundOutcomes:
+    """Round → decided."""
+
+    def __init__(self, decided: Decided, windows: Windows, runtime: Runtime) -> None:
+        self._decided = decided
+        self._retired = windows.retired
+        self._book = windows.book
+        self._clock = runtime.clock
+        self._damage = runtime.damage
+        self._waiting: list[OutcomeBatch] | None = []
+
+    @property
+    def recovering(self) -> bool:
+        """Whether a start replays: its messages may have an outcome already, or may have been attempted."""
+        return self._waiting is not None
+
+    def publish(self, done: Round) -> None:
+        """Add the outcomes of a round's cancels, and release their holds."""
+        for batch in done.cancels:
+            self.add(cancelled_outcomes(batch, self._clock.now_us()))
+            self._decided.holds.release(batch.sequence)
+
+    def add(self, batch: OutcomeBatch) -> None:
+        """Take outcomes that a round has brought."""
+        if self._waiting is not None:
+            self._waiting.append(batch)
+        else:
+            self._decided.add(batch)
+
+    async def finish_recovery(self) -> None:
+        """Record what the first replay met again, as far as the outcomes are not in the files already."""
+        batches, self._waiting = self._waiting or [], None
+        if batches:
+            await self._record_missing(OutcomeBatch.concatenate(batches))
+
+    async def record_missing_cancels(self, cancels: CancelBatch) -> None:
+        """Record those of these cancels that have no outcome which can be read."""
+        await self._record_missing(cancelled_outcomes(cancels, self._clock.now_us()))
+
+    async def _record_missing(self, met: OutcomeBatch) -> None:
+        places: dict[DispatchKey, list[int]] = {}
+        for place, due in enumerate(met.due_ms.tolist()):
+            places.setdefault(self._decided.key_of(due), []).append(place)
+        for key in sorted(places):
+            rows = met.take(np.array(places[key], dtype=np.intp))
+            try:
+                async with self._decided.pinned(key) as index:
+                    self._record_undone(key, rows, self._decided.outcome_of(key, index, rows.sequence))
+            except CorruptionError as error:
+                self._damage.report(error)
+                self._record_undone(key, rows, await self._decided.told(key, rows.sequence))
+
+    def _record_undone(self, key: DispatchKey, rows: OutcomeBatch, known: U8) -> None:
+        """`known`: outcome codes u8[n], TOO_LATE where damage hides whether there is one. Those are recorded once more
+        rather than not at all: a cancel that is forgotten would be delivered when the file is repaired."""
+        open_rows = (known == 0) | (known == int(Outcome.TOO_LATE))
+        if self._book.is_outcome_file(key):
+            open_rows = open_rows & (rows.sequence > self._retired.up_to(key.start_ms))
+        undone = np.flatnonzero(open_rows)
+        _, first = np.unique(rows.sequence[undone], return_index=True)
+        if len(first):
+            self._decided.add(rows.take(undone[first]))

@@ -1,0 +1,72 @@
+"""A round of replay, and the steps that publish it.
+
+The replay places the messages of a round in schedule files. Then each step takes the round, all in one step of the event
+loop. An index over all messages is one more step: a class with `publish`, in the room that it belongs to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from store.logs.schedule_log import ScheduleKey
+from store.records.batches import CancelBatch, MessageBatch
+from store.records.columns import has_any
+from store.records.row_sums import U64
+from store.records.segment import Appended
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Rows written to one schedule file."""
+
+    key: ScheduleKey
+    appended: Appended
+    batch: MessageBatch
+    row_sum: U64 | None = None
+    """The sum of each row, if the rows are likely to go straight to the wheel: made in the thread that places them."""
+
+
+@dataclass(slots=True)
+class Round:
+    """The result of one round of replay, to be published."""
+
+    end: int
+    last_sequence: int
+    # All messages of the round; copies are marked in `placed` only.
+    messages: MessageBatch | None = None
+    placed: list[Placed] = field(default_factory=list)
+    cancels: list[CancelBatch] = field(default_factory=list)
+    size_bytes: int = 0
+    accepted: int = 0
+    internal: int = 0
+    replaced: int = 0
+
+    def count(self, batch: MessageBatch) -> None:
+        """Add the messages and the internal records of a batch to the counts."""
+        internal = int(np.count_nonzero(batch.origin_sequence))
+        self.internal += internal
+        self.accepted += len(batch) - internal
+        if has_any(batch.replaces_sequence):
+            self.replaced += int(np.count_nonzero((batch.replaces_sequence != 0) & (batch.origin_sequence == 0)))
+
+    def recount(self, batch: MessageBatch) -> None:
+        """Count this batch alone: a round that met a full disk is placed again."""
+        self.accepted = self.internal = self.replaced = 0
+        self.count(batch)
+
+    def begin(self, messages: MessageBatch | None, cancels: list[CancelBatch], size_bytes: int) -> None:
+        """Know what the round has to place; once more where it met a full disk."""
+        self.messages, self.cancels, self.size_bytes = messages, cancels, size_bytes
+        if messages is not None:
+            self.last_sequence = int(messages.sequence[-1])
+
+
+class RoundStep(Protocol):
+    """Something that is done with every round. `server/parts.py` has the list of steps, with the reasons of their order."""
+
+    def publish(self, done: Round) -> None:
+        """Take a round of message_log; rounds come in the order of their sequences. It must not wait, and go over no
+        message by itself. A start brings rounds again from the last checkpoint on."""
