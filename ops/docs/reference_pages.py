@@ -1,4 +1,4 @@
-"""Parts of the reference as markdown, made from the code: commands, settings, errors and outcomes.
+"""Parts of the reference as markdown, made from the code: commands, settings, errors, outcomes, frames.
 
 mkdocs-click prints `Sentinel.UNSET` for the defaults of click 8.2 and newer, so the pages of commands are made here.
 """
@@ -16,6 +16,7 @@ import click
 from delayserver.cli import cli
 from delayserver.protocol.errors import ERRORS, DelayServerError, ProtocolError, Refused, Unavailable
 from delayserver.protocol.outcomes import Outcome
+from ops.docs.frame_pages import frames
 from ops.docs.request_pages import requests
 
 GROUPS_OF_ERRORS: Final = {
@@ -118,6 +119,7 @@ PARTS: Final[dict[str, Callable[[Path], str]]] = {
     "errors": lambda root: errors(),
     "outcomes": lambda root: outcomes(),
     "requests": lambda root: requests(),
+    "frames": frames,
 }
 """The parts that a document asks for by a line ``<!-- made: NAME -->``, each made for a checkout."""
 

@@ -1,4 +1,4 @@
-"""Makes `delayserver/protocol/vectors.json`, and puts its frames into PROTOCOL.md.
+"""Makes `delayserver/protocol/vectors.json`, and puts values of its frames into PROTOCOL.md.
 
 Run `python -m tests.delayserver.protocol.vectors` after a change of the codec or of a vector. The vectors are written
 down here as values. The codec draws the bytes, and the tests read them back.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +21,12 @@ from delayserver.protocol.frames import encode_frame
 from delayserver.protocol.limits import DEFAULT_LIMITS
 from delayserver.protocol.proof import make_proof
 from delayserver.protocol.receipts import derived_message_id, format_receipt
+from ops.docs.frame_pages import drawn
 
 ROOT = Path(__file__).parents[3]
 VECTORS = ROOT / "delayserver" / "protocol" / "vectors.json"
 PAGE = ROOT / "PROTOCOL.md"
-BLOCK = re.compile(r"```(?P<kind>hex|value) (?P<name>[^\n]+)\n(?P<content>.*?)```", re.DOTALL)
-VALUE_WIDTH = 110
+BLOCK = re.compile(r"```value (?P<name>[^\n]+)\n.*?```", re.DOTALL)
 
 # JSON numbers are doubles in many languages.
 EXACT_INT_MAX = 2**53 - 1
@@ -1063,53 +1062,16 @@ def text() -> str:
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def dump_of(frame: str) -> str:
-    """The bytes of a frame as the page shows them."""
-    return "\n".join(textwrap.wrap(bytes.fromhex(frame).hex(" "), 72)) + "\n"
-
-
 def value_of(name: str) -> str:
     """The value of a frame as the page shows it: JSON, with bytes as h'…' in hex."""
-    return "\n".join(_drawn((REQUESTS | REPLIES)[name], "")) + "\n"
+    return drawn((REQUESTS | REPLIES)[name])
 
 
-def _drawn(value: Any, indent: str) -> list[str]:
-    line = _on_one_line(value)
-    if len(indent) + len(line) <= VALUE_WIDTH or not isinstance(value, dict | list | tuple):
-        return [line]
-    opening, closing = "{}" if isinstance(value, dict) else "[]"
-    items = value.items() if isinstance(value, dict) else [("", item) for item in value]
-    lines = []
-    for key, item in items:
-        first, *rest = _drawn(item, indent + "  ")
-        lines += [f"  {json.dumps(key)}: {first}" if key else f"  {first}", *[f"  {more}" for more in rest]]
-        lines[-1] += ","
-    lines[-1] = lines[-1].removesuffix(",")
-    return [opening, *lines, closing]
-
-
-def _on_one_line(value: Any) -> str:
-    if isinstance(value, bytes):
-        return f"h'{value.hex()}'"
-    if isinstance(value, dict):
-        return "{" + ", ".join([f"{json.dumps(key)}: {_on_one_line(item)}" for key, item in value.items()]) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_on_one_line, value)) + "]"
-    return "nil" if value is None else json.dumps(value)
-
-
-def with_dumps(page: str) -> str:
-    """The page, with the bytes and the value of each frame as its vector has them."""
-    frames = {frame["name"]: frame["hex"] for frame in make()["frames"]}
-
-    def block(match: re.Match[str]) -> str:
-        kind, name = match["kind"], match["name"]
-        content = dump_of(frames[name]) if kind == "hex" else value_of(name)
-        return f"```{kind} {name}\n{content}```"
-
-    return BLOCK.sub(block, page)
+def with_values(page: str) -> str:
+    """The page, with the value of each frame that it shows as its vector has it."""
+    return BLOCK.sub(lambda match: f"```value {match['name']}\n{value_of(match['name'])}```", page)
 
 
 if __name__ == "__main__":
     VECTORS.write_text(text())
-    PAGE.write_text(with_dumps(PAGE.read_text()))
+    PAGE.write_text(with_values(PAGE.read_text()))
