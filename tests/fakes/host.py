@@ -26,8 +26,8 @@ from delayserver.config.settings import (
     WheelSettings,
 )
 from delayserver.front.front import SERVER
-from delayserver.front.handlers.status_map import status_map
 from delayserver.protocol.errors import DelayServerError
+from delayserver.protocol.figure_fields import as_map
 from delayserver.protocol.frames import FrameDecoder, Reply, decode_reply, encode_request
 from delayserver.runtime.runtime import Runtime
 from delayserver.server.delay_server import DelayServer
@@ -378,7 +378,7 @@ class Host:
 
     def status(self) -> dict[str, Any]:
         """What `status` answers now, without asking over the network."""
-        return status_map(self.server.parts.status.now())
+        return as_map(self.server.parts.status.now())
 
     def check_balance(self, pending: int | None = None) -> dict[str, Any]:
         """Assert accepted = outcomes + pending in the counts, and that the counts are those of the files."""

@@ -11,8 +11,8 @@ import trio
 
 from delayserver.dispatch.targets.remote_node import PAUSE_S_MAX
 from delayserver.front.front import BROKER
-from delayserver.front.handlers.status_map import status_map
 from delayserver.operations.nodes.server_fence import HOLD_MS
+from delayserver.protocol.figure_fields import as_map
 from tests.simulation import settings as settings_of
 from tests.simulation.actors import REMOTE_SUBJECTS, SUBJECTS, TIMES_AT_ONCE, Consumer, Producer, look_up
 from tests.simulation.bounds import Bounds
@@ -490,7 +490,7 @@ class World:
         if self.damage.flips or self.audits.random() >= COUNTED_SHARE:
             return
         if server is not None and self.host.alive and not self.host.disk.dead and not server.parts.positions.lag_bytes:
-            check_files(self.host, status_map(server.parts.status.now()))
+            check_files(self.host, as_map(server.parts.status.now()))
 
     async def _ask_for_all(self) -> None:
         asked = self.model.asking()

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from delayserver.front.connection import Connection
-from delayserver.front.handlers.status_map import status_map
 from delayserver.operations.figures.status import Status
 from delayserver.operations.nodes.routing import Route, Routing
 from delayserver.protocol.arguments import invalid, one_form
+from delayserver.protocol.figure_fields import as_map
 from delayserver.protocol.frames import Request, encode_reply
 
 
@@ -21,7 +21,7 @@ class LookingHandlers:
 
     def status(self, connection: Connection, request: Request) -> None:
         """Counts and health."""
-        connection.reply(encode_reply(request.id, status_map(self._status.now())))
+        connection.reply(encode_reply(request.id, as_map(self._status.now())))
 
     def route(self, connection: Connection, request: Request) -> None:
         """The nodes of a group, by its name or by a subject, and the node of an order key."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from itertools import islice
-from typing import Any, Final
+from typing import Final
+
+from msgspec import to_builtins
+from msgspec.structs import asdict
 
 from delayserver.front.connection import Connection
-from delayserver.front.handlers.status_map import status_map
-from delayserver.operations.figures.metrics import Histogram, Metrics
-from delayserver.operations.figures.queues import QueueUse
+from delayserver.operations.figures.metrics import Metrics
+from delayserver.protocol.figure_fields import as_map
 from delayserver.protocol.frames import FieldsReply, Request, encode_row
 from delayserver.runtime.fair_turns import SLICE_ITEMS
 
@@ -29,31 +29,16 @@ class MetricsHandlers:
         figures = await self._metrics.read(work, connection.access)
         reply = FieldsReply(request.id)
         groups, subjects = list[list[bytes]](), list[list[bytes]]()
-        for start in range(0, len(figures.consumer_groups), ROWS_AT_ONCE):
-            part = figures.consumer_groups[start : start + ROWS_AT_ONCE]
-            await work.items(ROWS_AT_ONCE // 8)
-            groups.append([encode_row(group._asdict()) for group in part])
-        rows = iter(figures.subjects.items())
-        while some := list(islice(rows, ROWS_AT_ONCE)):
-            await work.items(ROWS_AT_ONCE // 8)
-            subjects.append([encode_row({"subject": name, "pending": count}) for name, count in some])
+        for rows, parts in ((figures.consumer_groups, groups), (figures.subjects, subjects)):
+            for start in range(0, len(rows), ROWS_AT_ONCE):
+                await work.items(ROWS_AT_ONCE // 8)
+                parts.append([encode_row(asdict(row)) for row in rows[start : start + ROWS_AT_ONCE]])
         await work.items(SLICE_ITEMS)  # some 500 µs
-        reply.add(status_map(figures.status))
-        lateness = figures.lateness.items()
-        reply.add({"lateness": {name: _histogram(each.histogram) | {"early": each.early} for name, each in lateness}})
-        reply.add({"stages": {name: _histogram(each) for name, each in figures.stages.items()}})
-        reply.add({"queues": [_queue(each) for each in figures.queues]})
+        reply.add(as_map(figures.status))
+        for name in ("lateness", "stages", "queues"):
+            reply.add({name: to_builtins(getattr(figures, name))})
         reply.add_rows("consumer_groups", groups)
         reply.add({"consumer_groups_all": figures.consumer_groups_all})
         reply.add_rows("subjects", subjects)
         reply.add({"subjects_counted": figures.subjects_counted})
         connection.when_room(lambda: connection.reply(reply.frame()))
-
-
-def _histogram(histogram: Histogram) -> dict[str, Any]:
-    return {"bounds_us": list(histogram.bounds_us), "counts": histogram.counts, "sum_us": histogram.sum_us}
-
-
-def _queue(queue: QueueUse) -> dict[str, Any]:
-    fields = asdict(queue)
-    return fields if queue.group else {name: value for name, value in fields.items() if name != "group"}

@@ -5,18 +5,18 @@ It is read in slices: its lists are bounded, and between two parts of them other
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 from delayserver.broker.queues.groups import GroupKey
 from delayserver.broker.reads import ReadNeeded
 from delayserver.broker.service.local_broker import LocalBroker
 from delayserver.operations.access.access import EVERYTHING, Access
 from delayserver.operations.figures.pending import PendingSubjects
-from delayserver.operations.figures.queues import QueuesReader, QueueUse
-from delayserver.operations.figures.status import ServerStatus, Status
+from delayserver.operations.figures.queues import QueuesReader
+from delayserver.operations.figures.status import Status
 from delayserver.operations.groups.policies import waiting_letters
+from delayserver.protocol.figures import ConsumerGroupFigures, Figures, Histogram, LatenessFigures, SubjectFigures
 from delayserver.runtime.fair_turns import Work
 from delayserver.runtime.runtime import Runtime
 from delayserver.runtime.stage_times import BOUNDS_US
@@ -35,51 +35,6 @@ GROUPS_AT_ONCE: Final = 64
 
 READS_MAX: Final = 64
 """Groups for whose `oldest_ms` one call reads the disk. A later call reads the rest, and the result is kept."""
-
-
-@dataclass(frozen=True, slots=True)
-class Histogram:
-    """`counts` has one more bucket than `bounds_us`: what is longer than the last bound."""
-
-    bounds_us: tuple[int, ...]
-    counts: list[int]
-    sum_us: int
-
-
-@dataclass(frozen=True, slots=True)
-class LatenessFigures:
-    """How late the messages of a broker group were handed over. `early` must be 0."""
-
-    histogram: Histogram
-    early: int
-
-
-class ConsumerGroupFigures(NamedTuple):
-    """The backlog of a consumer group. `oldest_ms`: the due time of its oldest message that is not acked; None if there
-    is none, or if it was not read yet."""
-
-    subject: str
-    group: str
-    lag: int
-    leased: int
-    retrying: int
-    oldest_ms: int | None
-    dead_letters: int
-    waiting_keys: int
-
-
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """All of it. `subjects`: their pending messages, the most first."""
-
-    status: ServerStatus
-    lateness: dict[str, LatenessFigures]
-    stages: dict[str, Histogram]
-    queues: list[QueueUse]
-    consumer_groups: list[ConsumerGroupFigures]
-    consumer_groups_all: int
-    subjects: dict[str, int]
-    subjects_counted: bool
 
 
 _Oldest = tuple[tuple[int, int, int, int], int | None]
@@ -175,8 +130,7 @@ class Metrics:
         lateness = {}
         for name, each in self._lateness.groups().items():
             await work.items()
-            histogram = Histogram(TOLD_BOUNDS_US, each.told_counts(), each.sum_us)
-            lateness[name] = LatenessFigures(histogram, each.early)
+            lateness[name] = LatenessFigures(TOLD_BOUNDS_US, each.told_counts(), each.sum_us, each.early)
         stages = {
             name: Histogram(BOUNDS_US, each.counts, each.sum_us) for name, each in self._stages.histograms().items()
         }
@@ -185,5 +139,6 @@ class Metrics:
         groups = await self._groups.read(GROUPS_MAX, work, access)
         counted = self._subjects.is_counted
         await work.items(SUBJECTS_MAX // 8)  # names in columns: some 100 µs
-        subjects = await self._subjects.largest(SUBJECTS_MAX, work, access)
+        largest = await self._subjects.largest(SUBJECTS_MAX, work, access)
+        subjects = [SubjectFigures(*each) for each in largest.items()]
         return Figures(status, lateness, stages, queues, groups, self._groups.count(), subjects, counted)

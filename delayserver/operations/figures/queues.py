@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from delayserver.broker.service.broker import Broker
 from delayserver.config.settings import Settings
 from delayserver.operations.groups.consuming import Consuming
+from delayserver.protocol.figures import QueueUse
 from delayserver.state.connections.connections import Connections
 from delayserver.state.decisions.decided import Decided
 from delayserver.state.files import Files
@@ -15,16 +14,6 @@ from delayserver.state.memory.routes import TIMERS_GROUP
 from delayserver.state.positions.gathering import Gathering
 from delayserver.state.positions.log_queue import LogQueue
 from store.tables.names import SUBJECT, TAG
-
-
-@dataclass(frozen=True, slots=True)
-class QueueUse:
-    """One bounded thing. `group`: the broker group that it belongs to, empty for the others."""
-
-    name: str
-    used: int
-    bound: int
-    group: str = ""
 
 
 class Receiving:

@@ -1,13 +1,8 @@
-"""The sections of `status`. Each has a value class and a reader, which knows the few parts that it reads.
-
-PROTOCOL.md describes the fields.
-"""
+"""The readers of the sections of `status`. Each knows the few parts that it reads. `protocol/figures.py` has the fields."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
 
 from delayserver.broker.service.broker import Broker
 from delayserver.config.settings import Settings
@@ -17,6 +12,19 @@ from delayserver.operations.groups.consuming import Consuming
 from delayserver.operations.nodes.identity import Identity
 from delayserver.operations.nodes.servers import Servers
 from delayserver.protocol.errors import DuplicateServerId
+from delayserver.protocol.figures import (
+    BalanceStatus,
+    BrokerStatus,
+    ClockStatus,
+    DiskStatus,
+    EventLoopStatus,
+    GroupStatus,
+    NodeStatus,
+    ProcessStatus,
+    ProgressStatus,
+    WheelStatus,
+    WindowsStatus,
+)
 from delayserver.protocol.outcomes import Outcome
 from delayserver.receive.group_commit import GroupCommit
 from delayserver.runtime.believable_clock import BelievableClock
@@ -42,39 +50,14 @@ from store.tables.names import SUBJECT, TAG, Names
 # Sentences about damage in a reply, the first ones. Later ones usually have the same cause.
 DAMAGES_TOLD_MAX = 100
 
+# How a message may end.
+ENDS = (
+    Outcome.DELIVERED, Outcome.CANCELLED, Outcome.DEAD_LETTERED, Outcome.EXPIRED, Outcome.DEDUPLICATED,
+    Outcome.ROLLED_BACK,
+)  # fmt: skip
+
 
 # -- the process
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessStatus:
-    """The identity of the process, and whether it serves."""
-
-    ready: bool
-    waits_for: str
-    role: str
-    server_id: str
-    version: str
-    uptime_s: int
-
-
-@dataclass(frozen=True, slots=True)
-class ClockStatus:
-    """The clock for deliveries (`server_us`), and the clock for the removal of files (`believable_us`)."""
-
-    server_us: int
-    believable_us: int
-    steps: int
-    step_last_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class EventLoopStatus:
-    """How long steps of the event loop kept all clients waiting. `long_stalls`: those of at least `stall_log_ms`."""
-
-    longest_stall_ms: int
-    longest_stall_minute_ms: int
-    long_stalls: int
 
 
 class ProcessReader:
@@ -126,24 +109,6 @@ class ProcessReader:
 # -- the balance
 
 
-@dataclass(frozen=True, slots=True)
-class BalanceStatus:
-    """Accepted messages by outcome, and the lateness of deliveries. `pending`: without a durable outcome. `replaced`: those
-    that a reschedule or a commit put in the place of another one, which counts as cancelled."""
-
-    accepted: int
-    delivered: int
-    cancelled: int
-    dead_lettered: int
-    expired: int
-    deduplicated: int
-    rolled_back: int
-    pending: int
-    replaced: int
-    early: int
-    lateness_ms: dict[str, float]
-
-
 class BalanceReader:
     """Counts messages by rule 3."""
 
@@ -155,14 +120,7 @@ class BalanceReader:
     def read(self) -> BalanceStatus:
         """The balance of this moment."""
         totals = self._decided.durable_totals.tolist()
-        ends = {
-            "delivered": totals[Outcome.DELIVERED],
-            "cancelled": totals[Outcome.CANCELLED],
-            "dead_lettered": totals[Outcome.DEAD_LETTERED],
-            "expired": totals[Outcome.EXPIRED],
-            "deduplicated": totals[Outcome.DEDUPLICATED],
-            "rolled_back": totals[Outcome.ROLLED_BACK],
-        }
+        ends = {outcome.label: totals[outcome] for outcome in ENDS}
         accepted, lateness = self._balance.accepted, self._lateness.whole()
         return BalanceStatus(
             accepted=accepted,
@@ -175,43 +133,6 @@ class BalanceReader:
 
 
 # -- the storage
-
-
-@dataclass(frozen=True, slots=True)
-class DiskStatus:
-    """The disk and the files on it."""
-
-    durability: str
-    disk_free_bytes: int
-    disk_low: bool
-    disk_errors: int
-    disk_error_last: str
-    open_files: int
-    subjects: int
-    subjects_max: int
-    tags: int
-    tags_max: int
-
-
-@dataclass(frozen=True, slots=True)
-class ProgressStatus:
-    """The progress of the stages that write files."""
-
-    replay_lag_bytes: int
-    group_commits: int
-    commit_us_max: int
-    checkpoints: int
-    outcomes_waiting: int
-
-
-@dataclass(frozen=True, slots=True)
-class WindowsStatus:
-    """The kept windows, and those that lack outcomes."""
-
-    oldest_due_ms: int
-    retired_windows_ahead: int
-    oldest_incomplete_window_ms: int | None
-    incomplete_windows: int
 
 
 class DiskReader:
@@ -292,47 +213,6 @@ class WindowsReader:
 # -- deliveries
 
 
-@dataclass(frozen=True, slots=True)
-class WheelStatus:
-    """Messages in memory that are not due yet."""
-
-    rows: int
-    bytes: int
-    next_due_ms: int | None
-    loads: int
-    evictions: int
-
-
-@dataclass(frozen=True, slots=True)
-class NodeStatus:
-    """One node of a broker group. `retry_in_ms`: the rest of its pause after a failure."""
-
-    address: str
-    weight: int
-    state: str
-    circuit: str
-    retry_in_ms: int
-    failures: int
-    last_error: str
-    problem: str
-
-
-@dataclass(frozen=True, slots=True)
-class GroupStatus:
-    """One broker group."""
-
-    waiting: int
-    in_flight: int
-    delivered: int
-    attempts_failed: int
-    duplicates_suppressed: int
-    failed_over: int
-    uncertain_failovers: int
-    maybe_delivered_twice: int
-    dropped_from_memory: int
-    nodes: list[NodeStatus]
-
-
 class DeliveryReader:
     """Reads the wheel and the broker groups."""
 
@@ -402,15 +282,16 @@ class BrokerReader:
         self._consuming = consuming
         self._servers = servers
 
-    def read(self) -> dict[str, Any]:
+    def read(self) -> BrokerStatus:
         """The counts of the broker, and those of its consumers."""
-        return self._broker.status() | {
-            "waiting_pulls": self._consuming.waiting_pulls,
-            "given_back": self._consuming.given_back,
-            "redeliveries_waiting": self._redeliveries.total(),
-            "damages": self._broker.damages[:DAMAGES_TOLD_MAX],
-            "duplicate_servers": self._servers.duplicates(),
-        }
+        own = self._broker.status() | {"damages": self._broker.damages[:DAMAGES_TOLD_MAX]}
+        return BrokerStatus(
+            **own,
+            waiting_pulls=self._consuming.waiting_pulls,
+            given_back=self._consuming.given_back,
+            redeliveries_waiting=self._redeliveries.total(),
+            duplicate_servers=self._servers.duplicates(),
+        )
 
     def duplicates(self) -> list[str]:
         """One sentence for each server id with which two processes deliver to this node now."""
