@@ -6,6 +6,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final
 
 import trio
@@ -69,12 +70,13 @@ class Shop:
         """No sender begins anything new."""
         self._closing.set()
 
-    async def consume(self) -> None:
-        """The till, the post and the clerk of dead letters, until cancelled."""
+    async def consume(self, prober: AsyncClient) -> None:
+        """The till, the post and the clerk of dead letters, until cancelled. `prober` measures round trips: the requests of
+        the whole shop wait for one another in the shop's own client."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._listen)
             nursery.start_soon(self._for_ever, self._clerk)
-            nursery.start_soon(self._for_ever, self._probe)
+            nursery.start_soon(self._for_ever, partial(self._probe, prober))
 
     async def _loop(self, step: Callable[[], Awaitable[None]]) -> None:
         while not self._closing.is_set():
@@ -250,11 +252,11 @@ class Shop:
                 await self._client.drop_dead_letters(subject, TILL, positions=[letter.position for letter in letters])
         await trio.sleep(2.0)
 
-    async def _probe(self) -> None:
+    async def _probe(self, client: AsyncClient) -> None:
         """An ordinary client: it sends a message, waits for it, and acks it."""
         started = time.perf_counter()
-        await self._client.send("probe", b"0 probe", delay_ms=0)
-        pulled = await self._client.pull("probe", "probe", 10, wait_s=10.0)
-        await self._client.ack("probe", "probe", pulled)
+        await client.send("probe", b"0 probe", delay_ms=0)
+        pulled = await client.pull("probe", "probe", 10, wait_s=10.0)
+        await client.ack("probe", "probe", pulled)
         self._probes.add((time.perf_counter() - started) * 1000)
         await trio.sleep(1.0)

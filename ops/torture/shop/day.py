@@ -119,18 +119,19 @@ class Day:
         self._began = self._started = time.monotonic()
         self._watchers.start()
         try:
-            async with AsyncClient(self._server.address, timeout_s=60.0) as client:
-                await self._live(client)
+            address = self._server.address
+            async with AsyncClient(address, timeout_s=60.0) as client, AsyncClient(address, timeout_s=60.0) as prober:
+                await self._live(client, prober)
         finally:
             self._watchers.stop()
             self._report.seconds = round(time.monotonic() - self._began, 1)
             self._server.clean_up()
         return self._verdict()
 
-    async def _live(self, client: AsyncClient) -> None:
+    async def _live(self, client: AsyncClient, prober: AsyncClient) -> None:
         shop = Shop(client, self._ledger, self._probes, random.Random(self._plan.seed), self._plan.rate)
         async with trio.open_nursery() as consumers:
-            consumers.start_soon(shop.consume)
+            consumers.start_soon(shop.consume, prober)
             async with trio.open_nursery() as day:
                 day.start_soon(shop.run)
                 day.start_soon(self._sample)
