@@ -51,6 +51,7 @@ store.tables: store store.disk store.logs store.records
 .broker.files: store store.disk store.logs store.records .broker .broker.queues
 .client.blocking: .client.asynchronous .client.calls .client.connections .client.tracing .client.values .protocol
 .client.consuming: .client.asynchronous .client.calls .client.values .logs .protocol
+.names: store store.tables .config .protocol .runtime
 .state.connections: .protocol .runtime
 .recover.reading: store store.disk store.logs store.records store.tables .protocol
 .state: store.logs store.records store.tables
@@ -67,7 +68,7 @@ store.tables: store store.disk store.logs store.records
     .broker.filters .broker.queues .config .logs .protocol .runtime
 .client: .client.asynchronous .client.blocking .client.calls .client.consuming .client.listening .client.values
     .protocol
-.receive: store store.logs store.records store.tables .config .protocol .runtime .state.counts .state.positions
+.receive: store store.logs store.records store.tables .config .names .protocol .runtime .state.counts .state.positions
     .state.windows
 .recover.mending: store store.disk store.logs store.records store.tables .broker.files .config .recover.checking
     .recover.reading .runtime
@@ -103,18 +104,18 @@ delayserver: .client
 .dispatch.targets: store store.records .broker.queues .broker.service .config .dispatch .logs .net .protocol .runtime
     .state.counts
 .operations.groups: store store.records store.tables .broker .broker.actions .broker.filters .broker.queues
-    .broker.service .config .protocol .receive .runtime .state.connections .state.counts .upkeep
+    .broker.service .config .names .protocol .receive .runtime .state.connections .state.counts .upkeep
 .operations.nodes: store store.records store.tables delayserver .broker.actions .broker.service .config .dispatch
-    .dispatch.targets .logs .protocol .receive .runtime .state.memory
+    .dispatch.targets .logs .names .protocol .receive .runtime .state.memory
 .front: store .config .logs .net .operations.access .operations.nodes .protocol .runtime .state.connections
     .state.positions
 .operations.figures: store.logs store.records store.tables .broker .broker.queues .broker.service .config .dispatch
     .load .operations.access .operations.groups .operations.nodes .protocol .receive .runtime .state
     .state.connections .state.counts .state.decisions .state.memory .state.positions .state.windows .upkeep
-.operations.sending: store store.indexes store.logs store.records store.tables .broker.service .config
+.operations.sending: store store.indexes store.logs store.records store.tables .broker.service .config .names
     .operations.nodes .protocol .receive .recover.reading .runtime .state .state.decisions .state.positions
     .state.windows .upkeep
-.operations.messages: wheel store store.indexes store.logs store.records store.tables .broker.service .dispatch
+.operations.messages: wheel store store.indexes store.logs store.records store.tables .broker.service .dispatch .names
     .operations.access .operations.sending .protocol .receive .runtime .state .state.counts .state.decisions
     .state.memory .state.positions .state.windows .upkeep
 .operations: .operations.access .operations.figures .operations.groups .operations.messages .operations.nodes
@@ -122,9 +123,10 @@ delayserver: .client
 .front.handlers: store.records store.tables .config .front .operations .operations.access .operations.figures
     .operations.groups .operations.messages .operations.nodes .operations.sending .protocol .runtime .tokens
 .server: wheel store store.disk store.records store.tables .broker .broker.service .config .dispatch .dispatch.targets
-    .front .front.handlers .load .logs .net .operations .operations.access .operations.figures .operations.groups
-    .operations.messages .operations.nodes .operations.sending .outcomes .protocol .receive .replay .runtime .startup
-    .state .state.connections .state.counts .state.decisions .state.memory .state.positions .state.windows .upkeep
+    .front .front.handlers .load .logs .names .net .operations .operations.access .operations.figures
+    .operations.groups .operations.messages .operations.nodes .operations.sending .outcomes .protocol .receive .replay
+    .runtime .startup .state .state.connections .state.counts .state.decisions .state.memory .state.positions
+    .state.windows .upkeep
 .cli.running: store store.disk store.tables delayserver .cli.terminal .client .config .logs .net .server .web
 .embedded: store.disk .client.asynchronous .client.blocking .client.connections .config .net .protocol .runtime .server
 ops:
@@ -362,6 +364,13 @@ def test_only_rooms_that_speak_over_a_stream_know_frames() -> None:
         if other in FRAMES and room_of(module) not in FRAME_ROOMS
     ]
     assert found == []
+
+
+def test_only_rooms_that_check_messages_know_the_intake() -> None:
+    """The others want names alone, which are at the desk of names."""
+    intake = "delayserver.receive.intake"
+    rooms = {room_of(module) for module in MODULES for _, other in modules_imported_by(module) if other == intake}
+    assert rooms == {"delayserver.operations.sending", "delayserver.operations.messages", "delayserver.server"}
 
 
 def test_the_table_of_rooms_has_no_arrow_that_no_file_uses() -> None:

@@ -1,63 +1,51 @@
 """Checks `send` requests row by row and turns them into rows or columns to commit. Refuses bad rows with named errors.
 
-The only I/O is that of the table of names, which syncs a new subject before it returns its code. A bad row gets its
-own error and does not fail the other rows.
+The only I/O is that of the desk of names, which syncs a new subject before it returns its code. A bad row gets its own
+error and does not fail the other rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import msgpack
 import numpy as np
-import trio
 from numpy.typing import NDArray
 
 from delayserver.config.settings import MessageSettings
 from delayserver.config.units import format_duration, format_utc, parse_delay_levels
+from delayserver.names.name_desk import NameDesk
 from delayserver.protocol.arguments import invalid, shown
 from delayserver.protocol.columns import U32, Ragged
 from delayserver.protocol.errors import (
     BatchTooLarge,
     DelayServerError,
-    DiskFull,
-    GroupsFull,
     InvalidArgument,
     MessageIdInvalid,
     MessageTooLarge,
     PropertiesInvalid,
-    StorageFailed,
-    SubjectInvalid,
-    SubjectsFull,
-    TagsFull,
     TooFar,
     TooOld,
     kept,
 )
 from delayserver.protocol.message_columns import DueColumn, MessageColumns
 from delayserver.protocol.receipts import DERIVED_ID_CHARACTERS, DIGITS, is_derived_id
-from delayserver.receive.names_of_tokens import NamesOfTokens
-from delayserver.runtime.acting import acting
 from delayserver.runtime.runtime import Runtime
 from delayserver.state.windows.closed_windows import ClosedWindows
-from store.errors import DiskFullError, StoreError, TableFullError
 from store.records.batches import MessageBatch
 from store.records.columns import constant_column
 from store.records.id_hash import hash_ids
 from store.records.message_rows import Row, order_key_columns
-from store.tables.names import CONSUMER_GROUP, OWN, SUBJECT, TAG, Names
+from store.tables.names import SUBJECT, TAG
 
 _MAP_TYPES = frozenset([*range(0x80, 0x90), 0xDE, 0xDF])
-# Bytes of UTF-8. Both are keys, not data, as a message id is.
-TAG_BYTES_MAX = 255
+# Bytes of UTF-8. It is a key, not data, as a message id is.
 ORDER_KEY_BYTES_MAX = 255
 # Fields that say when a message is due.
 _TIMES = frozenset({"due_ms", "delay_ms", "delay_level"})
 NO_TIMES = "a published message is due now; to give it a due_ms or a delay, send it"
-_FULL = {SUBJECT: SubjectsFull, CONSUMER_GROUP: GroupsFull, TAG: TagsFull}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,30 +63,26 @@ class Intake:
         self,
         settings: MessageSettings,
         server_id: str,
-        names: Names,
+        names: NameDesk,
         oldest_due_ms: Callable[[], int],
         closed: ClosedWindows,
-        storage_failed: Callable[[StorageFailed], None],
         runtime: Runtime,
     ) -> None:
         """`server_id` has twelve hex digits. Derived ids, of messages without an id of the client, begin with them.
 
-        Due times before `oldest_due_ms()` are refused, and later ones whose window is `closed`.
-        `storage_failed` is called if a name cannot be stored; the server must then stop."""
+        Due times before `oldest_due_ms()` are refused, and later ones whose window is `closed`."""
         self._settings = settings
         self._levels_ms = parse_delay_levels(settings.delay_levels)
         self._names = names
-        self._names_of_tokens = NamesOfTokens(names)
+        # Bound once, since each message calls them.
+        self._subject, self._tag = names.subject, names.tag
         self._clock = runtime.clock
         self._oldest_due_ms = oldest_due_ms
         self._closed = closed
-        self._storage_failed = storage_failed
         # Due times in `_surely_ms` are accepted without a check during this millisecond, until `closed` changes.
         self._asked_ms = -1
         self._asked_changes = -1
         self._surely_ms = range(0)
-        # Subjects without a message so far for which consumers wait.
-        self._awaited: dict[str, trio.Event] = {}
         self._server_id = server_id
 
     # -- rows
@@ -119,7 +103,7 @@ class Intake:
                 return [self._row(maps[0], now_us)], []
             except DelayServerError as error:
                 return [], [Rejection(0, kept(error))]
-        self._make_names_known(maps)
+        self._store_new_names(maps)
         return _each(maps, lambda message: self._row(message, now_us))
 
     def rows_of_now(
@@ -140,7 +124,7 @@ class Intake:
             return self._row_due(message, now_ms)
 
         if require_here is None:
-            self._make_names_known(maps)
+            self._store_new_names(maps)
         return _each(maps, row)
 
     def _maps(self, messages: object) -> list[Any]:
@@ -150,13 +134,13 @@ class Intake:
             raise BatchTooLarge(f"{len(messages)} messages; at most {self._settings.batch_messages_max} in one send")
         return messages
 
-    def _make_names_known(self, messages: list[Any]) -> None:
+    def _store_new_names(self, messages: list[Any]) -> None:
         if len(messages) > 1:
             maps = [message for message in messages if type(message) is dict]
-            self._make_known(SUBJECT, [message.get("subject") for message in maps])
+            self._names.store_new(SUBJECT, [message.get("subject") for message in maps])
             tags = {message["tag"] for message in maps if type(message.get("tag")) is str}
             if tags:
-                self._make_known(TAG, tags)
+                self._names.store_new(TAG, tags)
 
     def _row(self, message: object, now_us: int) -> Row:
         if type(message) is not dict:
@@ -182,12 +166,12 @@ class Intake:
         tag, order_key = get("tag"), get("order_key")
         return (
             due_ms,
-            self.subject(get("subject")),
+            self._subject(get("subject")),
             expires_ms,
             b"" if message_id is None else self.own_id(message_id),
             b"" if properties is None else self.properties(properties),
             body,
-            0 if tag is None else self.tag(tag),
+            0 if tag is None else self._tag(tag),
             b"" if order_key is None else self.order_key(order_key),
         )
 
@@ -241,104 +225,6 @@ class Intake:
         self._check_due(due_ms, self._clock.now_us(), refused)
         return refused
 
-    def subject(self, subject: object) -> int:
-        """The code of a subject, interned if it is new. Raises SubjectInvalid and the errors of `intern`."""
-        if type(subject) is str:
-            code = self._names.code(SUBJECT, subject)
-            if code:
-                return code
-        return int(self.intern(SUBJECT, [self.check_subject(subject)])[0])
-
-    def _make_known(self, kind: int, given: Iterable[object]) -> None:
-        """Interns all new valid subjects or tags with one sync, for which the event loop waits. The check of a row refuses
-        those that are invalid or have no room."""
-        names = dict.fromkeys([name for name in given if type(name) is str])
-        is_valid = self.is_subject if kind == SUBJECT else is_tag
-        new = [name for name in names if not self._names.code(kind, name) and is_valid(name)]
-        if len(new) > 1:
-            with suppress(DiskFull):
-                self.intern(kind, new, fitting=True)
-
-    def is_subject(self, subject: object) -> bool:
-        """True if `check_subject` accepts it."""
-        try:
-            self.check_subject(subject)
-        except SubjectInvalid:
-            return False
-        return True
-
-    def intern(self, kind: int, names: list[str], *, fitting: bool = False) -> NDArray[np.uint32]:
-        """The codes u32[n] of names; with `fitting`, 0 where the table has no room. Raises SubjectsFull, GroupsFull,
-        TagsFull, DiskFull, and StorageFailed, after which the server stops."""
-        token_id = acting()
-        within = self._within(token_id, kind, names, fitting=fitting) if token_id else names
-        before = self._names.count(kind)
-        try:
-            self._names.intern(kind, within, fitting=fitting)
-            if token_id and self._names.count(kind) > before:
-                self._count(token_id, kind, self._names.count(kind) - before)
-        except TableFullError as error:
-            raise _FULL[kind](str(error)) from error
-        except DiskFullError as error:
-            raise DiskFull(str(error), retry_after_ms=1000) from error
-        except StoreError as error:
-            failed = StorageFailed(str(error))
-            self._storage_failed(failed)
-            raise failed from error
-        if kind == SUBJECT and self._awaited:
-            for name in self._awaited.keys() & set(within):
-                self._awaited.pop(name).set()
-        return np.fromiter((self._names.code(kind, name) for name in names), np.uint32, len(names))
-
-    def _count(self, token_id: str, kind: int, new: int) -> None:
-        """The token has added so many names. Raises StoreError, but not for a lack of room."""
-        counts = self._names_of_tokens
-        counts.add(token_id, kind, new)
-        text = counts.to_write(token_id, kind)
-        if text:
-            with suppress(TableFullError, DiskFullError):  # the next name writes the total
-                self._names.intern(OWN, text)
-                counts.written(token_id, kind)
-
-    def _within(self, token_id: str, kind: int, names: list[str], *, fitting: bool) -> list[str]:
-        """The names without the new ones for which the client has no place. Raises as `intern`, if not `fitting`."""
-        most = self._names.bound(kind) * self._settings.names_of_token_percent // 100
-        added = self._names_of_tokens.added(token_id, kind)
-        left = max(most - added, 0)
-        new = [name for name in dict.fromkeys(names) if not self._names.code(kind, name)]
-        if len(new) <= left:
-            return names
-        if not fitting:
-            raise _FULL[kind](
-                f"this token has added {added} names of this kind, and at most {most} may be its own: "
-                "use fewer names, or raise message.names_of_token_percent"
-            )
-        without = set(new[left:])
-        return [name for name in names if name not in without]
-
-    async def first_message(self, subject: str, wait_ms: int) -> int:
-        """Waits for the first message of a new subject. Returns its code, 0 if none came in time. Stores nothing."""
-        event = self._awaited.setdefault(subject, trio.Event())
-        try:
-            with trio.move_on_after(wait_ms / 1000):
-                await event.wait()
-        finally:
-            if not event.statistics().tasks_waiting:
-                self._awaited.pop(subject, None)
-        return self._names.code(SUBJECT, subject)
-
-    def check_subject(self, subject: object, what: str = "subject") -> str:
-        """Checks a subject or the name of a consumer group (`what`). Raises SubjectInvalid."""
-        if isinstance(subject, DelayServerError):  # as for `_refused_row`
-            raise subject
-        if type(subject) is not str or not subject:
-            raise SubjectInvalid(f"a {what} is a text of at least one character, not {shown(subject)}")
-        if len(subject.encode()) > self._settings.subject_bytes_max:
-            raise SubjectInvalid(f"a {what} has at most {self._settings.subject_bytes_max} bytes of UTF-8")
-        if not subject.isprintable():
-            raise SubjectInvalid(f"a {what} is printable: it has no control, format or unassigned characters")
-        return subject
-
     def message_id(self, message_id: object) -> bytes:
         """The bytes of a client's id; empty if none is given. Raises MessageIdInvalid."""
         if message_id is None:
@@ -349,14 +235,6 @@ class Intake:
         if len(data) > self._settings.message_id_bytes_max:
             raise MessageIdInvalid(f"a message_id has at most {self._settings.message_id_bytes_max} bytes of UTF-8")
         return data
-
-    def tag(self, tag: object) -> int:
-        """The code of a tag, interned if it is new. Raises InvalidArgument and the errors of `intern`."""
-        if type(tag) is str:
-            code = self._names.code(TAG, tag)
-            if code:
-                return code
-        return int(self.intern(TAG, [check_tag(tag)])[0])
 
     def order_key(self, order_key: object) -> bytes:
         """The bytes of an order key. Raises InvalidArgument."""
@@ -487,13 +365,13 @@ class Intake:
         def code(subject: object) -> int:
             if require_here is not None and type(subject) is str:
                 require_here(subject)
-            return self.subject(subject)
+            return self._names.subject(subject)
 
         subjects, index = messages.subjects, messages.subject_index
         if index is None:
             return constant_column(code(subjects[0]), count, U32)
         if require_here is None:
-            self._make_known(SUBJECT, subjects)
+            self._names.store_new(SUBJECT, subjects)
         codes, errors = _codes(subjects, code)
         column: NDArray[np.uint32] = codes[index]
         if errors:
@@ -503,9 +381,9 @@ class Intake:
     def _tag_column(self, messages: MessageColumns, count: int, bad: dict[int, DelayServerError]) -> NDArray[np.uint32]:
         tags, index = messages.tags, messages.tag_index
         if index is None:
-            return constant_column(self.tag(tags[0]), count, U32)
-        self._make_known(TAG, tags)
-        codes, errors = _codes(tags, self.tag)
+            return constant_column(self._names.tag(tags[0]), count, U32)
+        self._names.store_new(TAG, tags)
+        codes, errors = _codes(tags, self._names.tag)
         column: NDArray[np.uint32] = np.concatenate([np.zeros(1, np.uint32), codes])[index]
         if errors:
             _mark(bad, (column == 0) & (index != 0), lambda i: errors[int(index[i]) - 1])
@@ -573,28 +451,6 @@ def _each(messages: list[Any], row: Callable[[object], Row]) -> tuple[list[Row],
         except DelayServerError as error:
             rejections.append(Rejection(len(rows) + len(rejections), kept(error)))
     return rows, rejections
-
-
-def check_tag(tag: object) -> str:
-    """Checks a tag. Raises InvalidArgument."""
-    if type(tag) is not str or not tag:
-        raise InvalidArgument(f"a tag is a text of at least one character, not {shown(tag)}")
-    if len(tag.encode()) > TAG_BYTES_MAX:
-        raise InvalidArgument(f"a tag has at most {TAG_BYTES_MAX} bytes of UTF-8")
-    if not tag.isprintable():
-        raise InvalidArgument("a tag is printable: it has no control, format or unassigned characters")
-    if "||" in tag or tag == "*" or tag != tag.strip():  # no filter could name it
-        raise InvalidArgument("a tag is not *, has no ||, and neither begins nor ends with a space")
-    return tag
-
-
-def is_tag(tag: object) -> bool:
-    """True if `check_tag` accepts it."""
-    try:
-        check_tag(tag)
-    except InvalidArgument:
-        return False
-    return True
 
 
 def _codes(names: list[Any], code: Callable[[object], int]) -> tuple[NDArray[np.uint32], dict[int, DelayServerError]]:

@@ -33,6 +33,7 @@ from delayserver.front.front import SERVER
 from delayserver.load.loader import Loader
 from delayserver.load.refill import Refill
 from delayserver.load.window_reader import WindowReader
+from delayserver.names.name_desk import NameDesk
 from delayserver.net.transport import Connect
 from delayserver.operations.access.tokens import OwnTokens, TokenBook
 from delayserver.operations.access.waiting import WaitingCounts
@@ -81,7 +82,7 @@ from delayserver.operations.nodes.routing import Routing
 from delayserver.operations.nodes.servers import Servers
 from delayserver.operations.operations import DelayOperations, Operations
 from delayserver.operations.sending.admission import Admission
-from delayserver.operations.sending.prepare import Prepare
+from delayserver.operations.sending.prepare import Prepare, TermsDesk
 from delayserver.operations.sending.publish import Publish
 from delayserver.operations.sending.redispatch import Redispatch
 from delayserver.operations.sending.redispatch_reading import RedispatchReader
@@ -437,13 +438,13 @@ class Parts:
     def _build_decisions(self, opened: Opened) -> None:
         """Builds the parts that accept messages, and those that end messages before their delivery."""
         settings = self._settings
+        self.names = NameDesk(opened.files.names, settings.message, self.commit.storage_failed)
         self.intake = Intake(
             settings.message,
             f"{opened.directory.server_id:012x}",
-            opened.files.names,
+            self.names,
             self.retention.oldest_due_ms,
             self.retention.closed,
-            self.commit.storage_failed,
             self._runtime,
         )
         self.locator = Locator(opened.files.schedule, opened.files.days, settings.storage.window_ms, self._runtime)
@@ -472,15 +473,14 @@ class Parts:
             self.balance.subjects.redeliveries,
             self._runtime,
         )
-        filters = FilterCompiler(self.intake, self._runtime)
-        self.policies = Policies(self.broker, filters, self.intake, opened.files.names, self._runtime)
-        self.first_messages = FirstMessages(self.local_broker, self.intake, settings.broker, self._runtime)
+        filters = FilterCompiler(self.names, self._runtime)
+        self.policies = Policies(self.broker, filters, self.names, self._runtime)
+        self.first_messages = FirstMessages(self.local_broker, self.names, settings.broker, self._runtime)
         self.consuming = Consuming(
             self.local_broker,
             self.redelivery,
             GroupFilters(self.local_broker, filters, self.policies),
-            self.intake,
-            opened.files.names,
+            self.names,
             self.first_messages,
             self._runtime,
         )
@@ -551,8 +551,7 @@ class Parts:
         looking = QueuePositions(
             self.local_broker,
             self.redelivery,
-            self.intake,
-            opened.files.names,
+            self.names,
             self.first_messages,
             self._runtime,
         )
@@ -567,19 +566,15 @@ class Parts:
             subjects=Subjects(opened.files.names),
             publish=Publish(self.identity.server_id, self._admission(), self.intake, routing, self.publishing, names),
             positions=looking,
-            broadcasting=Broadcasting(self.local_broker, looking, self.intake, names, self._runtime),
-            finding=Finding(self.local_broker, looking, self.intake, opened.files.names),
-            dead_letters=DeadLetterOperations(
-                self.local_broker, self.redelivery, self.intake, opened.files.names, self._clock
-            ),
-            waiting_keys=WaitingKeyOperations(
-                self.local_broker, self.redelivery, self.intake, opened.files.names, self._clock
-            ),
+            broadcasting=Broadcasting(self.local_broker, looking, self.names, self._runtime),
+            finding=Finding(self.local_broker, looking, self.names),
+            dead_letters=DeadLetterOperations(self.local_broker, self.redelivery, self.names, self._clock),
+            waiting_keys=WaitingKeyOperations(self.local_broker, self.redelivery, self.names, self._clock),
             policies=self.policies,
             delivering=Delivering(
                 self.local_broker,
                 self._outside.servers,
-                self.intake,
+                self.names,
                 self.commit,
                 self._settings.broker.server_clock_ahead_ms_max,
                 self._clock,
@@ -593,10 +588,10 @@ class Parts:
     def _build_delay_operations(self, opened: Opened) -> DelayOperations:
         server_id, names, intake = self.identity.server_id, opened.files.names, self.intake
         admission = self._admission()
-        naming = Naming(server_id, intake, self.cancellation, names)
+        naming = Naming(server_id, intake, self.names, self.cancellation)
         reader = RedispatchReader(opened.files.schedule, opened.files.dispatch, self.decided, self._runtime)
         send = Send(server_id, admission, intake, self.commit, names)
-        terms = self._settings.transactions, self._settings.message.delay_ms_max
+        terms = TermsDesk(self.names, self._settings.transactions, self._settings.message.delay_ms_max)
         return DelayOperations(
             send=send,
             cancel=Cancel(naming, self.cancellation),

@@ -78,7 +78,7 @@ class GroupsReader:
                 if since_ms is not None:
                     oldest_ms = min(since_ms, oldest_ms or since_ms)
                 lag, retrying = lag + waiting, max(0, retrying + waiting)
-                dead_letters = waiting_letters(self._core, self._names, name(subject), name(group))
+                dead_letters = waiting_letters(self._core, self._names.code, name(subject), name(group))
                 names, kept = (name(subject), name(group)), (dead_letters, waiting_keys)
                 found.append(ConsumerGroupFigures(*names, lag, leased, retrying, oldest_ms, *kept))
         return found

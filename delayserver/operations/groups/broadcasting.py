@@ -16,14 +16,14 @@ from delayserver.broker.actions.positions import FOUND, RETIRED, TOO_LARGE
 from delayserver.broker.pulled import PulledBatch
 from delayserver.broker.service.local_broker import LocalBroker
 from delayserver.broker.service.positions import LATEST, Goal, out_of_range
+from delayserver.names.name_desk import NameDesk
 from delayserver.operations.groups.consuming import Pull
 from delayserver.operations.groups.positions import QueuePositions, Read, ReadResult
 from delayserver.protocol.errors import GroupsFull
-from delayserver.receive.intake import Intake
 from delayserver.runtime.runtime import Runtime
 from delayserver.state.connections.broadcasts import BROADCASTS_MAX, Broadcasts
 from store.records.expiry import expired_rows
-from store.tables.names import SUBJECT, Names
+from store.tables.names import SUBJECT
 
 InRoom = Callable[[Callable[[bool], Awaitable[ReadResult]]], Awaitable[ReadResult]]
 
@@ -35,13 +35,11 @@ class Broadcasting:
         self,
         broker: LocalBroker,
         positions: QueuePositions,
-        intake: Intake,
-        names: Names,
+        names: NameDesk,
         runtime: Runtime,
     ) -> None:
         self._broker = broker
         self._positions = positions
-        self._intake = intake
         self._names = names
         self._clock = runtime.clock
 
@@ -50,7 +48,7 @@ class Broadcasting:
         the group. `in_room` reads when the consumer has room for the result.
 
         Raises SubjectInvalid, GroupsFull, PositionOutOfRange (once for messages that retention removed), QueueFull."""
-        name = (self._intake.check_subject(pull.subject), self._intake.check_subject(pull.group, "group"))
+        name = (self._names.check_subject(pull.subject), self._names.check_subject(pull.group, "group"))
         until_us = self._clock.monotonic_us() + pull.wait_ms * 1000
         place = await self._place(groups, name, pull.start)
         while True:

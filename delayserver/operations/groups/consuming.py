@@ -21,17 +21,16 @@ from delayserver.broker.service.local_broker import LocalBroker
 from delayserver.broker.service.positions import EARLIEST, LATEST, Goal
 from delayserver.broker.service.pull_actor import Outlet
 from delayserver.broker.service.pulls import TOO_MANY_GROUPS
+from delayserver.names.name_desk import NameDesk
 from delayserver.operations.groups.first_messages import FirstMessages
 from delayserver.operations.groups.group_filters import GroupFilters
 from delayserver.operations.groups.policies import waiting_letters
 from delayserver.operations.groups.redelivery import Nacked, Redelivery, commit_errors
 from delayserver.protocol.errors import GroupsFull, QueueFull
-from delayserver.receive.intake import Intake
 from delayserver.runtime.fair_turns import Work
 from delayserver.runtime.runtime import Runtime
 from delayserver.runtime.turns import LARGE_ROWS
 from store.records.batches import I64
-from store.tables.names import CONSUMER_GROUP, SUBJECT, Names
 
 # Bounds of a nack's delay, and of the lease that a pull may ask for.
 DELAY_MS_MAX: Final = NACK_DELAY_MS_MAX
@@ -100,8 +99,7 @@ class Consuming:
         broker: LocalBroker,
         redelivery: Redelivery,
         filters: GroupFilters,
-        intake: Intake,
-        names: Names,
+        names: NameDesk,
         first_messages: FirstMessages,
         runtime: Runtime,
     ) -> None:
@@ -109,7 +107,6 @@ class Consuming:
         self._broker = broker
         self._redelivery = redelivery
         self._filters = filters
-        self._intake = intake
         self._names = names
         self._first_messages = first_messages
         self._turns = runtime.turns
@@ -166,7 +163,7 @@ class Consuming:
         )
         if deadline_ms is not None:
             wait_ms = min(wait_ms, max(deadline_ms - self._clock.now_ms(), 0))
-        subject, group = self._known(name, group_name)
+        subject, group = self._names.known(name, group_name)
         wanted = None if filter_text is None else await self._filters.compile(filter_text)
         if acks is not None:
             await self._ack(subject, group, acks, work)
@@ -209,7 +206,7 @@ class Consuming:
         """The new code of a group at its first pull. Raises GroupsFull before anything is stored."""
         if not self._core.admits(subject, 0):
             raise GroupsFull(TOO_MANY_GROUPS)
-        return int(self._intake.intern(CONSUMER_GROUP, [name])[0])
+        return self._names.group(name)
 
     # -- ack and nack
 
@@ -217,7 +214,7 @@ class Consuming:
         """Acks deliveries, i64[n] in any order, durably. Many are acked in steps, as slices of `work`.
 
         Raises SubjectInvalid, DiskFull, StorageFailed."""
-        acked = await self._ack(*self._known(subject, group), deliveries, work)
+        acked = await self._ack(*self._names.known(subject, group), deliveries, work)
         await self._redelivery.durable()
         return acked
 
@@ -244,7 +241,7 @@ class Consuming:
         no consumer has looked at the messages, so none becomes a dead letter.
         More than PIECE_ROWS_MAX are nacked in steps; those of earlier steps are nacked when a later one fails.
         Raises SubjectInvalid, DiskFull, StorageFailed."""
-        subject_code, group_code = self._known(subject, group)
+        subject_code, group_code = self._names.known(subject, group)
         if not subject_code or not group_code:  # no message of this group was ever handed out
             return Nacked(0, len(deliveries), 0, 0)
         total = Nacked(0, 0, 0, 0)
@@ -259,7 +256,7 @@ class Consuming:
         extended in steps.
 
         Raises SubjectInvalid, QueueFull; leases of earlier steps are extended then."""
-        codes = self._known(subject, group)
+        codes = self._names.known(subject, group)
         if not all(codes):  # no message of this group was ever handed out
             return Extended(0, len(deliveries))
         extended = 0
@@ -282,23 +279,13 @@ class Consuming:
         self._redelivery.leased()
         return Extended(extended, len(deliveries) - extended)
 
-    def _known(self, subject: str, group: str) -> tuple[int, int]:
-        """The codes of the names, 0 for a new one, which is checked but not stored. Raises SubjectInvalid."""
-        subject_code = self._names.code(SUBJECT, subject)
-        if not subject_code:
-            self._intake.check_subject(subject)
-        group_code = self._names.code(CONSUMER_GROUP, group)
-        if not group_code:
-            self._intake.check_subject(group, "group")
-        return subject_code, group_code
-
     # -- groups
 
     async def groups(self, subject: str | None, after: GroupKey, count_max: int, work: Work) -> GroupPage:
         """The first consumer groups behind `after`, of one subject or of all, as slices of `work`. Raises SubjectInvalid."""
         code = 0
         if subject is not None:
-            code = self._names.code(SUBJECT, self._intake.check_subject(subject))
+            code = self._names.known_subject(subject)
             if not code:
                 return GroupPage([], None)
         keys = self._core.group_keys(after, code, count_max)
@@ -308,6 +295,6 @@ class Consuming:
             row = await self._broker.reads.answer(partial(self._core.group_row, key))
             if row is not None:
                 subject, group = self._names.name(row.subject), self._names.name(row.group)
-                dead_letters = waiting_letters(self._core, self._names, subject, group)
+                dead_letters = waiting_letters(self._core, self._names.code, subject, group)
                 groups.append(ConsumerGroup(subject, group, self._redelivery.whole(row), dead_letters))
         return GroupPage(groups, keys[-1] if len(keys) == count_max else None)

@@ -14,14 +14,14 @@ from delayserver.broker.actions.dead_queue import Claim, Letters, resent_message
 from delayserver.broker.limits import NACK_DELAY_MS_MAX
 from delayserver.broker.queues.groups import GroupKey
 from delayserver.broker.service.local_broker import LocalBroker
+from delayserver.names.name_desk import NameDesk
 from delayserver.operations.groups.policies import dead_letter_subject
 from delayserver.operations.groups.redelivery import Redelivery
 from delayserver.protocol.errors import DelayServerError, GroupUnknown, InvalidArgument
-from delayserver.receive.intake import Intake
 from delayserver.runtime.clock import Clock
 from store.records.batches import I64
 from store.records.columns import ragged_offsets
-from store.tables.names import CONSUMER_GROUP, SUBJECT, Names
+from store.tables.names import SUBJECT
 
 # Letters of one request: a step on the event loop reads them, and looks into the properties of each.
 LIST_MAX: Final = 256
@@ -74,11 +74,10 @@ class Resent:
 class DeadLetterOperations:
     """Works on the dead letters of one group a request."""
 
-    def __init__(self, broker: LocalBroker, redelivery: Redelivery, intake: Intake, names: Names, clock: Clock) -> None:
+    def __init__(self, broker: LocalBroker, redelivery: Redelivery, names: NameDesk, clock: Clock) -> None:
         self._core = broker.core
         self._reads = broker.reads
         self._redelivery = redelivery
-        self._intake = intake
         self._names = names
         self._clock = clock
 
@@ -142,9 +141,7 @@ class DeadLetterOperations:
 
     def _keys(self, subject: str, group: str) -> tuple[GroupKey, GroupKey]:
         """The codes of the dead-letter subject and the group, and of the subject and the group."""
-        self._intake.check_subject(subject)
-        self._intake.check_subject(group, "group")
-        codes = self._names.code(SUBJECT, subject), self._names.code(CONSUMER_GROUP, group)
+        codes = self._names.known(subject, group)
         dead_subject = self._names.code(SUBJECT, dead_letter_subject(subject, group))
         if not all(codes):
             raise GroupUnknown(f"this node knows no group {group!r} of the subject {subject!r}")

@@ -11,8 +11,8 @@ import trio
 
 from delayserver.broker.filters.fault import FilterError
 from delayserver.broker.filters.filter import Filter, FilterText, parse_filter
+from delayserver.names.name_desk import TAG_BYTES_MAX, NameDesk
 from delayserver.protocol.errors import FilterInvalid
-from delayserver.receive.intake import TAG_BYTES_MAX, Intake
 from delayserver.runtime.runtime import Runtime
 from store.tables.names import TAG
 
@@ -36,8 +36,8 @@ EVERYTHING: Final = Compiled(FilterText(), None)
 class FilterCompiler:
     """Compiles filters."""
 
-    def __init__(self, intake: Intake, runtime: Runtime) -> None:
-        self._intake = intake
+    def __init__(self, names: NameDesk, runtime: Runtime) -> None:
+        self._names = names
         self._workers = runtime.workers
         self._compiled: OrderedDict[FilterText, Compiled] = OrderedDict()
         self.characters = 0
@@ -75,7 +75,7 @@ class FilterCompiler:
             raise FilterInvalid(
                 str(error), details={"offset": place.offset, "line": place.line, "column": place.column}
             ) from None
-        codes = self._intake.intern(TAG, list(parsed.tags)).tolist() if parsed.tags else []
+        codes = self._names.intern(TAG, list(parsed.tags)).tolist() if parsed.tags else []
         if not codes and parsed.where is None:
             return EVERYTHING
         return Compiled(parsed.text, Filter(codes, parsed.where))

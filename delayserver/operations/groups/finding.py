@@ -10,11 +10,10 @@ import numpy as np
 
 from delayserver.broker.actions.finding import FindQuery, Place
 from delayserver.broker.service.local_broker import LocalBroker
+from delayserver.names.name_desk import NameDesk
 from delayserver.operations.groups.positions import QueuePositions, Read
 from delayserver.protocol.receipts import parse_derived_message_id
-from delayserver.receive.intake import Intake
 from store.records.batches import StoredBatch
-from store.tables.names import SUBJECT, Names
 
 FOUND_AT_ONCE_MAX: Final = 1_000
 """Messages of one reply."""
@@ -50,17 +49,16 @@ class FoundPage:
 class Finding:
     """Searches the store of the broker of this process."""
 
-    def __init__(self, broker: LocalBroker, positions: QueuePositions, intake: Intake, names: Names) -> None:
+    def __init__(self, broker: LocalBroker, positions: QueuePositions, names: NameDesk) -> None:
         self._broker = broker
         self._positions = positions
-        self._intake = intake
         self._names = names
 
     async def find(self, search: Search, after: Place, messages_max: int) -> FoundPage:
         """The first messages behind `after`. Raises SubjectInvalid, StoreError."""
         subject = 0
         if search.subject is not None:
-            subject = self._names.code(SUBJECT, self._intake.check_subject(search.subject))
+            subject = self._names.known_subject(search.subject)
             if not subject:
                 return self._page(StoredBatch.filled(0), None)
         if search.message_id is None and search.key is None:

@@ -9,17 +9,17 @@ from collections import Counter
 
 from delayserver.broker.service.local_broker import LocalBroker
 from delayserver.config.settings import BrokerSettings
+from delayserver.names.name_desk import NameDesk
 from delayserver.protocol.errors import QueueFull
-from delayserver.receive.intake import Intake
 from delayserver.runtime.runtime import Runtime
 
 
 class FirstMessages:
     """The waits, counted by subject and group."""
 
-    def __init__(self, broker: LocalBroker, intake: Intake, settings: BrokerSettings, runtime: Runtime) -> None:
+    def __init__(self, broker: LocalBroker, names: NameDesk, settings: BrokerSettings, runtime: Runtime) -> None:
         self._broker = broker
-        self._intake = intake
+        self._names = names
         self._settings = settings
         self._clock = runtime.clock
         # By the names of subject and group; "" for reads, which have no group.
@@ -47,7 +47,7 @@ class FirstMessages:
         self._waiting[key] += 1
         self.waiting += 1
         try:
-            code = await self._intake.first_message(subject, wait_ms)
+            code = await self._names.first_message(subject, wait_ms)
         finally:
             self.waiting -= 1
             self._waiting[key] -= 1

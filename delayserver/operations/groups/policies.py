@@ -14,12 +14,12 @@ from delayserver.broker.queues.groups import GroupKey
 from delayserver.broker.redelivery import RedeliveryPolicy
 from delayserver.broker.service.broker import Broker
 from delayserver.broker.service.pulls import TOO_MANY_GROUPS
+from delayserver.names.name_desk import NameDesk
 from delayserver.operations.groups.filtering import Compiled, FilterCompiler
 from delayserver.protocol.errors import DiskFull, GroupsFull, PolicyInvalid, StorageFailed, SubjectInvalid
-from delayserver.receive.intake import Intake
 from delayserver.runtime.runtime import Runtime
 from store.errors import DiskFullError, StoreError
-from store.tables.names import CONSUMER_GROUP, SUBJECT, Names
+from store.tables.names import CONSUMER_GROUP, SUBJECT
 
 
 def dead_letter_subject(subject: str, group: str) -> str:
@@ -27,10 +27,10 @@ def dead_letter_subject(subject: str, group: str) -> str:
     return f"{subject}.dead.{group}"
 
 
-def waiting_letters(broker: Broker, names: Names, subject: str, group: str) -> int:
-    """How many dead letters of a consumer group were neither sent again nor dropped."""
-    dead_subject = names.code(SUBJECT, dead_letter_subject(subject, group))
-    return broker.dead_letters(dead_subject, names.code(CONSUMER_GROUP, group))
+def waiting_letters(broker: Broker, code_of: Callable[[int, str], int], subject: str, group: str) -> int:
+    """How many dead letters of a consumer group were neither sent again nor dropped. `code_of`: `NameDesk.code`."""
+    dead_subject = code_of(SUBJECT, dead_letter_subject(subject, group))
+    return broker.dead_letters(dead_subject, code_of(CONSUMER_GROUP, group))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +46,9 @@ class GroupPolicyOf:
 class Policies:
     """Shows and sets policies."""
 
-    def __init__(self, broker: Broker, filters: FilterCompiler, intake: Intake, names: Names, runtime: Runtime) -> None:
+    def __init__(self, broker: Broker, filters: FilterCompiler, names: NameDesk, runtime: Runtime) -> None:
         self._broker = broker
         self._filters = filters
-        self._intake = intake
         self._names = names
         self._workers = runtime.workers
         self._changing = trio.Lock()
@@ -57,9 +56,7 @@ class Policies:
 
     def get(self, subject: str, group: str) -> GroupPolicyOf:
         """The policy of a group, which need not have pulled yet. Raises SubjectInvalid."""
-        self._intake.check_subject(subject)
-        self._intake.check_subject(group, "group")
-        codes = self._names.code(SUBJECT, subject), self._names.code(CONSUMER_GROUP, group)
+        codes = self._names.known(subject, group)
         return GroupPolicyOf(subject, group, self._broker.policy(*codes), self._broker.pauses(*codes))
 
     async def set(self, subject: str, group: str, changes: Mapping[str, Any], *, reset: bool) -> GroupPolicyOf:
@@ -76,10 +73,7 @@ class Policies:
             self._check_names(subject, group, policy)
             compiled = await self._filters.compile(FilterText(policy.tags, policy.where))
             policy = replace(policy, tags=compiled.text.tags, where=compiled.text.where)
-            codes = (
-                int(self._intake.intern(SUBJECT, [subject])[0]),
-                int(self._intake.intern(CONSUMER_GROUP, [group])[0]),
-            )
+            codes = self._names.subject(subject), self._names.group(group)
             await self._write(codes, policy, self._dead_subject(codes, subject, group, policy), compiled)
             return self.get(subject, group)
 
@@ -106,11 +100,10 @@ class Policies:
 
     def _check_names(self, subject: str, group: str, policy: GroupPolicy) -> None:
         """Raises SubjectInvalid for the names, PolicyInvalid if the dead-letter subject would have no valid name."""
-        self._intake.check_subject(subject)
-        self._intake.check_subject(group, "group")
+        self._names.known(subject, group)
         if policy.attempts:
             try:
-                self._intake.check_subject(dead_letter_subject(subject, group))
+                self._names.check_subject(dead_letter_subject(subject, group))
             except SubjectInvalid as error:
                 raise PolicyInvalid(f"its dead-letter subject cannot be made: {error.message}") from None
 
@@ -120,7 +113,7 @@ class Policies:
         if known or not policy.attempts:
             return known
         name = dead_letter_subject(subject, group)
-        code = int(self._intake.intern(SUBJECT, [name])[0])
+        code = self._names.subject(name)
         owner = self._broker.owner_of_dead(code)
         if owner is not None and owner != codes:
             of = f"group {self._names.name(owner[1])!r} of {self._names.name(owner[0])!r}"

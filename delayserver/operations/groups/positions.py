@@ -9,14 +9,13 @@ from typing import NamedTuple
 from delayserver.broker.actions.positions import NOTHING_YET, Looked
 from delayserver.broker.service.local_broker import LocalBroker
 from delayserver.broker.service.positions import EARLIEST, LATEST, POSITION, TIME, Goal, unknown_group
+from delayserver.names.name_desk import NameDesk
 from delayserver.operations.groups.consuming import ConsumerGroup
 from delayserver.operations.groups.first_messages import FirstMessages
 from delayserver.operations.groups.policies import waiting_letters
 from delayserver.operations.groups.redelivery import Redelivery, commit_errors
-from delayserver.receive.intake import Intake
 from delayserver.runtime.runtime import Runtime
 from delayserver.runtime.turns import LARGE_ROWS
-from store.tables.names import CONSUMER_GROUP, SUBJECT, Names
 
 __all__ = ["EARLIEST", "LATEST", "POSITION", "TIME", "Goal", "QueuePositions", "Read", "ReadResult"]
 
@@ -50,15 +49,13 @@ class QueuePositions:
         self,
         broker: LocalBroker,
         redelivery: Redelivery,
-        intake: Intake,
-        names: Names,
+        names: NameDesk,
         first_messages: FirstMessages,
         runtime: Runtime,
     ) -> None:
         self._core = broker.core
         self._broker = broker
         self._redelivery = redelivery
-        self._intake = intake
         self._names = names
         self._first_messages = first_messages
         self._turns = runtime.turns
@@ -73,7 +70,7 @@ class QueuePositions:
         if row is None:
             raise unknown_group()
         row = self._redelivery.whole(row)
-        return ConsumerGroup(subject, group, row, waiting_letters(self._core, self._names, subject, group))
+        return ConsumerGroup(subject, group, row, waiting_letters(self._core, self._names.code, subject, group))
 
     async def seek(self, subject: str, group: str, goal: Goal) -> Sought:
         """Moves a group, durably. Raises SubjectInvalid, GroupUnknown, PositionOutOfRange, DiskFull, StorageFailed."""
@@ -89,7 +86,7 @@ class QueuePositions:
 
     async def read(self, read: Read) -> ReadResult:
         """The messages from a position on; leases nothing. Raises SubjectInvalid, QueueFull, StoreError."""
-        subject = self._names.code(SUBJECT, self._intake.check_subject(read.subject))
+        subject = self._names.known_subject(read.subject)
         found = await self._look(subject, read)
         if found.status != NOTHING_YET or not read.wait_ms:
             return found
@@ -116,8 +113,7 @@ class QueuePositions:
 
     def _known(self, subject: str, group: str) -> tuple[int, int]:
         """The codes of the names. Raises SubjectInvalid, GroupUnknown."""
-        code = self._names.code(SUBJECT, self._intake.check_subject(subject))
-        group_code = self._names.code(CONSUMER_GROUP, self._intake.check_subject(group, "group"))
-        if not code or not group_code:
+        codes = self._names.known(subject, group)
+        if not all(codes):
             raise unknown_group()
-        return code, group_code
+        return codes

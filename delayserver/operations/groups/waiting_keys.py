@@ -9,12 +9,11 @@ from typing import Final, NamedTuple
 from delayserver.broker.actions.waiting_keys import READY, WaitingMessage
 from delayserver.broker.queues.groups import GroupKey
 from delayserver.broker.service.local_broker import LocalBroker
+from delayserver.names.name_desk import NameDesk
 from delayserver.operations.groups.redelivery import Redelivery
 from delayserver.protocol.errors import GroupUnknown, PolicyInvalid
-from delayserver.receive.intake import Intake
 from delayserver.runtime.clock import Clock, read_both
 from store.records.batches import I64
-from store.tables.names import CONSUMER_GROUP, SUBJECT, Names
 
 # Keys of one request: a step on the event loop reads a message of each.
 LIST_MAX: Final = 256
@@ -53,12 +52,11 @@ class WaitingKeysPage:
 class WaitingKeyOperations:
     """Works on the waiting keys of one group a request."""
 
-    def __init__(self, broker: LocalBroker, redelivery: Redelivery, intake: Intake, names: Names, clock: Clock) -> None:
+    def __init__(self, broker: LocalBroker, redelivery: Redelivery, names: NameDesk, clock: Clock) -> None:
         self._core = broker.core
         self._reads = broker.reads
         self._pulls = broker.pulls
         self._redelivery = redelivery
-        self._intake = intake
         self._names = names
         self._clock = clock
 
@@ -95,9 +93,7 @@ class WaitingKeyOperations:
         return len(self._core.chosen_keys(key, None, 1 << 62))
 
     def _key(self, subject: str, group: str) -> GroupKey:
-        self._intake.check_subject(subject)
-        self._intake.check_subject(group, "group")
-        key = self._names.code(SUBJECT, subject), self._names.code(CONSUMER_GROUP, group)
+        key = self._names.known(subject, group)
         if not all(key) or not list(self._core.group_backlogs((key,))):
             raise GroupUnknown(f"this node knows no group {group!r} of the subject {subject!r}")
         return key

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from delayserver.names.name_desk import NameDesk
 from delayserver.operations.access.access import EVERYTHING, Access
 from delayserver.operations.messages.cancellation import Cancellation
 from delayserver.operations.messages.locator import LocatedNames
@@ -28,7 +29,6 @@ from delayserver.runtime.fair_turns import SLICE_ITEMS, Work
 from store.records.batches import I64
 from store.records.id_hash import hash_id
 from store.records.message_name import MessageName
-from store.tables.names import SUBJECT, Names
 
 Places = NDArray[np.intp]
 
@@ -82,11 +82,11 @@ class NamedMessages:
 class Naming:
     """Names → messages."""
 
-    def __init__(self, server_id: str, intake: Intake, cancellation: Cancellation, subjects: Names) -> None:
+    def __init__(self, server_id: str, intake: Intake, names: NameDesk, cancellation: Cancellation) -> None:
         self._server = server_id
         self._intake = intake
         self._cancellation = cancellation
-        self._subjects = subjects
+        self._names = names
 
     async def find(self, given: Given, work: Work, access: Access = EVERYTHING) -> NamedMessages:
         """Finds the messages that the client names. A name with a closed subject is refused. A receipt of a message whose
@@ -114,7 +114,7 @@ class Naming:
         """The places of messages whose subject is closed to the client."""
         located = await self._cancellation.locate(sequence, due_ms)
         codes, index = np.unique(located.subject, return_inverse=True)
-        closed = np.array([bool(code) and not access.may(self._subjects.name(code)) for code in codes.tolist()], bool)
+        closed = np.array([bool(code) and not access.may(self._names.name(code)) for code in codes.tolist()], bool)
         return np.flatnonzero(closed[index])
 
     async def _find(self, given: Given, work: Work, access: Access) -> NamedMessages:
@@ -192,7 +192,7 @@ class Naming:
     def _name(self, given: GivenName) -> MessageName:
         due_ms = given.due_ms if 0 <= given.due_ms < 1 << 48 else 0
         message_id = self._intake.message_id(given.message_id)
-        subject = self._subjects.code(SUBJECT, self._intake.check_subject(given.subject))
+        subject = self._names.known_subject(given.subject)
         return MessageName(subject, due_ms, message_id, hash_id(message_id))
 
     async def _keep_own(self, named: NamedMessages, subjects: dict[int, int]) -> None:

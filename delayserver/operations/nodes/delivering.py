@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from delayserver.broker.actions.delivering import Delivered
 from delayserver.broker.service.local_broker import LocalBroker
+from delayserver.names.name_desk import NameDesk
 from delayserver.operations.nodes.servers import Peer, Servers
 from delayserver.protocol.columns import Ragged
 from delayserver.protocol.errors import DiskFull, InvalidArgument, NotDue, StorageFailed
 from delayserver.protocol.outcomes import DeliverOutcome
 from delayserver.receive.group_commit import GroupCommit
-from delayserver.receive.intake import Intake, is_tag
 from delayserver.runtime.clock import Clock
 from store.errors import DiskFullError, StoreError, UnreadableError
 from store.records.batches import I64, U8, U32, U64, StoredBatch
@@ -84,7 +84,7 @@ class Delivering:
         self,
         broker: LocalBroker,
         servers: Servers,
-        intake: Intake,
+        names: NameDesk,
         pipeline: GroupCommit,
         clock_ahead_ms_max: int,
         clock: Clock,
@@ -93,7 +93,7 @@ class Delivering:
         refused, because one of the two clocks is wrong."""
         self._broker = broker
         self._servers = servers
-        self._intake = intake
+        self._names = names
         self._pipeline = pipeline
         self._clock_ahead_ms_max = clock_ahead_ms_max
         self._clock = clock
@@ -221,15 +221,9 @@ class Delivering:
         return codes
 
     def _codes(self, kind: int, names: list[str]) -> U32:
-        """Codes u32[n]. NOT_TAKEN for a name that is invalid or has no room, so that the others are stored without it.
-
-        All new names share one sync, because the event loop waits for it."""
-        is_valid = is_tag if kind == TAG else self._intake.is_subject
-        valid = [place for place, name in enumerate(names) if is_valid(name)]
-        found = self._intake.intern(kind, [names[place] for place in valid], fitting=True)
-        codes = np.full(len(names), NOT_TAKEN, np.uint32)
-        codes[valid] = np.where(found == 0, np.uint32(NOT_TAKEN), found)
-        return codes
+        """Codes u32[n]. NOT_TAKEN for a name that is invalid or has no room, so that the others are stored without it."""
+        codes = self._names.fitting(kind, names)
+        return np.where(codes == 0, np.uint32(NOT_TAKEN), codes)
 
 
 def _behind_refused(order_hash: U64, taken: NDArray[np.bool_]) -> NDArray[np.bool_]:

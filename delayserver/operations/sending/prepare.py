@@ -17,6 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from delayserver.config.settings import TransactionSettings
+from delayserver.names.name_desk import NameDesk
 from delayserver.operations.sending.admission import Admission
 from delayserver.operations.sending.send import Send, SentColumns, SentRows
 from delayserver.protocol.arguments import invalid
@@ -52,42 +53,29 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The checked terms of prepared messages. `check_subject` is the code of the subject that gets the check-backs."""
+    """The checked terms of prepared messages. `check_subject` is the code of the subject that gets the check-backs,
+    `timers_subject` that of the timers."""
 
+    timers_subject: int
     check_subject: int
     check_after_ms: int
     checks_max: int
     policy: int
 
 
-class Prepare:
-    """Checks messages as for `send` and hands them to the group commit with their timers."""
+class TermsDesk:
+    """Checks the terms that clients ask for, and fills in the defaults."""
 
-    def __init__(
-        self,
-        send: Send,
-        admission: Admission,
-        intake: Intake,
-        commit: GroupCommit,
-        settings: tuple[TransactionSettings, int],
-        clock: Clock,
-    ) -> None:
-        """`settings`: the defaults, and the maximum delay, which is that of a check as well."""
-        self._send = send
-        self._admission = admission
-        self._intake = intake
-        self._commit = commit
-        self._defaults, self._delay_ms_max = settings
-        self._clock = clock
+    def __init__(self, names: NameDesk, defaults: TransactionSettings, delay_ms_max: int) -> None:
+        """`delay_ms_max`: the longest delay of a message, which is that of a check as well."""
+        self._names = names
+        self._defaults = defaults
+        self._delay_ms_max = delay_ms_max
 
-    def under(self, asked: Asked) -> PreparedSend:
-        """A sender of messages under these terms. Raises InvalidArgument, SubjectInvalid, and the errors of `intern`."""
-        self._admission.require()
-        return PreparedSend(self._send, self._intake, self._commit, self._terms(asked), self._clock)
-
-    def _terms(self, asked: Asked) -> Terms:
+    def terms(self, asked: Asked) -> Terms:
+        """The terms of prepared messages. Raises InvalidArgument, SubjectInvalid, and the errors of `NameDesk.intern`."""
         defaults = self._defaults
-        group = self._intake.check_subject(asked.group, "producer group")
+        group = self._names.check_subject(asked.group, "producer group")
         after_ms = defaults.check_after_ms if asked.check_after_ms is None else asked.check_after_ms
         if type(after_ms) is not int or not CHECK_AFTER_MS_MIN <= after_ms <= self._delay_ms_max:
             raise invalid(
@@ -101,7 +89,27 @@ class Prepare:
         policy = defaults.policy if asked.policy is None else asked.policy
         if type(policy) is not str or policy not in POLICIES:
             raise invalid("policy", "rollback or commit", asked.policy)
-        return Terms(self._intake.subject(group + CHECK_SUFFIX), after_ms, checks_max, POLICIES[policy])
+        timers = int(self._names.intern(OWN, [TIMERS_SUBJECT])[0])
+        return Terms(timers, self._names.subject(group + CHECK_SUFFIX), after_ms, checks_max, POLICIES[policy])
+
+
+class Prepare:
+    """Checks messages as for `send` and hands them to the group commit with their timers."""
+
+    def __init__(
+        self, send: Send, admission: Admission, intake: Intake, commit: GroupCommit, terms: TermsDesk, clock: Clock
+    ) -> None:
+        self._send = send
+        self._admission = admission
+        self._intake = intake
+        self._commit = commit
+        self._terms = terms
+        self._clock = clock
+
+    def under(self, asked: Asked) -> PreparedSend:
+        """A sender of messages under these terms. Raises the errors of `TermsDesk.terms`."""
+        self._admission.require()
+        return PreparedSend(self._send, self._intake, self._commit, self._terms.terms(asked), self._clock)
 
 
 class PreparedSend:
@@ -157,6 +165,5 @@ class PreparedSend:
         timers["check_subject"] = terms.check_subject
         timers["policy"] = terms.policy
         due_ms = (self._clock.now_us() + 999) // 1000 + terms.check_after_ms
-        subject = int(self._intake.intern(OWN, [TIMERS_SUBJECT])[0])
         prepared = batch.with_columns(flags=FLAG_PREPARED)
-        return MessageBatch.concatenate([prepared, timer_batch(timers, due_ms, subject, -count)])
+        return MessageBatch.concatenate([prepared, timer_batch(timers, due_ms, terms.timers_subject, -count)])

@@ -7,7 +7,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from delayserver.receive.names_of_tokens import STEP, NamesOfTokens
+from delayserver.names.names_of_tokens import STEP, NamesOfTokens
 from store.disk.filesystem import RealFileSystem
 from store.tables.names import OWN, SUBJECT, TAG, Names
 

@@ -1,0 +1,1 @@
+"""Names of subjects, consumer groups and tags: their checks, and the codes that records hold."""
