@@ -130,7 +130,7 @@ delayserver: .client
 .cli.running: store store.disk store.tables delayserver .cli.terminal .client .config .logs .net .server .web
 .embedded: store.disk .client.asynchronous .client.blocking .client.connections .config .net .protocol .runtime .server
 ops:
-ops.deploy:
+ops.deploy: .protocol
 ops.examples: .client
 ops.torture: .client .protocol
 ops.torture.shop: .client ops.torture

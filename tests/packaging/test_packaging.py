@@ -198,6 +198,11 @@ def test_both_packages_named_wheel_work_side_by_side(side_by_side: Environment) 
     )
     assert side_by_side.run("-m", "wheel", "version").stdout.startswith("wheel ")
     assert "schedule" in side_by_side.run("-m", "delayserver", "--help").stdout
+
+
+def test_an_installed_wheel_writes_the_dashboard(side_by_side: Environment) -> None:
+    made = json.loads(side_by_side.run("-m", "ops.deploy.dashboard").stdout)
+    assert {"Overview", "Lateness", "Disk"} <= {panel["title"] for panel in made["panels"] if panel["type"] == "row"}
     assert "schedule" in run([str(side_by_side.python.parent / "delayserver"), "--help"], cwd=ROOT.parent).stdout
     assert changed_files(side_by_side.files("wheel")) == []
     assert changed_files(side_by_side.files("delayserver")) == []

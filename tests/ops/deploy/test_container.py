@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import fnmatch
 import io
+import json
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ from delayserver.cli import cli
 from delayserver.config.checking import find_problems
 from delayserver.config.settings import Settings
 from delayserver.config.toml_file import load_settings
+from ops.deploy import dashboard
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "ops" / "deploy" / "container"
@@ -114,7 +118,10 @@ OURS = ("server", "node1", "node2")
 
 def test_the_compose_file_has_a_server_two_nodes_and_an_optional_monitoring(compose: dict[str, Any]) -> None:
     optional = {name for name, service in compose["services"].items() if "profiles" in service}
-    assert (set(compose["services"]) - optional, optional) == (set(OURS), {"prometheus", "grafana"})
+    assert (set(compose["services"]) - optional, optional) == (
+        set(OURS),
+        {"prometheus", "dashboard", "grafana"},
+    )
     build = compose["services"]["server"]["build"]
     assert (FOLDER / build["context"]).resolve() == ROOT
     assert (ROOT / build["dockerfile"]).is_file()
@@ -169,27 +176,42 @@ def test_each_server_of_the_compose_file_answers_its_health_check_and_prometheus
 def test_the_compose_file_opens_ports_on_loopback_alone_and_takes_privileges(compose: dict[str, Any]) -> None:
     for name, service in compose["services"].items():
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", [])), name
-    for name in OURS:
+    for name in (*OURS, "dashboard"):
         service = compose["services"][name]
         assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])
         assert "no-new-privileges:true" in service["security_opt"]
         assert "mem_limit" in service
 
 
-def test_the_compose_file_mounts_the_rules_and_the_dashboard(compose: dict[str, Any]) -> None:
-    mounted = {}
-    for name in ("prometheus", "grafana"):
-        for volume in compose["services"][name]["volumes"]:
-            source, target, *_ = volume.split(":")
-            if source.startswith("."):
-                assert (FOLDER / source).is_file(), source
-                mounted[target] = name
+def mounts(service: dict[str, Any]) -> dict[str, str]:
+    """Where the service has what it mounts."""
+    return {volume.split(":")[0]: volume.split(":")[1] for volume in service["volumes"]}
+
+
+def test_the_compose_file_mounts_the_rules(compose: dict[str, Any]) -> None:
+    mounted = set()
+    for source, target in mounts(compose["services"]["prometheus"]).items():
+        if source.startswith("."):
+            assert (FOLDER / source).is_file(), source
+            mounted.add(target)
     rules = yaml.safe_load(compose["configs"]["prometheus"]["content"])["rule_files"]
-    assert {f"/etc/prometheus/{rule}" for rule in rules} == {
-        path for path, name in mounted.items() if name == "prometheus"
-    }
+    assert {f"/etc/prometheus/{rule}" for rule in rules} == mounted
+
+
+def test_the_compose_file_writes_the_dashboard_where_grafana_finds_it_at_its_start(
+    compose: dict[str, Any], tmp_path: Path
+) -> None:
+    writer, grafana = compose["services"]["dashboard"], compose["services"]["grafana"]
+    (python, *arguments), (path,) = writer["entrypoint"], writer["command"]
+    assert python == "python" and writer["image"] == compose["services"]["server"]["image"]
+    written = tmp_path / "delayserver.json"
+    subprocess.run([sys.executable, *arguments, str(written)], cwd=ROOT, check=True)
+    assert json.loads(written.read_text()) == dashboard.dashboard()
+    ((volume, folder),) = mounts(writer).items()
+    assert path == f"{folder}/delayserver.json"
     (provider,) = yaml.safe_load(compose["configs"]["dashboards"]["content"])["providers"]
-    assert f"{provider['options']['path']}/delayserver.json" in mounted
+    assert mounts(grafana)[volume] == provider["options"]["path"]
+    assert grafana["depends_on"] == {"dashboard": {"condition": "service_completed_successfully"}}
 
 
 def test_prometheus_of_the_compose_file_reads_every_server(compose: dict[str, Any]) -> None:
