@@ -1,5 +1,9 @@
 """How often the disk could not read some place. A disk that fails for a moment gets further tries before what it holds is
-passed over."""
+passed over.
+
+Readers hold back the rows of a file that the disk refuses, and ask again after a second. A failed write or sync of
+the truth ends the server.
+"""
 
 from __future__ import annotations
 

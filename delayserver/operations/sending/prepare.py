@@ -6,6 +6,9 @@ in the same record, stands its timer: an internal record that comes due when the
 Both stand in one record, for one sync. The message lies at the due time of the visible one, so deduplication, lookup
 and retention work as for any message. The visible message is due when it was prepared for, or at its commit if that
 is later. So a late commit needs no window of the past, and its lateness counts from the commit.
+
+A transaction is accepted and pending when it is prepared. A commit accepts the visible message and ends the prepared
+one as cancelled, in one record, so each counts once. Timers and check-backs are internal records and do not count.
 """
 
 from __future__ import annotations

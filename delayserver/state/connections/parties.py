@@ -2,8 +2,6 @@
 
 A client is a token. Without a token it is an address. On a server that asks for tokens, all connections without one share
 one account of event-loop time, and none of them has a part of the pool of memory.
-
-One token adds at most a part of the names. The guard says for whom a task acts, and `Intake.intern` counts.
 """
 
 from __future__ import annotations

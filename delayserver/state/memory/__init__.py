@@ -19,4 +19,7 @@ read twice. A group whose circuit is open keeps 65,536 rows.
 
 There are two tables of what is looked at again: windows that a load met damaged, and spilled windows. `again_us` is
 their one rule.
+
+While a group is down, its queue may be full of rows that only it can take. Rows of other routes still go to their
+fallback groups.
 """
