@@ -35,21 +35,23 @@ store.logs: store store.disk store.indexes store.records
 store.tables: store store.disk store.logs store.records
 .logs:
 .protocol:
+.protocol.schema: .protocol
 .client.values: .protocol
 .metrics: .protocol
 .net: .protocol
 .client.tracing: .client.values .logs
 .broker: store store.records
 .broker.filters: store.records
-.client.calls: .client.tracing .client.values .protocol
+.client.calls: .client.tracing .client.values .protocol .protocol.schema
 .state.counts: store.records
 .client.connections: .client.calls .protocol
 .broker.queues: store store.disk store.logs store.records .broker
-.client.asynchronous: .client.calls .client.connections .client.tracing .client.values .protocol
+.client.asynchronous: .client.calls .client.connections .client.tracing .client.values .protocol .protocol.schema
 .config: store.logs
 .runtime: store store.disk store.logs .logs .protocol
 .broker.files: store store.disk store.logs store.records .broker .broker.queues
 .client.blocking: .client.asynchronous .client.calls .client.connections .client.tracing .client.values .protocol
+    .protocol.schema
 .client.consuming: .client.asynchronous .client.calls .client.values .logs .protocol
 .names: store store.tables .config .protocol .runtime
 .state.connections: .protocol .runtime
@@ -67,7 +69,7 @@ store.tables: store store.disk store.logs store.records
 .broker.service: store store.disk store.logs store.records store.tables .broker .broker.actions .broker.files
     .broker.filters .broker.queues .config .logs .protocol .runtime
 .client: .client.asynchronous .client.blocking .client.calls .client.consuming .client.listening .client.values
-    .protocol
+    .protocol .protocol.schema
 .receive: store store.logs store.records store.tables .config .names .protocol .runtime .state.counts .state.positions
     .state.windows
 .recover.mending: store store.disk store.logs store.records store.tables .broker.files .config .recover.checking
@@ -99,12 +101,13 @@ delayserver: .client
 .upkeep: store store.disk store.logs store.records store.tables .config .logs .protocol .runtime .state .state.counts
     .state.decisions .state.memory .state.positions .state.windows
 .web: delayserver .client .client.asynchronous .client.calls .client.connections .client.tracing .client.values
-    .config .logs .metrics .net .protocol .runtime
+    .config .logs .metrics .net .protocol .protocol.schema .runtime
 .__main__: .cli
 .dispatch.targets: store store.records .broker.queues .broker.service .config .dispatch .logs .net .protocol .runtime
     .state.counts
 .operations.groups: store store.records store.tables .broker .broker.actions .broker.filters .broker.queues
-    .broker.service .config .names .protocol .receive .runtime .state.connections .state.counts .upkeep
+    .broker.service .config .names .protocol .protocol.schema .receive .runtime .state.connections .state.counts
+    .upkeep
 .operations.nodes: store store.records store.tables delayserver .broker.actions .broker.service .config .dispatch
     .dispatch.targets .logs .names .protocol .receive .runtime .state.memory
 .front: store .config .logs .net .operations.access .operations.nodes .protocol .runtime .state.connections
@@ -121,7 +124,8 @@ delayserver: .client
 .operations: .operations.access .operations.figures .operations.groups .operations.messages .operations.nodes
     .operations.sending
 .front.handlers: store.records store.tables .config .front .operations .operations.access .operations.figures
-    .operations.groups .operations.messages .operations.nodes .operations.sending .protocol .runtime .tokens
+    .operations.groups .operations.messages .operations.nodes .operations.sending .protocol .protocol.schema .runtime
+    .tokens
 .server: wheel store store.disk store.records store.tables .broker .broker.service .config .dispatch .dispatch.targets
     .front .front.handlers .load .logs .names .net .operations .operations.access .operations.figures
     .operations.groups .operations.messages .operations.nodes .operations.sending .outcomes .protocol .receive .replay

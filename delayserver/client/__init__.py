@@ -28,7 +28,6 @@ from delayserver.client.calls.transaction_calls import (
     OpenTransactionsPage,
     check_back_of,
 )
-from delayserver.client.calls.waiting_key_calls import RetryKeysResult, SkipResult, WaitingKey
 from delayserver.client.consuming.consumer import Consumer, Received
 from delayserver.client.listening.handling import CutOff, Handling, Hooks, ListenerStats
 from delayserver.client.listening.listener import Listener
@@ -66,6 +65,7 @@ from delayserver.protocol.errors import DelayServerError
 from delayserver.protocol.frames import OneWayRefused
 from delayserver.protocol.limits import Limits
 from delayserver.protocol.outcomes import Outcome
+from delayserver.protocol.schema.waiting_keys import RetryKeysResult, SkipResult, WaitingKey
 
 __all__ = [
     "AckResult",

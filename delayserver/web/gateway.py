@@ -16,6 +16,7 @@ from delayserver.config.settings import HttpSettings
 from delayserver.logs.events import EventLogger
 from delayserver.metrics.http_figures import HttpFigures
 from delayserver.protocol.errors import DelayServerError
+from delayserver.protocol.schema.waiting_keys import RetryKeysResult, SkipResult
 from delayserver.web.answers import EVENTS, JSON, Send, json_answer, problem_answer, read_query
 from delayserver.web.bodies import NDJSON, BodyReader, Receive, Scope
 from delayserver.web.clients import Clients
@@ -77,14 +78,12 @@ from delayserver.web.schemas import (
     ReadReply,
     ResendRequest,
     Resent,
-    Retried,
     RetryRequest,
     RowProblem,
     Seek,
     SendRequest,
     Sent,
     SessionState,
-    Skipped,
     SkipRequest,
     Sought,
     SubjectPending,
@@ -309,9 +308,10 @@ def _of_groups(acts: GroupActs) -> list[Endpoint]:
                  {200: Answer("The keys, and their messages", WaitingKeysShown)}, query=WaitingKeysQuery,
                  errors=(404, 421)),
         Endpoint("POST", f"{waiting}/skip", acts.skip, "Make dead letters of these messages, so that their keys go on",
-                 {200: Answer("How many were skipped", Skipped)}, body=SkipRequest, errors=(404, 409, 413, 421, 507)),
+                 {200: Answer("How many were skipped", SkipResult)}, body=SkipRequest, errors=(404, 409, 413, 421, 507)),
         Endpoint("POST", f"{waiting}/retry", acts.retry, "End the pauses of these messages",
-                 {200: Answer("How many consumers get at once", Retried)}, body=RetryRequest, errors=(404, 413, 421)),
+                 {200: Answer("How many consumers get at once", RetryKeysResult)}, body=RetryRequest,
+                 errors=(404, 413, 421)),
         Endpoint("GET", "/v1/subjects/{subject}/messages", acts.read, "Read stored messages without a consumer group",
                  {200: Answer("Messages from the position on", ReadReply)}, query=ReadQuery, errors=(416, 421)),
     ]  # fmt: skip

@@ -31,14 +31,11 @@ from delayserver.web.schemas import (
     ReadReply,
     ResendRequest,
     Resent,
-    Retried,
     RetryRequest,
     Seek,
-    Skipped,
     SkipRequest,
     Sought,
     Stored,
-    WaitingKeyShown,
     WaitingKeysShown,
 )
 from delayserver.web.timing import TEXT_MAX
@@ -128,7 +125,7 @@ class GroupActs:
         query = read_query(request.query_params, WaitingKeysQuery)
         client = await self._clients.of_request(request.scope)
         found = await client.calls.waiting_keys(names["subject"], names["group"], query.max, after=query.after)
-        return json_answer(WaitingKeysShown([WaitingKeyShown(**asdict(each)) for each in found]))
+        return json_answer(WaitingKeysShown(found))
 
     async def skip(self, request: Request, names: Mapping[str, str]) -> Response:
         """Make dead letters of the messages for which keys wait."""
@@ -138,7 +135,7 @@ class GroupActs:
         )
         if not done.skipped and asked.positions:
             raise _no_key(skipped=0, left=done.left)
-        return json_answer(Skipped(done.skipped, done.left))
+        return json_answer(done)
 
     async def retry(self, request: Request, names: Mapping[str, str]) -> Response:
         """End the pauses of the messages for which keys wait."""
@@ -146,7 +143,7 @@ class GroupActs:
         done = await client.calls.retry_waiting_keys(names["subject"], names["group"], positions=asked.positions)
         if not done.retried and asked.positions:
             raise _no_key(retried=0, left=done.left)
-        return json_answer(Retried(done.retried, done.left))
+        return json_answer(done)
 
     async def read(self, request: Request, names: Mapping[str, str]) -> Response:
         """Messages of a subject from a position on. No group notices it."""

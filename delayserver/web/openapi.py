@@ -71,9 +71,7 @@ class _Schemas:
         self._found = list(zip(types, found, strict=True))
         for name, component in self.components.items():
             for field, schema in component.get("properties", {}).items():
-                said = words_of(name, field)
-                others = _without_docstring(schema)
-                component["properties"][field] = {**others, "description": said.says, **_example(said)}
+                component["properties"][field] = _described(name, field, schema)
 
     def of(self, kind: Any) -> dict[str, Any]:
         """The schema of a type."""
@@ -132,6 +130,17 @@ def _parameter(name: str, place: str, schema: dict[str, Any], *, required: bool)
 
 def _example(said: Words) -> dict[str, Any]:
     return {} if said.example is None else {"examples": [said.example]}
+
+
+def _described(kind: str, field: str, schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a field with its words: those of its type, otherwise those of the table."""
+    own = next(
+        (each for each in [schema, *schema.get("anyOf", ())] if "description" in each and "$ref" not in each), None
+    )
+    if own is not None:
+        return {**schema, "description": own["description"], "examples": own.get("examples", [])}
+    said = words_of(kind, field)
+    return {**_without_docstring(schema), "description": said.says, **_example(said)}
 
 
 def _without_docstring(schema: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from delayserver.protocol.schema.waiting_keys import WaitingKey
 from delayserver.web.bodies import Encoding, PullEncoding, PullForm
 
 I64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -334,26 +335,10 @@ class ChosenLetters(Struct, forbid_unknown_fields=True):
     positions: Positions | None = None
 
 
-class WaitingKeyShown(Struct, omit_defaults=True):
-    """An order key that waits for a message that has failed."""
-
-    position: int
-    order_key: str
-    message_id: str
-    state: str
-    attempts: int
-    since_ms: int
-    behind: int
-    due_ms: int
-    sequence: int
-    server_id: str
-    next_ms: int | None = None
-
-
 class WaitingKeysShown(Struct):
     """Waiting keys, in the order of their positions."""
 
-    keys: list[WaitingKeyShown]
+    keys: list[WaitingKey]
 
 
 class SkipRequest(Struct, forbid_unknown_fields=True):
@@ -368,20 +353,6 @@ class RetryRequest(Struct, forbid_unknown_fields=True):
     """The waiting keys of messages at `positions`; all without."""
 
     positions: Positions | None = None
-
-
-class Skipped(Struct):
-    """Messages that became dead letters, so that their keys go on."""
-
-    skipped: int
-    left: int
-
-
-class Retried(Struct):
-    """Messages that consumers get at once."""
-
-    retried: int
-    left: int
 
 
 class ResendRequest(ChosenLetters, forbid_unknown_fields=True):

@@ -15,7 +15,8 @@ from delayserver.client.calls import dead_letter_calls, policy_calls, waiting_ke
 from delayserver.client.calls.core import Call
 from delayserver.client.calls.dead_letter_calls import DeadLetter, DropResult, ResendResult
 from delayserver.client.calls.policy_calls import GroupPolicy, PolicyChanges
-from delayserver.client.calls.waiting_key_calls import RetryKeysResult, SkipResult, WaitingKey
+from delayserver.protocol.schema import waiting_keys as waiting
+from delayserver.protocol.schema.waiting_keys import RetryKeysResult, SkipResult, WaitingKey
 
 T = TypeVar("T")
 
@@ -107,7 +108,7 @@ class BlockingGroupOperations(ABC):
         ``after``. With the policy ``failed_key="wait"`` such a key waits until the message is acked or skipped."""
         keys: list[WaitingKey] = []
         while len(keys) < keys_max:
-            count = min(keys_max - len(keys), waiting_key_calls.LIST_AT_ONCE)
+            count = min(keys_max - len(keys), waiting.LIST_MAX)
             page = self._run(waiting_key_calls.list_call(subject, group, after=after, keys_max=count))
             keys += page.keys
             after = page.next

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeVar
 
+from msgspec import Struct
+
 from delayserver.client.calls.behalf import CLIENT_ADDRESS, TOLD
 from delayserver.client.values.messages import ServerInfo
 from delayserver.client.values.timing import ServerClock
@@ -32,8 +34,10 @@ from delayserver.protocol.frames import (
 )
 from delayserver.protocol.limits import DEFAULT_LIMITS, Limits
 from delayserver.protocol.operations import DEFAULT_HOST, DEFAULT_PORT, HELLO, PING, SUPPORTED_VERSIONS
+from delayserver.protocol.schema.structs import Request, arguments_of, read_reply
 
 T = TypeVar("T")
+S = TypeVar("S", bound=Struct)
 
 DEFAULT_ADDRESS: Final = f"{DEFAULT_HOST}:{DEFAULT_PORT}"
 
@@ -66,6 +70,11 @@ class Call(Generic[T]):
     def leave(self, elapsed_us: int) -> None:
         """Note when an attempt leaves."""
         self.sent_us = elapsed_us
+
+
+def described_call(operation: str, asked: Request, kind: type[S], *, repeatable: bool = True) -> Call[S]:
+    """A call whose request and reply are types of `protocol/schema`."""
+    return Call(operation, arguments_of(asked), lambda result, _: read_reply(result, kind), repeatable)
 
 
 class ClientCore:

@@ -9,6 +9,7 @@ from delayserver.front.handlers.cancel import CancelHandlers
 from delayserver.front.handlers.consuming import ConsumingHandlers
 from delayserver.front.handlers.dead_letters import DeadLetterHandlers
 from delayserver.front.handlers.delivering import DeliveringHandlers
+from delayserver.front.handlers.described import alike, described
 from delayserver.front.handlers.finding import FindingHandlers
 from delayserver.front.handlers.greeting import GreetingHandlers
 from delayserver.front.handlers.looking import LookingHandlers
@@ -26,10 +27,10 @@ from delayserver.front.handlers.send import SendHandlers
 from delayserver.front.handlers.subjects import SubjectsHandlers
 from delayserver.front.handlers.tokens import TokenHandlers
 from delayserver.front.handlers.transactions import TransactionHandlers
-from delayserver.front.handlers.waiting_keys import WaitingKeyHandlers
 from delayserver.operations.operations import DelayOperations, Operations
 from delayserver.protocol import operations as names_of
 from delayserver.protocol.limits import Limits
+from delayserver.protocol.schema.waiting_keys import ListWaitingKeys, RetryWaitingKeys, SkipWaitingKeys
 from delayserver.runtime.clock import Clock
 
 
@@ -66,7 +67,13 @@ class HandlerTable:
             names_of.SUBJECTS: SubjectsHandlers(operations.subjects).subjects,
             names_of.POLICY: PolicyHandlers(operations.policies).policy,
             names_of.DEAD_LETTERS: DeadLetterHandlers(operations.dead_letters).dead_letters,
-            names_of.WAITING_KEYS: WaitingKeyHandlers(operations.waiting_keys).waiting_keys,
+            names_of.WAITING_KEYS: described(
+                {
+                    ListWaitingKeys: alike(operations.waiting_keys.page),
+                    SkipWaitingKeys: alike(operations.waiting_keys.skip),
+                    RetryWaitingKeys: alike(operations.waiting_keys.retry),
+                }
+            ),
             names_of.DELIVER: delivering.deliver,
             names_of.GROUP: positions.group,
             names_of.SEEK: positions.seek,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
-from typing import Final, NamedTuple
+
+import numpy as np
 
 from delayserver.broker.actions.waiting_keys import READY, WaitingMessage
 from delayserver.broker.queues.groups import GroupKey
@@ -12,41 +12,17 @@ from delayserver.broker.service.local_broker import LocalBroker
 from delayserver.names.name_desk import NameDesk
 from delayserver.operations.groups.redelivery import Redelivery
 from delayserver.protocol.errors import GroupUnknown, PolicyInvalid
+from delayserver.protocol.schema.waiting_keys import (
+    ListWaitingKeys,
+    RetryKeysResult,
+    RetryWaitingKeys,
+    SkipResult,
+    SkipWaitingKeys,
+    WaitingKey,
+    WaitingKeysPage,
+)
 from delayserver.runtime.clock import Clock, read_both
 from store.records.batches import I64
-
-# Keys of one request: a step on the event loop reads a message of each.
-LIST_MAX: Final = 256
-SKIP_MAX: Final = 1024
-RETRY_MAX: Final = 1 << 16
-
-
-class WaitingKey(NamedTuple):
-    """An order key that waits, and the message for which it does. `state`: `paused`, `ready` (a pull brings it) or `leased`.
-    It has failed since `since_ms`, by this process's knowledge. Its pause or its lease ends at `next_ms`; None if it is
-    ready. `behind`: how many later messages of the key wait, of those that the group has looked at."""
-
-    position: int
-    order_key: str
-    message_id: str
-    state: str
-    attempts: int
-    since_ms: int
-    next_ms: int | None
-    behind: int
-    due_ms: int
-    sequence: int
-    server_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class WaitingKeysPage:
-    """Some waiting keys. The next page begins behind `next`; None on the last one. `left` counts all of them."""
-
-    keys: list[WaitingKey]
-    next: int | None
-    left: int
-    unreadable: int
 
 
 class WaitingKeyOperations:
@@ -60,34 +36,34 @@ class WaitingKeyOperations:
         self._names = names
         self._clock = clock
 
-    async def page(self, subject: str, group: str, after: int, count_max: int) -> WaitingKeysPage:
+    async def page(self, asked: ListWaitingKeys) -> WaitingKeysPage:
         """The first waiting keys behind a position. Raises SubjectInvalid, GroupUnknown."""
-        key = self._key(subject, group)
-        found = await self._reads.answer(partial(self._core.waiting_keys, key, after, count_max))
+        key = self._key(asked.subject, asked.group)
+        found = await self._reads.answer(partial(self._core.waiting_keys, key, asked.after, asked.max))
         ahead_us = read_both(self._clock).apart_us
         rows = [_row(each, ahead_us) for each in found.messages]
         return WaitingKeysPage(rows, found.next, found.left, found.unreadable)
 
-    async def skip(self, subject: str, group: str, wanted: I64 | None, count_max: int, reason: str) -> tuple[int, int]:
-        """Makes dead letters of the messages for which keys wait: of the first ones, or of those at positions `wanted`
-        (i64[n]). So the keys go on. Returns how many it did, and how many keys wait still. Durable on return.
+    async def skip(self, asked: SkipWaitingKeys) -> SkipResult:
+        """Makes dead letters of the messages for which keys wait, so that the keys go on. Durable on return.
 
         Raises SubjectInvalid, GroupUnknown, PolicyInvalid if the group has no dead letters, DiskFull, StorageFailed."""
-        key = self._key(subject, group)
+        key = self._key(asked.subject, asked.group)
         if not self._core.dead_subject(*key):
             raise PolicyInvalid(
-                f"the group {group!r} of {subject!r} keeps no dead letters: set `attempts` in its policy, then skip"
+                f"the group {asked.group!r} of {asked.subject!r} keeps no dead letters: set `attempts` in its policy, "
+                "then skip"
             )
-        skipped = await self._redelivery.skip(key, self._core.chosen_keys(key, wanted, count_max), reason)
-        return skipped, self._left(key)
+        chosen = self._core.chosen_keys(key, positions_of(asked.positions), asked.max)
+        return SkipResult(await self._redelivery.skip(key, chosen, asked.reason), self._left(key))
 
-    def retry(self, subject: str, group: str, wanted: I64 | None, count_max: int) -> tuple[int, int]:
-        """Ends the pauses of such messages, so that a pull brings them at once. Returns how many, and how many keys wait.
-        Raises SubjectInvalid, GroupUnknown."""
-        key = self._key(subject, group)
-        retried = self._core.retry_keys(key, self._core.chosen_keys(key, wanted, count_max), self._clock.monotonic_us())
+    async def retry(self, asked: RetryWaitingKeys) -> RetryKeysResult:
+        """Ends the pauses of such messages, so that a pull brings them at once. Raises SubjectInvalid, GroupUnknown."""
+        key = self._key(asked.subject, asked.group)
+        chosen = self._core.chosen_keys(key, positions_of(asked.positions), asked.max)
+        retried = self._core.retry_keys(key, chosen, self._clock.monotonic_us())
         self._pulls.acked(*key)
-        return retried, self._left(key)
+        return RetryKeysResult(retried, self._left(key))
 
     def _left(self, key: GroupKey) -> int:
         return len(self._core.chosen_keys(key, None, 1 << 62))
@@ -99,21 +75,26 @@ class WaitingKeyOperations:
         return key
 
 
+def positions_of(positions: list[int] | None) -> I64 | None:
+    """Positions that a request names, i64[n]; None for the first ones."""
+    return None if positions is None else np.array(positions, np.int64)
+
+
 def _row(message: WaitingMessage, ahead_us: int) -> WaitingKey:
     """`ahead_us`: how far the wall clock is ahead of the clock of leases."""
     stored = message.stored
     sequence = int(stored.origin_sequence[0]) or int(stored.sequence[0])
     server_id = f"{int(stored.server_id[0]):012x}"
     return WaitingKey(
-        message.place,
-        bytes(stored.order_keys).decode(),
-        bytes(stored.ids).decode() or f"{server_id}-{sequence:012x}",
-        message.state,
-        message.attempts,
-        message.since_us // 1000,
-        None if message.state == READY else (message.until_us + ahead_us) // 1000,
-        message.behind,
-        int(stored.due_ms[0]),
-        int(stored.sequence[0]),
-        server_id,
+        position=message.place,
+        order_key=bytes(stored.order_keys).decode(),
+        message_id=bytes(stored.ids).decode() or f"{server_id}-{sequence:012x}",
+        state=message.state,
+        attempts=message.attempts,
+        since_ms=message.since_us // 1000,
+        next_ms=None if message.state == READY else (message.until_us + ahead_us) // 1000,
+        behind=message.behind,
+        due_ms=int(stored.due_ms[0]),
+        sequence=int(stored.sequence[0]),
+        server_id=server_id,
     )

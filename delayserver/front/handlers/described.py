@@ -1,0 +1,31 @@
+"""Operations whose requests and replies are types of `protocol/schema`: one handler serves them all."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeAlias
+
+from msgspec import Struct
+
+from delayserver.front.connection import Connection, SlowHandler
+from delayserver.protocol.frames import Request
+from delayserver.protocol.schema.structs import read_request, result_of
+
+Act: TypeAlias = Callable[[Any, Connection], Awaitable[Struct]]
+"""Answers a request of one type."""
+
+
+def described(acts: Mapping[type[Struct], Act]) -> SlowHandler:
+    """The handler of an operation with these types of requests. `action` says which one is meant, if there are several."""
+    kinds = tuple(acts)
+
+    async def handle(connection: Connection, request: Request) -> dict[str, Any]:
+        asked = read_request(request.arguments, *kinds)
+        return result_of(await acts[type(asked)](asked, connection))
+
+    return handle
+
+
+def alike(act: Callable[[Any], Awaitable[Struct]]) -> Act:
+    """An act that answers every connection alike."""
+    return lambda asked, _connection: act(asked)

@@ -1,0 +1,176 @@
+"""What all requests and replies have in common: how a field is described, and how a map of the wire is read and written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, Final, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct, inspect
+
+from delayserver.protocol.arguments import invalid, shown
+from delayserver.protocol.errors import DelayServerError, SubjectInvalid
+
+T = TypeVar("T", bound=Struct)
+
+ACTION: Final = "action"
+"""The argument that says which of several requests of one operation is meant."""
+_NOTHING: Final = object()
+
+
+class Request(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The arguments of a request. Those that have their default are not sent. A tag is the value of `action`."""
+
+
+class Reply(Struct, frozen=True, omit_defaults=True):
+    """The result of a request, or a part of it. HTTP leaves out what has its default, the wire what is `left_out`."""
+
+
+def says(
+    text: str,
+    example: Any = None,
+    *,
+    expected: str = "",
+    bytes_max: int | None = None,
+    is_name: bool = False,
+    left_out: bool = False,
+    **bounds: Any,
+) -> Meta:
+    """Describes a field: what it means, and an example of its value.
+
+    `expected` describes a right value for an error, where the type does not say it. `bytes_max` bounds a text. `is_name`:
+    a wrong value is `subject_invalid`. `left_out`: the wire has no field with the default. `bounds` are those of `Meta`.
+    """
+    extra = {"expected": expected, "bytes_max": bytes_max, "is_name": is_name, "left_out": left_out}
+    examples = None if example is None else [example]
+    return Meta(description=text, examples=examples, extra=extra, **bounds)
+
+
+def read_request(arguments: Mapping[str, Any], *kinds: type[T]) -> T:
+    """The request of a map of arguments. Of several kinds `action` names one. Raises InvalidArgument, SubjectInvalid."""
+    kind = kinds[0] if len(kinds) == 1 else _kind_of(arguments, kinds)
+    given = {name: value for name, value in arguments.items() if value is not None}
+    try:
+        request = msgspec.convert(given, kind)
+    except msgspec.ValidationError:
+        raise _first_wrong(given, kind) from None
+    for name, bytes_max in _bounded_texts(kind):
+        if len(getattr(request, name).encode(errors="replace")) > bytes_max:
+            raise _first_wrong(given, kind)
+    return request
+
+
+def arguments_of(request: Request) -> dict[str, Any]:
+    """The map of arguments of a request. A value of no type of the wire is refused where the frame is made."""
+    arguments: dict[str, Any] = msgspec.to_builtins(request, builtin_types=(bytes,), enc_hook=lambda value: value)
+    return arguments
+
+
+def read_reply(result: Mapping[str, Any], kind: type[T]) -> T:
+    """The reply of a map. Keys that the type has not are ignored. Raises ValueError."""
+    return msgspec.convert(result, kind)
+
+
+def result_of(reply: Struct) -> dict[str, Any]:
+    """The map of a reply, with those in it. It holds the values themselves, no copies."""
+    result = {}
+    for name, absent in _fields_of(type(reply)):
+        value = getattr(reply, name)
+        if value is not absent and value != absent:
+            result[name] = _wire_value(value)
+    return result
+
+
+def _wire_value(value: Any) -> Any:
+    if isinstance(value, Struct):
+        return result_of(value)
+    if isinstance(value, (list, tuple)):
+        return [_wire_value(each) for each in value]
+    return value
+
+
+def facts_of(field: inspect.Field) -> dict[str, Any]:
+    """What `says` has noted of a field."""
+    kind = field.type
+    if isinstance(kind, inspect.UnionType):
+        kind = next(each for each in kind.types if not isinstance(each, inspect.NoneType))
+    return {} if not isinstance(kind, inspect.Metadata) else (kind.extra or {})
+
+
+def described(kind: type[Struct]) -> tuple[inspect.Field, ...]:
+    """The fields of a request or a reply, in their order."""
+    found = inspect.type_info(kind)
+    assert isinstance(found, inspect.StructType)
+    return found.fields
+
+
+@cache
+def _fields_of(kind: type[Struct]) -> tuple[tuple[str, Any], ...]:
+    """Names of fields, and the value with which the wire has no such field."""
+    fields = [(field.name, field.default if facts_of(field).get("left_out") else _NOTHING) for field in described(kind)]
+    return tuple(fields)
+
+
+@cache
+def _bounded_texts(kind: type[Struct]) -> tuple[tuple[str, int], ...]:
+    bounds = [(field.name, facts_of(field).get("bytes_max")) for field in described(kind)]
+    return tuple([(name, bytes_max) for name, bytes_max in bounds if bytes_max is not None])
+
+
+def _kind_of(arguments: Mapping[str, Any], kinds: tuple[type[T], ...]) -> type[T]:
+    tags = {kind.__struct_config__.tag: kind for kind in kinds}
+    action = arguments.get(ACTION)
+    kind = tags.get(action) if type(action) is str else None
+    if kind is None:
+        raise invalid(ACTION, f"one of {', '.join(map(str, tags))}", action)
+    return kind
+
+
+def _first_wrong(given: Mapping[str, Any], kind: type[Struct]) -> DelayServerError:
+    """The error of the first field that is wrong."""
+    wrong = next(field for field in described(kind) if not _is_right(field, given, kind))
+    value = given.get(wrong.encode_name)
+    if facts_of(wrong).get("is_name"):
+        return SubjectInvalid(f"a {wrong.name} is a text of at least one character, not {shown(value)}")
+    return invalid(wrong.encode_name, _expected(wrong), value)
+
+
+def _is_right(field: inspect.Field, given: Mapping[str, Any], kind: type[Struct]) -> bool:
+    if field.encode_name not in given:
+        return not field.required
+    value, bytes_max = given[field.encode_name], facts_of(field).get("bytes_max")
+    try:
+        msgspec.convert(value, _types_of(kind)[field.name])
+    except msgspec.ValidationError:
+        return False
+    return bytes_max is None or len(value.encode(errors="replace")) <= bytes_max
+
+
+@cache
+def _types_of(kind: type[Struct]) -> dict[str, Any]:
+    return {field.name: field.type for field in msgspec.structs.fields(kind)}
+
+
+def _expected(field: inspect.Field) -> str:
+    """A right value in words."""
+    facts = facts_of(field)
+    kind = plain(field.type)
+    if facts.get("expected"):
+        return str(facts["expected"])
+    if isinstance(kind, inspect.IntType):
+        return f"an integer from {kind.ge} to {kind.le}"
+    if isinstance(kind, inspect.BoolType):
+        return "true or false"
+    assert isinstance(kind, inspect.StrType), "other types say what is expected"
+    bytes_max = facts.get("bytes_max")
+    return "a text" if bytes_max is None else f"a text of at most {bytes_max} bytes"
+
+
+def plain(kind: inspect.Type) -> inspect.Type:
+    """A type without its description, and without nil."""
+    if isinstance(kind, inspect.Metadata):
+        return plain(kind.type)
+    if isinstance(kind, inspect.UnionType):
+        return plain(next(each for each in kind.types if not isinstance(each, inspect.NoneType)))
+    return kind

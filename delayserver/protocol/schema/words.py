@@ -1,0 +1,23 @@
+"""Fields that stand in several families, each with its one meaning."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, TypeAlias
+
+from delayserver.protocol.schema.structs import says
+
+POSITION_MAX: Final = (1 << 48) - 1
+REASON_BYTES_MAX: Final = 1024
+DUE_MS: Final = 1_800_000_000_000
+"""A due time for examples: 15 January 2027, 08:00:00 UTC."""
+
+Subject: TypeAlias = Annotated[str, says("The name by which consumers pull.", "orders", is_name=True)]
+Group: TypeAlias = Annotated[str, says("The consumer group.", "billing", is_name=True)]
+MessageId: TypeAlias = Annotated[str, says("The id of the message, of its sender or made by the server.", "order-7")]
+ServerId: TypeAlias = Annotated[str, says("The server that accepted the message.", "5f3a9c0d2b71")]
+Sequence: TypeAlias = Annotated[int, says("The number that the server gave the message when it accepted it.", 46)]
+DueMs: TypeAlias = Annotated[int, says("When the message is due, in milliseconds since 1970.", DUE_MS)]
+After: TypeAlias = Annotated[int, says("The `next` of the page before.", 41, ge=-1, le=POSITION_MAX)]
+Reason: TypeAlias = Annotated[
+    str, says("Why, in words. It is kept with the dead letters.", "no such customer", bytes_max=REASON_BYTES_MAX)
+]
