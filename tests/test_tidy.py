@@ -133,7 +133,7 @@ delayserver: .client
     .state.windows .upkeep
 .cli.running: store store.disk store.tables delayserver .cli.terminal .client .config .logs .net .server .web
 .embedded: store.disk .client.asynchronous .client.blocking .client.connections .config .net .protocol .runtime .server
-ops:
+ops: .protocol.schema
 ops.deploy: .protocol
 ops.examples: .client
 ops.torture: .client .protocol

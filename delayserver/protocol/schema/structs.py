@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct, inspect
@@ -27,6 +27,16 @@ class Reply(Struct, frozen=True, omit_defaults=True):
     """The result of a request, or a part of it. HTTP leaves out what has its default, the wire what is `left_out`."""
 
 
+class Facts(NamedTuple):
+    """What `says` notes of a field."""
+
+    text: str = ""
+    expected: str = ""
+    bytes_max: int | None = None
+    is_name: bool = False
+    left_out: bool = False
+
+
 def says(
     text: str,
     example: Any = None,
@@ -42,9 +52,9 @@ def says(
     `expected` describes a right value for an error, where the type does not say it. `bytes_max` bounds a text. `is_name`:
     a wrong value is `subject_invalid`. `left_out`: the wire has no field with the default. `bounds` are those of `Meta`.
     """
-    extra = {"expected": expected, "bytes_max": bytes_max, "is_name": is_name, "left_out": left_out}
+    facts = Facts(text, expected, bytes_max, is_name, left_out)
     examples = None if example is None else [example]
-    return Meta(description=text, examples=examples, extra=extra, **bounds)
+    return Meta(description=text, examples=examples, extra={"facts": facts}, **bounds)
 
 
 def read_request(arguments: Mapping[str, Any], *kinds: type[T]) -> T:
@@ -90,12 +100,23 @@ def _wire_value(value: Any) -> Any:
     return value
 
 
-def facts_of(field: inspect.Field) -> dict[str, Any]:
+def facts_of(field: inspect.Field) -> Facts:
     """What `says` has noted of a field."""
-    kind = field.type
-    if isinstance(kind, inspect.UnionType):
-        kind = next(each for each in kind.types if not isinstance(each, inspect.NoneType))
-    return {} if not isinstance(kind, inspect.Metadata) else (kind.extra or {})
+    kind = _without_nil(field.type)
+    facts: Facts = ((kind.extra or {}) if isinstance(kind, inspect.Metadata) else {}).get("facts", Facts())
+    return facts
+
+
+def plain(kind: inspect.Type) -> inspect.Type:
+    """A type without its description, and without nil."""
+    kind = _without_nil(kind)
+    return plain(kind.type) if isinstance(kind, inspect.Metadata) else kind
+
+
+def _without_nil(kind: inspect.Type) -> inspect.Type:
+    if not isinstance(kind, inspect.UnionType):
+        return kind
+    return next(each for each in kind.types if not isinstance(each, inspect.NoneType))
 
 
 def described(kind: type[Struct]) -> tuple[inspect.Field, ...]:
@@ -108,13 +129,13 @@ def described(kind: type[Struct]) -> tuple[inspect.Field, ...]:
 @cache
 def _fields_of(kind: type[Struct]) -> tuple[tuple[str, Any], ...]:
     """Names of fields, and the value with which the wire has no such field."""
-    fields = [(field.name, field.default if facts_of(field).get("left_out") else _NOTHING) for field in described(kind)]
+    fields = [(field.name, field.default if facts_of(field).left_out else _NOTHING) for field in described(kind)]
     return tuple(fields)
 
 
 @cache
 def _bounded_texts(kind: type[Struct]) -> tuple[tuple[str, int], ...]:
-    bounds = [(field.name, facts_of(field).get("bytes_max")) for field in described(kind)]
+    bounds = [(field.name, facts_of(field).bytes_max) for field in described(kind)]
     return tuple([(name, bytes_max) for name, bytes_max in bounds if bytes_max is not None])
 
 
@@ -131,7 +152,7 @@ def _first_wrong(given: Mapping[str, Any], kind: type[Struct]) -> DelayServerErr
     """The error of the first field that is wrong."""
     wrong = next(field for field in described(kind) if not _is_right(field, given, kind))
     value = given.get(wrong.encode_name)
-    if facts_of(wrong).get("is_name"):
+    if facts_of(wrong).is_name:
         return SubjectInvalid(f"a {wrong.name} is a text of at least one character, not {shown(value)}")
     return invalid(wrong.encode_name, _expected(wrong), value)
 
@@ -139,7 +160,7 @@ def _first_wrong(given: Mapping[str, Any], kind: type[Struct]) -> DelayServerErr
 def _is_right(field: inspect.Field, given: Mapping[str, Any], kind: type[Struct]) -> bool:
     if field.encode_name not in given:
         return not field.required
-    value, bytes_max = given[field.encode_name], facts_of(field).get("bytes_max")
+    value, bytes_max = given[field.encode_name], facts_of(field).bytes_max
     try:
         msgspec.convert(value, _types_of(kind)[field.name])
     except msgspec.ValidationError:
@@ -156,21 +177,12 @@ def _expected(field: inspect.Field) -> str:
     """A right value in words."""
     facts = facts_of(field)
     kind = plain(field.type)
-    if facts.get("expected"):
-        return str(facts["expected"])
+    if facts.expected:
+        return str(facts.expected)
     if isinstance(kind, inspect.IntType):
         return f"an integer from {kind.ge} to {kind.le}"
     if isinstance(kind, inspect.BoolType):
         return "true or false"
     assert isinstance(kind, inspect.StrType), "other types say what is expected"
-    bytes_max = facts.get("bytes_max")
+    bytes_max = facts.bytes_max
     return "a text" if bytes_max is None else f"a text of at most {bytes_max} bytes"
-
-
-def plain(kind: inspect.Type) -> inspect.Type:
-    """A type without its description, and without nil."""
-    if isinstance(kind, inspect.Metadata):
-        return plain(kind.type)
-    if isinstance(kind, inspect.UnionType):
-        return plain(next(each for each in kind.types if not isinstance(each, inspect.NoneType)))
-    return kind
