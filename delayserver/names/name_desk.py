@@ -65,13 +65,11 @@ class NameDesk:
             self.check_subject(subject)
         return code
 
-    def known(self, subject: str, group: str) -> tuple[int, int]:
+    def known(self, subject: object, group: object) -> tuple[int, int]:
         """The codes of a subject and a consumer group, 0 for a new one, which is checked but not stored. Raises
         SubjectInvalid."""
-        subject_code = self._table.code(SUBJECT, subject)
-        if not subject_code:
-            self.check_subject(subject)
-        group_code = self._table.code(CONSUMER_GROUP, group)
+        subject_code = self.known_subject(subject)
+        group_code = self._table.code(CONSUMER_GROUP, group) if type(group) is str else 0
         if not group_code:
             self.check_subject(group, "group")
         return subject_code, group_code
