@@ -20,7 +20,6 @@ PRELOADED: Final = (
     "ops.bench.cancelling",
     "ops.bench.restart",
     "ops.bench.fairness",
-    "ops.bench.neighbours",
     "ops.bench.pushing",
 )
 CONTEXT.set_forkserver_preload(list(PRELOADED))

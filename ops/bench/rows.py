@@ -10,7 +10,6 @@ from typing import Final
 from ops.bench.backlog import measure_backlog
 from ops.bench.cancelling import measure_cancel
 from ops.bench.delivering import measure_steady, measure_thunder
-from ops.bench.downtime import measure_downtime
 from ops.bench.expiring import measure_cancel_beside_expiries
 from ops.bench.fairness import measure_fairness
 from ops.bench.figures import Figure, Options, Run, median_details, rounded
@@ -18,7 +17,6 @@ from ops.bench.filtering import measure_filter
 from ops.bench.holding import measure_pending
 from ops.bench.ingesting import measure_ingest, measure_spread, measure_sustained
 from ops.bench.isolation import measure_isolation
-from ops.bench.neighbours import NEIGHBOURS, measure_neighbour
 from ops.bench.ordering import measure_ordered
 from ops.bench.over_http import measure_beside_steady, measure_lines, measure_singles
 from ops.bench.publishing import measure_publish
@@ -103,24 +101,6 @@ ROWS: Final = (
         True,
     ),
     Row(
-        "after-downtime-3d",
-        "down for 3 days, 20,000 due over 4,320 minutes: the last one",
-        "s",
-        5,
-        measure_downtime(3, 20_000),
-        True,
-        (("fresh_first_max_ms", 1000.0), ("fresh_later_max_ms", 100.0)),
-    ),
-    Row(
-        "after-downtime-1y",
-        "down for a year, 1 M due over 525,600 minutes: the last one",
-        "s",
-        120,
-        measure_downtime(365, 1_000_000),
-        True,
-        (("fresh_first_max_ms", 1000.0), ("fresh_later_max_ms", 100.0)),
-    ),
-    Row(
         "fairness",
         "p99 round trip beside greedy clients against alone",
         "ratio",
@@ -128,17 +108,6 @@ ROWS: Final = (
         measure_fairness,
         True,
     ),
-    *[
-        Row(
-            f"neighbour-{name}",
-            f"round trip beside one client that pipelines {neighbour.summary}: p99",
-            "ms",
-            300,
-            measure_neighbour(name),
-            True,
-        )
-        for name, neighbour in NEIGHBOURS.items()
-    ],
     Row("push-10000", "10,000 msg/s to the handler of a listener: p99", "ms", 3, measure_push(10_000), True),
     Row(
         "subjects-100k",
