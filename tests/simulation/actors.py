@@ -531,7 +531,8 @@ class Consumer:
         unknown = await self._answer(rows, [message["delivery"] for message in messages])
         leased = clock.monotonic_us() - began_us < ACK_TIMEOUT_MS * 1000 and self._host.lives == life
         some = next((row for row in rows if row is not None), None)
-        if unknown and leased and some is not None:
+        # A group that lags may lose what it has leased.
+        if unknown and leased and some is not None and not self._host.may_let_go:
             self._model.fail(f"{unknown} deliveries are unknown while they are leased", some)
         return len(rows)
 

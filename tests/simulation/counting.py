@@ -6,6 +6,7 @@ with the server. A message is recognised by its token. Its `attempt` must be the
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -200,7 +201,7 @@ class Counting:
 
     async def _pull(self, client: Client, arguments: dict[str, Any], lease_ms: int) -> list[Counted]:
         """One pull; some are cancelled at about the time at which messages come."""
-        asked_us, life = self._host.clock.monotonic_us(), self._host.lives
+        asked_us, life, ends = self._host.clock.monotonic_us(), self._host.lives, len(self._host.endings)
         scope = trio.CancelScope()
         cancels = not self.ending and self._chance.random() < 0.12
         delay_s = self._chance.choice([0.0, 0.0005, 0.002, 0.02, 0.3]) * self._chance.random()
@@ -223,11 +224,15 @@ class Counting:
             self._note(client.name, "cancels its pull")
             self._unheard()
             return []
+        before = {message.token: message.low for message in self._messages.values()}
         found = [self._arrived(row, life) for row in rows]
+        ended = self._host.endings[ends:]
         for message in found:
-            message.leased_from_us = asked_us + lease_ms * 1000 if life == self._host.lives else 0
+            message.leased_from_us = asked_us + lease_ms * 1000
             message.leased_to_us = self._worked_us() + lease_ms * 1000
-            if message.crossed == self._pulls:  # what was asked meanwhile may have changed this lease
+            if any(math.isfinite(end.sure_s) for end in ended):  # the disk may have forgotten it before the reply came
+                message.low = min(before[message.token], message.low - 1)
+            if ended or message.crossed == self._pulls:  # what happened meanwhile may have changed this lease
                 message.leased_from_us = message.leased_to_us = 0
         if found:
             self._note(client.name, "pulled counted", rows=[(message.token, message.low) for message in found])
@@ -312,7 +317,8 @@ class Counting:
             return
         if len(over) == len(found) and reply["extended"]:
             self._fail(over[0], "its lease had ended, and was extended")
-        if now_us < until_us and reply["unknown"] and not any(message.forked for message in found):
+        sure = not self._host.may_let_go and not any(message.forked for message in found)
+        if now_us < until_us and reply["unknown"] and sure:
             self._fail(found[0], f"{reply['unknown']} of its batch are leased, and could not be extended")
         if reply["unknown"]:
             return
@@ -324,7 +330,9 @@ class Counting:
         """`how`: ack, nack, snooze or unseen."""
         self._look_at_ends()
         life, asked_us = self._host.lives, self._host.clock.monotonic_us()
-        leased = all(message.leased_from_us > asked_us and not message.forked for message in found)
+        # A group that lags may lose what it has leased.
+        leased = not self._host.may_let_go
+        leased &= all(message.leased_from_us > asked_us and not message.forked for message in found)
         until_us = min(message.leased_from_us for message in found)
         made = client.connections
         counts = how == "nack"
