@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Final
 
+import pytest
+
 from delayserver.metrics.server_families import server_families
-from delayserver.protocol.figure_fields import figures
+from delayserver.protocol.figure_fields import Field, Kind, fields_of, figures
 from delayserver.protocol.figures import Figures
 from tests.fakes.host import Host, small_settings
+
+ROOT = Path(__file__).parents[3]
+OF_GATEWAY = ("http_requests_total", "http_request_duration_seconds", "http_requests_in_flight")
 
 # Without `delayserver_` before and `_total` after the name of a counter.
 METRICS: Final = {
@@ -95,6 +102,30 @@ def test_the_table_has_each_metric_with_its_kind_and_labels() -> None:
     for _, figure, labels in figures(Figures):
         made.setdefault(figure.kind, set()).add(named(figure.name, set(labels)))
     assert made == {kind: set(names.split()) for kind, names in METRICS.items()}
+
+
+def fields_below(kind: Kind) -> Iterator[Field]:
+    for each in fields_of(kind):
+        yield each
+        if each.rows:
+            yield from fields_below(each.rows)
+
+
+def test_the_protocol_names_each_field() -> None:
+    text = (ROOT / "PROTOCOL.md").read_text()
+    part = text[text.index("\n### `status`\n") : text.index("\n### `pending`\n")]
+    part += text[text.index("\n### `metrics`\n") :].partition("\n### ")[2].partition("\n### ")[0]
+    keys = {key for each in fields_below(Figures) for key in each.keys if key}
+    assert keys - set(re.findall(r"\w+", part)) == set()
+
+
+@pytest.mark.parametrize("page", ["docs/how-to/monitor.md", "ops/RUNBOOK.md", "HTTP.md"])
+def test_a_document_names_only_metrics_that_exist(page: str) -> None:
+    known = {"delayserver_up", *(f"delayserver_{name}" for name in OF_GATEWAY)}
+    for _, figure, _ in figures(Figures):
+        parts = ("_bucket", "_sum", "_count") if figure.kind == "histogram" else ()
+        known |= {figure.metric, *(figure.metric + part for part in parts)}
+    assert set(re.findall(r"\bdelayserver_\w+", (ROOT / page).read_text())) - known == set()
 
 
 async def test_a_server_has_each_field_and_only_metrics_of_the_table(boot: Callable[..., Host]) -> None:
