@@ -53,9 +53,15 @@ class Place:
     keys: tuple[str, ...]
 
 
-def gauge(name: str, text: str, panel: str = "", equals: str = "") -> Meta:
-    """A number that rises and falls. For a list it is the length, for a text whether there is one."""
-    return _meta(Figure(name, text, "gauge", panel, equals=equals))
+def words(text: str) -> Meta:
+    """What a field means that is no metric."""
+    return Meta(description=text)
+
+
+def gauge(name: str, text: str, panel: str = "", equals: str = "", field: str = "") -> Meta:
+    """A number that rises and falls. For a list it is the length, for a text whether there is one. `field`: what the field
+    means, where `text` speaks of the metric alone."""
+    return _meta(Figure(name, text, "gauge", panel, equals=equals), field)
 
 
 def counter(name: str, text: str, panel: str = "", **where: str) -> Meta:
@@ -68,8 +74,8 @@ def histogram(name: str, text: str) -> Meta:
     return _meta(Figure(name, text, "histogram"))
 
 
-def _meta(figure: Figure) -> Meta:
-    return Meta(description=figure.help, extra={"figure": figure})
+def _meta(figure: Figure, words: str = "") -> Meta:
+    return Meta(description=words or figure.help, extra={"figure": figure})
 
 
 Kind: TypeAlias = type[Struct]

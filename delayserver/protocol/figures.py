@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final
 from msgspec import Meta, Struct
 
 from delayserver.protocol.errors import ERRORS
-from delayserver.protocol.figure_fields import Label, Place, counter, gauge, histogram
+from delayserver.protocol.figure_fields import Label, Place, counter, gauge, histogram, words
 
 _ENDED: Final = "Balance/Accepted and ended"
 _WRONG: Final = "Broker groups/What goes wrong"
@@ -32,11 +32,13 @@ def _outcome(name: str) -> Meta:
 class ProcessStatus(Struct, frozen=True):
     """The identity of the process, and whether it serves."""
 
-    ready: Annotated[bool, gauge("ready", "1 while the server serves all operations.")]
-    waits_for: str
-    role: str
-    server_id: str
-    version: str
+    ready: Annotated[
+        bool, gauge("ready", "1 while the server serves all operations.", field="Whether all operations are served.")
+    ]
+    waits_for: Annotated[str, words("Why it is not ready. Empty when it is.")]
+    role: Annotated[str, words("`server` or `broker`, as in `hello`.")]
+    server_id: Annotated[str, words("The id of the data directory.")]
+    version: Annotated[str, words("The version of the software.")]
     uptime_s: Annotated[int, gauge("uptime_seconds", "Time since the start of the server.")]
 
 
@@ -44,7 +46,7 @@ class ClockStatus(Struct, frozen=True):
     """The clock for deliveries (`server_us`), and the clock for the removal of files (`believable_us`)."""
 
     server_us: Annotated[int, gauge("clock_timestamp_seconds", "The clock by which the server delivers.")]
-    believable_us: int
+    believable_us: Annotated[int, words("The clock for the removal of files.")]
     steps: Annotated[int, counter("clock_steps", "Steps of the wall clock since the start.")]
     step_last_ms: Annotated[int, gauge("clock_step_last_seconds", "The last step of the wall clock.")]
 
@@ -52,7 +54,7 @@ class ClockStatus(Struct, frozen=True):
 class EventLoopStatus(Struct, frozen=True):
     """How long steps of the event loop kept all clients waiting. `long_stalls`: those of at least `stall_log_ms`."""
 
-    longest_stall_ms: int
+    longest_stall_ms: Annotated[int, words("The longest stall of the event loop since the start.")]
     longest_stall_minute_ms: Annotated[int, gauge(
         "event_loop_longest_stall_seconds", "The longest stall of the event loop in about the last minute.",
         "Queues and memory/Stalls of the event loop",
@@ -82,8 +84,11 @@ class BalanceStatus(Struct, frozen=True):
     replaced: Annotated[int, counter(
         "messages_replaced", "Messages in the place of another one, which counts as cancelled."
     )]  # fmt: skip
-    early: int
-    lateness_ms: dict[str, float]
+    early: Annotated[int, words("Messages that left before they were due: must be 0.")]
+    lateness_ms: Annotated[
+        dict[str, float],
+        words("`p50`, `p90`, `p99`, `p999` and `max`, floats where needed. It begins anew at each start."),
+    ]
 
 
 # -- connections
@@ -114,12 +119,17 @@ class TroubleStatus(Struct, frozen=True):
         dict[str, int], Label("error", tuple(ERRORS)), counter("errors", "Error replies since the start.")
     ]
     corruption: Annotated[list[str], gauge(
-        "corruptions", "Findings of corruption since the start; at most 100 are counted."
+        "corruptions", "Findings of corruption since the start; at most 100 are counted.",
+        field="Damage on the disk: a sentence each, at most 100.",
     )]  # fmt: skip
     unreadable: Annotated[list[str], gauge(
-        "unreadable_files", "Files that the disk could not read since the start; at most 100 are counted."
+        "unreadable_files", "Files that the disk could not read since the start; at most 100 are counted.",
+        field="What the disk could not read: a sentence each, at most 100.",
     )]  # fmt: skip
-    duplicate_server_ids: Annotated[list[str], gauge("duplicate_server_ids", "Server ids that two processes use now.")]
+    duplicate_server_ids: Annotated[list[str], gauge(
+        "duplicate_server_ids", "Server ids that two processes use now.",
+        field="A sentence for each server id of two processes.",
+    )]  # fmt: skip
 
 
 # -- the storage
@@ -128,18 +138,21 @@ class TroubleStatus(Struct, frozen=True):
 class DiskStatus(Struct, frozen=True):
     """The disk and the files on it."""
 
-    durability: str
+    durability: Annotated[str, words("`sync` or `os`.")]
     disk_free_bytes: Annotated[
         int, gauge("disk_free_bytes", "Free bytes of the disk with the data directory.", "Disk/Free")
     ]
-    disk_low: Annotated[bool, gauge("disk_low", "1 while sends are refused because the disk is nearly full.")]
+    disk_low: Annotated[bool, gauge(
+        "disk_low", "1 while sends are refused because the disk is nearly full.",
+        field="Whether sends are refused because the disk is nearly full.",
+    )]  # fmt: skip
     disk_errors: Annotated[int, counter("disk_errors", "Operations that the disk refused since the start.")]
-    disk_error_last: str
+    disk_error_last: Annotated[str, words("The last one, as a sentence.")]
     open_files: Annotated[int, gauge("open_files", "Open files of windows.", "Disk/Windows")]
     subjects: Annotated[int, gauge("subjects", "Names of subjects.")]
-    subjects_max: Annotated[int, gauge("subjects_max", "The bound of delayserver_subjects.")]
+    subjects_max: Annotated[int, gauge("subjects_max", "The bound of delayserver_subjects.", field="Their bound.")]
     tags: Annotated[int, gauge("tags", "Names of tags.")]
-    tags_max: Annotated[int, gauge("tags_max", "The bound of delayserver_tags.")]
+    tags_max: Annotated[int, gauge("tags_max", "The bound of delayserver_tags.", field="Their bound.")]
 
 
 class ProgressStatus(Struct, frozen=True):
@@ -195,18 +208,22 @@ class WheelStatus(Struct, frozen=True):
 class NodeStatus(Struct, frozen=True):
     """One node of a broker group. `retry_in_ms`: the rest of its pause after a failure."""
 
-    address: Annotated[str, Label("node")]
+    address: Annotated[str, Label("node"), words("The address of the node.")]
     weight: Annotated[int, gauge("node_weight", "The weight of the node; 0: it is drained.", "Broker groups/Nodes")]
-    state: str
-    circuit: Annotated[
-        str, gauge("node_circuit_open", "1 while the node counts as down.", "Broker groups/Nodes", equals="open")
-    ]
-    retry_in_ms: int
+    state: Annotated[str, words("That of `route`.")]
+    circuit: Annotated[str, gauge(
+        "node_circuit_open", "1 while the node counts as down.", "Broker groups/Nodes", equals="open",
+        field="`closed`, or `open` during the pause after failures.",
+    )]  # fmt: skip
+    retry_in_ms: Annotated[int, words("The rest of the pause after a failure.")]
     failures: Annotated[
         int, counter("node_failures", "Failed attempts at the node since the start.", "Broker groups/Nodes")
     ]
-    last_error: str
-    problem: Annotated[str, gauge("node_problem", "1 while an operator must mend something.", "Broker groups/Nodes")]
+    last_error: Annotated[str, words("Why the last attempt failed.")]
+    problem: Annotated[str, gauge(
+        "node_problem", "1 while an operator must mend something.", "Broker groups/Nodes",
+        field="A sentence for the operator, or empty.",
+    )]  # fmt: skip
 
 
 class GroupStatus(Struct, frozen=True):
@@ -269,10 +286,12 @@ class BrokerStatus(Struct, frozen=True):
     )]  # fmt: skip
     open_windows: Annotated[int, gauge("broker_open_windows", "Windows whose delivery keys the broker keeps.")]
     damaged_messages: Annotated[int, gauge("broker_damaged_messages", "Messages of the store that cannot be read.")]
-    damages: list[str]
+    damages: Annotated[list[str], words("A sentence for each damaged place.")]
     queues: Annotated[int, gauge("broker_queues", "Subjects with a queue.")]
     groups: Annotated[int, gauge("broker_consumer_groups", "Consumer groups.")]
-    groups_max: Annotated[int, gauge("broker_consumer_groups_max", "The bound of delayserver_broker_consumer_groups.")]
+    groups_max: Annotated[int, gauge(
+        "broker_consumer_groups_max", "The bound of delayserver_broker_consumer_groups.", field="Their bound."
+    )]  # fmt: skip
     waiting_pulls: Annotated[int, gauge("broker_waiting_pulls", "Pulls that wait for messages.")]
     given_back: Annotated[int, counter(
         "broker_given_back", "Messages pulled for clients that went away, and given back."
@@ -280,7 +299,10 @@ class BrokerStatus(Struct, frozen=True):
     redeliveries_waiting: Annotated[int, gauge(
         "broker_redeliveries_waiting", "Redeliveries that wait in the delay pipeline."
     )]  # fmt: skip
-    duplicate_servers: list[dict[str, Any]]
+    duplicate_servers: Annotated[list[dict[str, Any]], words(
+        "{`server_id`, `refused`, `now`}: two processes with this id deliver to it. `refused` counts their refused "
+        "requests; `now`: both were there within the last minute."
+    )]  # fmt: skip
 
 
 class ServerStatus(Struct, frozen=True):

@@ -22,6 +22,7 @@ from delayserver.protocol.keepalive import IDLE_S, INTERVAL_S, PROBES
 from delayserver.protocol.limits import LIST_ITEMS_MAX, Limits
 from delayserver.protocol.operations import OPERATIONS
 from delayserver.protocol.outcomes import OUTCOME_LABELS, Outcome
+from ops.docs.figure_tables import with_figures
 from ops.docs.frame_pages import dump_of, frames
 from tests.delayserver.cli.conftest import serve
 from tests.delayserver.protocol import vectors
@@ -103,6 +104,11 @@ def test_the_clients_draw_and_read_the_columns_of_the_page() -> None:
     assert (sent.sequence.tolist(), sent.due_ms.tolist()) == ([43, 44, 45], due_ms)
     acked = ack_call("orders", "billing", [vectors.DELIVERY])
     assert acked.arguments == decode_request(payload("ack request")).arguments
+
+
+def test_the_table_of_status_is_that_of_the_figures() -> None:
+    assert with_figures(TEXT) == TEXT, "run python -m tests.delayserver.protocol.vectors"
+    assert "| broker_groups.NAME.nodes[].circuit | text | " in TEXT
 
 
 def test_every_operation_has_a_section() -> None:
