@@ -4,8 +4,8 @@ Each file `asynchronous/*operations.py` of the client gets a twin in `blocking/`
 Both are the same text, but for ``async``, ``await`` and some names. Token by token, so that comments and lines stay.
 
 The twins are committed, and a test fails when they are not current. A build step could make them, and git could ignore them.
-But each pull, checkout or bisect would then leave the operations of another commit in an editable install. Programs would run
-them without a word. Committed, they need no build in a plain checkout, for mypy, in an editor or for the site.
+But each pull, checkout or bisect would then leave the operations of another commit in an editable install. Programs would
+run them without a word. Committed, they need no build in a plain checkout, for mypy, in an editor or for the site.
 `.gitattributes` folds them in a review.
 """
 

@@ -33,8 +33,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 AUDIT = Path(__file__).parent / "ops" / "audit"
-# A file whose tests share nothing and each take seconds.
-MISTAKES = "tests/simulation/test_mistakes.py"
+# Its tests keep a processor busy for minutes. They share nothing, and each takes seconds.
+BUSY = Path(__file__).parent / "simulation"
 # Files whose tests share a Spark session.
 ONE_SESSION = {f"tests/ops/audit/test_{name}.py" for name in ("audit_of_a_server", "findings", "sink", "sources")}
 # Modules that fork processes by the one forkserver of a test process.
@@ -69,12 +69,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Half as many workers again as processors: tests often wait for disks and other processes."""
-    return (os.cpu_count() or 1) * 3 // 2 or 1
+    """Twice as many workers as processors: most tests wait for clocks, disks and other processes for most of their time."""
+    return 2 * (os.cpu_count() or 1)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Whole files for each worker, but for those that share a session, and the one that would keep a worker busy when the
+    """Whole files for each worker, but for those that share a session, and those that would keep a worker busy when the
     others have ended."""
     from xdist.scheduler import LoadFileScheduling
 
@@ -83,14 +83,24 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             file = super()._split_scope(nodeid)
             if file in ONE_SESSION:
                 return "one session"
-            return nodeid if file == MISTAKES else file
+            return nodeid if file.startswith("tests/simulation/") else file
 
     return Scheduling(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that start Spark come first: they take longest, and the short ones then fill up both processes to the end."""
-    items.sort(key=lambda item: AUDIT not in item.path.parents)
+    """Files that start Spark come first: they take longest, and the short ones then fill up all processes to the end.
+
+    Those that keep a processor busy are spread among the others, which mostly wait: so both are used all the time.
+    """
+    files = {path: number for number, path in enumerate(dict.fromkeys(item.path for item in items))}
+    busy = [item for item in items if BUSY in item.path.parents]
+    places = {id(item): number / len(busy) for number, item in enumerate(busy)}
+
+    def place(item: pytest.Item) -> tuple[bool, float]:
+        return AUDIT not in item.path.parents, places.get(id(item), files[item.path] / len(files))
+
+    items.sort(key=place)
 
 
 def pytest_collection_finish() -> None:

@@ -79,7 +79,12 @@ class Garbage:
     data: bytes
 
 
-Misbehaviour = Drop | Late | Fail | Swap | Garbage
+@dataclass(frozen=True)
+class Wait:
+    """Answer a pull when `cancel_wait` ends it, with no message: until then none is there."""
+
+
+Misbehaviour = Drop | Late | Fail | Swap | Garbage | Wait
 
 
 @dataclass
@@ -114,6 +119,7 @@ class FakeServer:
         self._threads: list[threading.Thread] = []
         self._serving: list[threading.Thread] = []
         self._lock = threading.Lock()
+        self._waiting: set[int] = set()  # the ids of pulls
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         self.address = f"127.0.0.1:{self.port}"
@@ -206,8 +212,15 @@ class FakeServer:
                 reply = encode_error(request.id, step.error)
             elif isinstance(step, Drop) and not step.after_effect:
                 return False
+            elif isinstance(step, Wait):
+                self._waiting.add(request.id)
+                reply = b""
             else:
                 reply = self._reply(request)
+                if request.operation == "cancel_wait" and (waited := request.arguments["id"]) in self._waiting:
+                    self._waiting.remove(waited)
+                    empty = encode_reply(waited, self._on_pull({"subject": "", "max_messages": 0}))
+                    reply = empty + encode_reply(request.id, {"ended": True})
         if isinstance(step, Drop):
             connection.sendall(reply[: step.reply_bytes])
             return False

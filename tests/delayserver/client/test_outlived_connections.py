@@ -72,15 +72,29 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
-@pytest.mark.parametrize("kind", ["Consumer", "Listener", "ThreadListener"])
+DYING = ("Consumer", "Listener", "ThreadListener")
+
+
+@pytest.fixture(scope="module")
+def killed(node: Server) -> None:
+    """A consumer of each kind took its messages, and was killed. All at once: their leases end together."""
+    with Client(node.address) as client, ExitStack() as stack:
+        for kind in DYING:
+            client.send_columns(kind, client.ping() // 1000, BODIES)
+        dying = []
+        for kind in DYING:
+            program = [sys.executable, "-c", PROGRAM, kind, node.address]
+            dying.append(stack.enter_context(subprocess.Popen(program, cwd=ROOT, stdout=subprocess.PIPE)))
+            stack.callback(dying[-1].kill)
+        for process in dying:
+            assert process.stdout is not None
+            assert [process.stdout.readline() for _ in BODIES] == [b"here\n"] * len(BODIES)
+
+
+@pytest.mark.usefixtures("killed")
+@pytest.mark.parametrize("kind", DYING)
 def test_the_messages_of_a_killed_consumer_come_again_long_before_their_ack_timeout(kind: str, node: Server) -> None:
     with Client(node.address) as client:
-        client.send_columns(kind, client.ping() // 1000, BODIES)
-        dying = subprocess.Popen([sys.executable, "-c", PROGRAM, kind, node.address], cwd=ROOT, stdout=subprocess.PIPE)
-        assert dying.stdout is not None
-        assert [dying.stdout.readline() for _ in BODIES] == [b"here\n"] * len(BODIES)
-        dying.kill()
-        dying.communicate()
         came: list[Delivery] = []
         while len(came) < len(BODIES):
             pulled = client.pull(kind, "g", wait_s=ACK_TIMEOUT_S / 3, ack_timeout_s=ACK_TIMEOUT_S)

@@ -15,7 +15,7 @@ from delayserver.protocol.errors import (
 )
 from delayserver.protocol.frames import encode_frame
 from tests.delayserver.client.both import connection_of, unanswered
-from tests.delayserver.client.fake_server import SERVER_ID, Drop, FakeServer, Garbage, Late, Swap
+from tests.delayserver.client.fake_server import SERVER_ID, Drop, FakeServer, Garbage, Late, Swap, Wait
 
 Run = Callable[[Callable[[], Awaitable[None]]], None]
 
@@ -35,7 +35,7 @@ def run(request: pytest.FixtureRequest) -> Run:
 def test_a_pull_that_is_cancelled_while_it_waits_ends_at_the_server(server: FakeServer, run: Run) -> None:
     async def main() -> None:
         async with AsyncClient(server.address) as client:
-            server.misbehave("pull", Garbage(b""))
+            server.misbehave("pull", Wait())
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(client.pull, "s", "g", 1, 30.0)
                 while not server.count("pull"):

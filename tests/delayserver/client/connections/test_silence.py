@@ -9,7 +9,7 @@ from delayserver.client import AsyncClient, Client, Consumer
 from delayserver.client.connections import stream_connection
 from delayserver.client.consuming import consumer
 from delayserver.protocol.errors import ConnectionLost, RequestTimedOut
-from tests.delayserver.client.fake_server import FakeServer, Garbage
+from tests.delayserver.client.fake_server import FakeServer, Garbage, Wait
 
 BACKENDS = pytest.mark.parametrize("backend", ["trio", "asyncio"])
 FOR_EVER = Garbage(b"")
@@ -37,7 +37,7 @@ def test_a_server_that_answers_pings_may_hold_a_pull_back(
     server: FakeServer, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream_connection, "SILENCE_S", 0.05)
-    server.misbehave("pull", FOR_EVER)
+    server.misbehave("pull", Wait())
 
     async def main() -> None:
         with anyio.fail_after(60):

@@ -10,7 +10,7 @@ from delayserver.client.connections import stream_connection
 from delayserver.protocol.errors import QueueFull
 from delayserver.protocol.frames import encode_request
 from tests.delayserver.client.both import connection_of
-from tests.delayserver.client.fake_server import FakeServer, Garbage
+from tests.delayserver.client.fake_server import FakeServer, Wait
 
 pytestmark = pytest.mark.parametrize("backend", ["trio", "asyncio"])
 
@@ -19,7 +19,7 @@ def test_a_request_that_never_got_its_turn_closes_no_connection(
     server: FakeServer, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream_connection, "REQUESTS_IN_FLIGHT_MAX", 2)
-    server.misbehave("pull", Garbage(b""), Garbage(b""))
+    server.misbehave("pull", Wait(), Wait())
 
     async def main() -> None:
         async with AsyncClient(server.address, retries=0) as client, anyio.create_task_group() as pulls:
@@ -43,7 +43,7 @@ def test_requests_get_their_turn_one_after_another(
     monkeypatch.setattr(stream_connection, "REQUESTS_IN_FLIGHT_MAX", 2)
     monkeypatch.setattr(stream_connection, "UNWRITTEN_BYTES_MAX", 1000)
 
-    server.misbehave("pull", Garbage(b""), Garbage(b""))
+    server.misbehave("pull", Wait(), Wait())
 
     async def main() -> None:
         async with AsyncClient(server.address) as client:

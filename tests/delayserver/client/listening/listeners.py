@@ -16,6 +16,7 @@ import anyio.to_thread
 from delayserver.client import (
     AsyncClient,
     Client,
+    ConsumerGroup,
     Delivery,
     Hooks,
     Listener,
@@ -105,6 +106,49 @@ class Listening:
             self._token = anyio.lowlevel.current_token()
             self._begun.set()
             await running.stopped()
+
+
+class Seen:
+    """A handler that keeps the bodies that it saw, and their attempts."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+        self.attempts: list[int] = []
+
+    def __call__(self, message: Delivery) -> None:
+        self.bodies.append(message.body)
+        self.attempts.append(message.attempt)
+
+
+class Held(Seen):
+    """A handler that waits until the test lets it go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = threading.Event()
+
+    def __call__(self, message: Delivery) -> None:
+        super().__call__(message)
+        self.go.wait(60)
+
+
+def send(client: Client, subject: str, *bodies: bytes) -> None:
+    now_ms = client.ping() // 1000
+    assert client.send_columns(subject, now_ms, list(bodies)).accepted == len(bodies)
+
+
+def numbered(count: int) -> list[bytes]:
+    return [b"%d" % number for number in range(count)]
+
+
+def group_of(client: Client, subject: str) -> ConsumerGroup:
+    (group,) = client.groups(subject)
+    return group
+
+
+def is_done(client: Client, subject: str, count: int = 1) -> bool:
+    """Whether so many messages came to the broker, and all are acked."""
+    return [(group.lag, group.end >= count) for group in client.groups(subject)] == [(0, True)]
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
@@ -13,10 +12,20 @@ from typing import Any
 
 import pytest
 
-from delayserver.client import Client, ConsumerGroup, Delivery, Handling, Hooks, Retry
+from delayserver.client import Client, Delivery, Handling, Hooks, Retry
 from delayserver.protocol.errors import FilterInvalid, SubjectInvalid
 from tests.delayserver.cli.conftest import Server, serving
-from tests.delayserver.client.listening.listeners import KINDS, listening, until
+from tests.delayserver.client.listening.listeners import (
+    KINDS,
+    Held,
+    Seen,
+    group_of,
+    is_done,
+    listening,
+    numbered,
+    send,
+    until,
+)
 
 pytestmark = pytest.mark.parametrize("kind", KINDS)
 
@@ -38,49 +47,6 @@ def client(node: Server) -> Iterator[Client]:
 def subject(request: pytest.FixtureRequest) -> str:
     """A subject that no other test uses."""
     return str(request.node.name).replace("[", "-").replace("]", "")
-
-
-class Seen:
-    """A handler that keeps the bodies that it saw, and their attempts."""
-
-    def __init__(self) -> None:
-        self.bodies: list[bytes] = []
-        self.attempts: list[int] = []
-
-    def __call__(self, message: Delivery) -> None:
-        self.bodies.append(message.body)
-        self.attempts.append(message.attempt)
-
-
-class Held(Seen):
-    """A handler that waits until the test lets it go."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.go = threading.Event()
-
-    def __call__(self, message: Delivery) -> None:
-        super().__call__(message)
-        self.go.wait(60)
-
-
-def send(client: Client, subject: str, *bodies: bytes) -> None:
-    now_ms = client.ping() // 1000
-    assert client.send_columns(subject, now_ms, list(bodies)).accepted == len(bodies)
-
-
-def numbered(count: int) -> list[bytes]:
-    return [b"%d" % number for number in range(count)]
-
-
-def group_of(client: Client, subject: str) -> ConsumerGroup:
-    (group,) = client.groups(subject)
-    return group
-
-
-def is_done(client: Client, subject: str, count: int = 1) -> bool:
-    """Whether so many messages came to the broker, and all are acked."""
-    return [(group.lag, group.end >= count) for group in client.groups(subject)] == [(0, True)]
 
 
 def test_a_message_is_acked_when_its_handler_returns(kind: str, node: Server, client: Client, subject: str) -> None:
@@ -386,41 +352,6 @@ def test_a_message_larger_than_the_bound_comes_alone(kind: str, node: Server, cl
     with listening(kind, node.address, {(subject,): seen}, prefetch_bytes=1000):
         until(lambda: is_done(client, subject, 3))
     assert sorted(map(len, seen.bodies)) == [5, 400_000, 500_000]
-
-
-def test_the_lease_of_a_handler_that_works_for_long_is_extended_also_while_the_listener_stops(
-    kind: str, node: Server, client: Client, subject: str
-) -> None:
-    held = Held()
-    send(client, subject, b"7")
-    with listening(kind, node.address, {(subject,): held}, ack_timeout_s=12) as listener:
-        until(lambda: listener.stats.extended == 1, "the first extension")
-        listener.ask_to_stop()
-        until(lambda: listener.stats.extended == 2, "the second extension")
-        held.go.set()
-        listener.join()
-    assert (held.attempts, listener.stats.acked, listener.stats.overdue, listener.stats.too_late) == ([1], 1, 0, 0)
-    assert is_done(client, subject)
-
-
-def test_a_lease_that_has_ended_does_not_keep_others_from_being_extended(
-    kind: str, node: Server, client: Client, subject: str
-) -> None:
-    held, running = Held(), list[Delivery]()
-
-    def handle(message: Delivery) -> None:
-        running.append(message)
-        held(message)
-
-    send(client, subject, *numbered(5))
-    with listening(kind, node.address, {(subject,): handle}, ack_timeout_s=12, concurrency=5) as listener:
-        until(lambda: len(running) == 5)
-        assert client.ack(subject, "shop", running[2:3]).acked == 1
-        until(lambda: listener.stats.extended == 4, "the extensions of the others")
-        until(lambda: listener.stats.overdue == 1, "the report of the one that ended")
-        held.go.set()
-        until(lambda: listener.stats.acked == 4 and listener.stats.too_late == 1)
-    assert held.attempts == [1] * 5
 
 
 def test_a_handler_that_outlives_its_lease_is_reported_and_counted(
