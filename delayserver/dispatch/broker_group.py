@@ -39,8 +39,6 @@ from store.records.batches import U8, U32
 from store.records.redelivery import REDELIVERY
 from wheel.due_rows import DueRows
 
-# While a single attempt shows whether a node is back, the next one waits in steps of this.
-PROBE_LOOK_MS = 5
 # So many rows that a node refuses, and not their neighbours, wait in memory.
 REFUSED_ROWS_MAX = 8_192
 # So many rows with an order key show whether a node that counts as down is back. They wait for it, so these are few.
@@ -202,10 +200,13 @@ class BrokerGroup:
         """Every node pauses: wait for the first pause to end. Meanwhile rows may go to the next groups of their routes."""
         if self.rows.failing:
             self.stuck.ring()
-        soonest_us = min(node.health.closed_until_us for node in self.nodes if node.health.weight)
-        # Pauses are durations: a step of the wall clock makes none longer.
-        pause_ms = (soonest_us - self._clock.monotonic_us()) / 1000
-        await self._clock.sleep_ms(min(max(pause_ms, PROBE_LOOK_MS), LOOK_AGAIN_MS))
+        now_us = self._clock.monotonic_us()
+        # Pauses are durations: a step of the wall clock makes none longer. A node whose pause is over is being tried, and
+        # the end of that attempt shows whether it is back.
+        until_us = [node.health.closed_until_us for node in self.nodes if node.health.closed_until_us > now_us]
+        soonest_us = min(until_us, default=now_us + LOOK_AGAIN_MS * 1000)
+        with trio.move_on_after(min((soonest_us - now_us) / 1000, LOOK_AGAIN_MS) / 1000):
+            await self.rows.ended.reached(self.rows.ended.value + 1)
 
     # -- rows with an order key
 
@@ -234,8 +235,6 @@ class BrokerGroup:
     def _keyed_pause_ms(self, now_us: int) -> float:
         """Until a node may be tried again, or keys of rows that were refused. At most LOOK_AGAIN_MS."""
         until_us = [node.health.closed_until_us for node in self.nodes if node.health.closed_until_us > now_us]
-        if any(node.health.failures and not node.health.ready(now_us) for node in self.nodes):
-            until_us.append(now_us + PROBE_LOOK_MS * 1000)
         resume_us = self._queue.keyed.next_resume_us
         soonest_us = min(
             until_us if resume_us is None else [*until_us, resume_us], default=now_us + LOOK_AGAIN_MS * 1000
@@ -283,11 +282,14 @@ class BrokerGroup:
     # -- hand-overs
 
     async def _deliver(self, node: Node, rows: DueRows) -> None:
+        was_failing = node.health.failures > 0
         node.health.take()
         try:
             await self._deliver_parts(node, self._begin(shipments(rows)))
         finally:
             node.health.give()
+            if was_failing and len(self._queue.keyed):  # these wait for the end of this one attempt
+                self._queue.keyed.changed.ring()
 
     def _begin(self, parts: list[Shipment]) -> dict[int, Shipment]:
         """Every row is in flight from the step in which it left the queue: a cancel must find it somewhere."""

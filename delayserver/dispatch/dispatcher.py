@@ -19,8 +19,6 @@ from delayserver.state.memory.residency import Residency
 
 # While due rows with an order key wait for a load, they are looked at this often.
 KEYED_LOOK_MS = 5
-# While they wait for a commit or for the replay: these take some milliseconds.
-KEYED_LOOK_SOON_MS = 2
 
 
 class Dispatcher:
@@ -95,7 +93,8 @@ class Dispatcher:
         if next_due_ms is None or next_due_ms > self._horizon.due_ms:
             return float("inf")
         if next_due_ms <= to_ms:
-            return (KEYED_LOOK_SOON_MS if self._gate.waits_for_log else KEYED_LOOK_MS) / 1000
+            self._gate.ring_when_replayed(self._earlier)
+            return KEYED_LOOK_MS / 1000
         return self._clock.wait_s((next_due_ms - AHEAD_MS) * 1000)
 
     def _look_ahead(self, next_due_ms: int) -> bool:

@@ -6,6 +6,8 @@ task waits for it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import trio
 
 
@@ -45,7 +47,8 @@ class Mark:
         """`wanted` is rung when a part begins to wait, so that the writer hurries."""
         self.value = value
         self._wanted = wanted
-        self._waiters: list[tuple[int, trio.Event]] = []
+        # The value that each waits for, and what wakes it.
+        self._waiters: list[tuple[int, Callable[[], object]]] = []
 
     def advance(self, value: int) -> None:
         """Raise the mark to `value`, and wake the parts that it reaches. A lower value changes nothing."""
@@ -53,9 +56,9 @@ class Mark:
             return
         self.value = value
         if self._waiters:
-            for needed, event in self._waiters:
+            for needed, wake in self._waiters:
                 if needed <= value:
-                    event.set()
+                    wake()
             self._waiters = [waiter for waiter in self._waiters if waiter[0] > value]
 
     @property
@@ -67,17 +70,27 @@ class Mark:
         """Return when the mark has reached `value`; at once if it already has."""
         if value <= self.value:
             return
-        waiter = (value, trio.Event())
+        reached = trio.Event()
+        waiter = (value, reached.set)
         self._waiters.append(waiter)
         if self._wanted is not None:
             self._wanted.ring()
         try:
-            await waiter[1].wait()
+            await reached.wait()
         except BaseException:
             if waiter in self._waiters:
                 self._waiters.remove(waiter)
             raise
 
+    def ring_at(self, value: int, bell: Bell) -> None:
+        """Ring a bell once when the mark reaches `value`, for a task that waits for more than this mark. It is noted once,
+        however often a task asks; nothing happens if the mark has reached it."""
+        waiter = (value, bell.ring)
+        if value > self.value and waiter not in self._waiters:
+            self._waiters.append(waiter)
+            if self._wanted is not None:
+                self._wanted.ring()
+
     def check_invariants(self) -> None:
         """Parts wait only for values above the mark."""
-        assert all(needed > self.value and not event.is_set() for needed, event in self._waiters)
+        assert all(needed > self.value for needed, _ in self._waiters)

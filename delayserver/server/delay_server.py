@@ -404,8 +404,7 @@ class DelayServer:
         parts = self.parts
         for group in list(parts.residency.groups.values()):
             while group.running:
-                group.ended.hush()
-                await group.ended.rung()
+                await group.ended.reached(group.begun)
         await parts.recorder.flush()
         await parts.broker_commit.durable()
 

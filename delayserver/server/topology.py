@@ -31,9 +31,6 @@ from delayserver.state.memory.node_health import NodeHealth
 from delayserver.state.memory.residency import Residency
 from delayserver.state.memory.routes import Routes
 
-# While batches of nodes and groups that leave are in flight, they are looked at this often.
-LOOK_MS = 5
-
 
 class Topology:
     """Changes it. One change at a time."""
@@ -52,7 +49,6 @@ class Topology:
         self._groups = groups
         self._builder = builder
         self._targets = targets
-        self._clock = runtime.clock
         self._workers = runtime.workers
 
     async def change(self, after: Settings) -> None:
@@ -79,7 +75,10 @@ class Topology:
         for group in leaving:
             group.stop()
         while any(group.rows.running for group in leaving) or any(node.health.in_flight for node in left):
-            await self._clock.sleep_ms(LOOK_MS)
+            for group in leaving:
+                await group.rows.ended.reached(group.rows.begun)
+            for node in left:
+                await node.health.settled.reached(node.health.taken)
         self._remove(kept, leaving)
 
     def _add(self, settings: GroupSettings, codes: dict[str, int]) -> BrokerGroup:

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from delayserver.config.settings import DispatchSettings
 from delayserver.runtime.clock import Clock
-from delayserver.runtime.marks import Bell
-from delayserver.state.membership import is_member
+from delayserver.runtime.marks import Mark
 from delayserver.state.memory.group_queue import GroupQueue, Spilled
 from delayserver.state.memory.node_health import NodeHealth
 from delayserver.state.memory.routes import TIMERS_GROUP
 from store.records.batches import I64
+from delayserver.state.membership import is_member
 from wheel.keys import KEY_LOWEST, Key
 
 # A group whose nodes are all down keeps only this many rows in memory.
@@ -83,9 +83,9 @@ class GroupRows:
         self._settings = settings
         self._clock = clock
         self._in_flight: dict[int, I64] = {}
-        # Rung when an attempt has ended, for a stop.
-        self.ended = Bell()
-        self._attempts = 0
+        # Attempts that began, and those of them that have ended.
+        self.begun = 0
+        self.ended = Mark(0)
 
     @property
     def name_code(self) -> int:
@@ -172,9 +172,9 @@ class GroupRows:
 
     def begin(self, sequence: I64) -> int:
         """An attempt with these rows begins. Returns its number."""
-        self._attempts += 1
-        self._in_flight[self._attempts] = sequence
-        return self._attempts
+        self.begun += 1
+        self._in_flight[self.begun] = sequence
+        return self.begun
 
     def narrow(self, attempt: int, sequence: I64) -> None:
         """A running attempt goes on with these of its rows."""
@@ -182,8 +182,8 @@ class GroupRows:
 
     def end(self, attempt: int) -> None:
         """An attempt is over; also one that has ended already."""
-        self._in_flight.pop(attempt, None)
-        self.ended.ring()
+        if self._in_flight.pop(attempt, None) is not None:
+            self.ended.advance(self.ended.value + 1)
 
     def is_running(self, attempt: int) -> bool:
         """Whether an attempt has begun and not ended."""

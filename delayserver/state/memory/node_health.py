@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from delayserver.config.settings import DispatchSettings
 from delayserver.logs.events import EventLogger
+from delayserver.runtime.marks import Mark
 from delayserver.state.memory.rows import SEVERAL_NODES
 
 events = EventLogger()
@@ -40,8 +41,9 @@ class NodeHealth:
         # Its state, and since when (monotonic).
         self.state = UNKNOWN
         self.since_us = now_us
-        # Batches that were given to it and are not settled.
-        self._in_flight = 0
+        # Batches that were given to it, and those of them that are settled.
+        self.taken = 0
+        self.settled = Mark(0)
         # Of smooth weighted round robin.
         self._share = 0.0
         self._failed_us = 0
@@ -69,12 +71,12 @@ class NodeHealth:
     @property
     def load(self) -> float:
         """Batches in flight by weight. The next one goes where it is lowest."""
-        return self._in_flight / self.weight
+        return self.in_flight / self.weight
 
     @property
     def in_flight(self) -> int:
         """Batches that the node has and that are not settled."""
-        return self._in_flight
+        return self.taken - self.settled.value
 
     def weigh(self, weight: int) -> None:
         """The node gets another weight; with 0 it gets no more batches, and those in flight end."""
@@ -83,11 +85,11 @@ class NodeHealth:
 
     def take(self) -> None:
         """The node gets a batch."""
-        self._in_flight += 1
+        self.taken += 1
 
     def give(self) -> None:
         """A batch is settled, whatever became of it."""
-        self._in_flight -= 1
+        self.settled.advance(self.settled.value + 1)
 
     def _becomes(self, state: str, now_us: int) -> None:
         if state != self.state:
@@ -131,7 +133,8 @@ class NodeHealth:
 
     def check_invariants(self) -> None:
         """No batch is settled twice, and the state says what the failures in a row say."""
-        assert self._in_flight >= 0
+        assert self.in_flight >= 0
+        self.settled.check_invariants()
         assert self.failures <= self.failures_total
         assert self.failures or self.state in (UNKNOWN, UP)
         assert not self.failures or self.state == (DOWN if self.open_circuit else FAILING)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from delayserver.runtime.marks import Bell
 from delayserver.state.positions.positions import Positions
 from delayserver.state.windows.windows import Windows
 
@@ -55,10 +56,14 @@ class OrderGate:
         """Rows that are due up to this time may leave, at most up to `to_ms`. `now_ms`: the time of the clock."""
         return loaded_ms(self._windows, self._replayed(now_ms, to_ms))
 
-    @property
-    def waits_for_log(self) -> bool:
-        """Whether the time that was asked for last waits for a commit or the replay, which end soon."""
-        return self._replayed_ms != self._asked_ms
+    def ring_when_replayed(self, bell: Bell) -> None:
+        """Ring a bell when the commits have ended, or the replay has come, for which the last answer waits."""
+        if self._replayed_ms == self._asked_ms:
+            return
+        if self._asked_end is None:
+            self._positions.commits_ended.ring_at(self._asked_commits, bell)
+        else:
+            self._positions.replayed.ring_at(self._asked_end, bell)
 
     def _replayed(self, now_ms: int, to_ms: int) -> int:
         """A time up to which the replay brings nothing any more of what had been accepted when that time was near."""

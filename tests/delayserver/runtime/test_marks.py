@@ -64,3 +64,15 @@ async def test_a_bell_that_was_rung_since_it_was_hushed_ends_the_wait_at_once() 
     bell.hush()
     bell.ring()
     await bell.rung()
+
+
+def test_a_mark_rings_a_bell_once_when_it_reaches_a_value_and_not_before() -> None:
+    mark, bell, rung = Mark(3), Bell(), list[bool]()
+    for value in (3, 5, 5):  # the first is reached already, the last was noted before
+        mark.ring_at(value, bell)
+    for value in (4, 6, 9):
+        mark.advance(value)
+        rung.append(bell.is_rung)
+        bell.hush()
+    assert rung == [False, True, False]
+    assert not mark.awaited
