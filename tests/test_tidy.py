@@ -65,7 +65,7 @@ store.tables: store store.disk store.logs store.records
 .operations.access: store store.disk store.tables .protocol .runtime .state.counts .tokens
 .recover.checking: store store.disk store.indexes store.logs store.records store.tables .broker.files .protocol
     .recover.reading
-.state.positions: store.logs store.records .config .protocol .runtime .state
+.state.positions: store.logs store.records .config .protocol .runtime
 .broker.service: store store.disk store.logs store.records store.tables .broker .broker.actions .broker.files
     .broker.filters .broker.queues .config .logs .protocol .runtime
 .client: .client.asynchronous .client.blocking .client.calls .client.consuming .client.listening .client.values
@@ -76,12 +76,12 @@ store.tables: store store.disk store.logs store.records
     .recover.reading .runtime
 .recover.telling: store store.disk store.logs store.records store.tables .broker.files .protocol .recover.checking
     .recover.reading
-.state.decisions: store store.indexes store.logs store.records store.tables .protocol .runtime .state .state.counts
+.state.decisions: store store.indexes store.logs store.records store.tables .protocol .runtime .state.counts
     .state.positions
 delayserver: .client
 .cli.terminal: store .client .client.values .config .protocol
 .outcomes: store store.logs store.records .config .runtime .state.decisions .state.windows
-.state.memory: wheel store store.logs store.records store.tables .config .logs .runtime .state .state.decisions
+.state.memory: wheel store store.logs store.records store.tables .config .logs .runtime .state.decisions
     .state.positions .state.windows
 .cli: delayserver .cli.terminal .runtime
 .cli.demo: .cli.terminal .client .runtime

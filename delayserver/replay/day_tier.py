@@ -137,10 +137,10 @@ class DayTier:
         self._overlays.show(start_ms)
         self._drains.free(start_ms)
 
-    def _outcomes(self, key: DispatchKey, stop: int | None = None) -> OutcomeBatch:
+    def _outcomes(self, key: DispatchKey) -> OutcomeBatch:
         """Raises CorruptionError where the file is damaged, or of another server."""
         try:
-            return self._dispatch.outcomes(key, None, stop)
+            return self._dispatch.outcomes(key)
         except FormatError as error:
             raise error.as_damage() from error
 
@@ -259,7 +259,10 @@ class DayTier:
                 self._take_sealed(day, indexes.get(day.start_ms), refused.get(day.start_ms))
 
     def _index_up_to(self, key: DispatchKey, end: int) -> OutcomeIndex:
-        return OutcomeIndex.of([self._outcomes(key, end)])
+        try:
+            return self._dispatch.index(key, end)
+        except FormatError as error:
+            raise error.as_damage() from error
 
     def _take_sealed(self, day: SealedDay, known: tuple[OutcomeIndex, int] | None, refusal: DiskError | None) -> None:
         """`known`: the outcomes of the day, if they could be read, and where they end in the file. `refusal`: the error, if

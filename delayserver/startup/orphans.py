@@ -21,6 +21,7 @@ from store.errors import CorruptionError, FormatError
 from store.logs.dispatch_log import DispatchKey, DispatchLog, count_outcomes
 from store.logs.log_scan import LogScan
 from store.logs.message_log import MessageLog
+from store.logs.open_rows import without_row
 from store.logs.schedule_log import ScheduleKey, ScheduleLog, Source
 from store.logs.windows import day_of, window_starts
 from store.records.batches import I64, MessageBatch, OutcomeBatch
@@ -77,7 +78,7 @@ def _of_window(schedule: ScheduleLog, key: DispatchKey, settled: OutcomeBatch) -
         # its outcomes must not count either.
         placed = [_verified(schedule, file) for file in files]
     unreadable = counted - sum([len(sequences) for sequences in placed])
-    unknown = settled.take(np.flatnonzero(~np.isin(settled.sequence, np.concatenate(placed))))
+    unknown = settled.take(np.flatnonzero(without_row(settled.sequence, placed)))
     # While a day is drained, its minutes may lack rows that a crash took. They come again from the day's file.
     unknown = _not_in(schedule, ScheduleKey(day_of(key.start_ms), Source.DAY), unknown)
     return unknown.slice(min(max(unreadable, 0), len(unknown)), len(unknown))

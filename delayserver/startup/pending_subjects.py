@@ -109,8 +109,8 @@ def _not_moved(files: Files, key: DispatchKey, outcomes: OutcomeBatch) -> Outcom
     day = DispatchKey(day_of(key.start_ms), True)
     if key.coarse or not files.days.is_draining(key.start_ms) or day not in files.dispatch:
         return outcomes
-    moved = np.isin(outcomes.sequence, files.dispatch.outcomes_left(day).sequence)
-    return outcomes.take(np.flatnonzero(~moved))
+    moved = files.dispatch.index_left(day, damages=[])
+    return outcomes.take(np.flatnonzero(moved.missing(outcomes.sequence)))
 
 
 def _gone_were_complete(files: Files, checkpoint: Checkpoint) -> bool:

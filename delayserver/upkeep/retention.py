@@ -24,6 +24,7 @@ from delayserver.state.windows.windows import Windows
 from delayserver.upkeep.on_their_way import OnTheirWay
 from store.errors import CorruptionError, DiskError, DiskFullError, FormatError, UnreadableError
 from store.logs.dispatch_log import DispatchKey
+from store.logs.open_rows import unmatched
 from store.logs.schedule_log import ScheduleKey, Source
 from store.logs.windows import window_of, window_starts
 from store.records.batches import I64, U32, LedgerBatch
@@ -315,7 +316,8 @@ class Retention:
         return cells
 
     def _compare(self, start_ms: int, placed: I64, settled: I64, last_sequence: int) -> None:
-        orphaned, undone = np.setdiff1d(settled, placed), np.setdiff1d(placed[placed <= last_sequence], settled)
+        undone, orphaned = unmatched(placed, settled)
+        undone = undone[undone <= last_sequence]
         if not len(orphaned) and not len(undone):
             return
         first = int(orphaned[0] if len(orphaned) else undone[0])

@@ -8,13 +8,11 @@ It runs beside the server, in slices in worker threads. Messages that are placed
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import trio
-from numpy.typing import NDArray
 
 from delayserver.logs.events import EventLogger
 from delayserver.runtime.runtime import Runtime
@@ -24,9 +22,8 @@ from delayserver.state.decisions.decided import Decided
 from delayserver.state.files import Files
 from delayserver.state.positions.positions import Positions
 from delayserver.state.windows.windows import Windows
-from store.errors import CorruptionError, FormatError, StoreError
-from store.logs.dispatch_log import DispatchKey
-from store.logs.schedule_log import ScheduleKey, Source
+from store.errors import StoreError
+from store.logs.open_rows import Unit, read_open_rows, units_of
 from store.logs.windows import day_of
 from store.records.batches import I64, U32
 
@@ -39,14 +36,6 @@ _NAMES = ("sequence", "subject", "origin_sequence", "target_group", "accepted_us
 
 T = TypeVar("T")
 events = EventLogger()
-
-
-@dataclass(slots=True)
-class _Unit:
-    """Files in which the messages and the outcomes of a window or a day lie, with the ends of what counts."""
-
-    schedule: list[tuple[ScheduleKey, int]] = field(default_factory=list)
-    dispatch: list[tuple[DispatchKey, int]] = field(default_factory=list)
 
 
 class _FilesChanged(Exception):
@@ -118,27 +107,14 @@ class SubjectCounting:
             result = await self._workers.run(work)
         return result
 
-    def _units(self, draining: frozenset[int]) -> list[list[_Unit]]:
+    def _units(self, draining: frozenset[int]) -> list[list[Unit]]:
         """The reads, in units that share no message, some units for each hop."""
-        found: dict[tuple[int, bool], _Unit] = {}
-
-        def unit_of(start_ms: int, *, of_day: bool) -> _Unit:
-            day = day_of(start_ms)
-            # The rows and outcomes of a draining day lie in two tiers.
-            place = (day, True) if of_day or day in draining else (start_ms, False)
-            return found.setdefault(place, _Unit())
-
-        for key in self._schedule.keys():
-            unit_of(key.start_ms, of_day=key.source == Source.DAY).schedule.append((key, self._schedule.end(key)))
-        for outcome_key in self._dispatch.keys():
-            unit = unit_of(outcome_key.start_ms, of_day=outcome_key.coarse)
-            unit.dispatch.append((outcome_key, self._dispatch.end(outcome_key)))
-        parts: list[list[_Unit]] = []
+        parts: list[list[Unit]] = []
         room = 0
         # There equal counts prove nothing. Orphans of a day are noted by the windows to which they will move.
         lost = [key.start_ms for key in self._schedule.lost] + [key.start_ms for key in self._dispatch.lost]
         doubtful = {place for start_ms in (*self._book.orphans, *lost) for place in (start_ms, day_of(start_ms))}
-        for (start_ms, _), unit in found.items():
+        for start_ms, unit in units_of(self._schedule, self._dispatch, draining):
             rows = sum([self._schedule.rows(key) for key, _ in unit.schedule])
             ended = sum([self._dispatch.rows(key) for key, _ in unit.dispatch])
             if not rows or (rows == ended and start_ms not in doubtful and start_ms not in draining):
@@ -150,31 +126,11 @@ class SubjectCounting:
             room -= rows
         return parts
 
-    def _pending_in(self, units: list[_Unit], highest: int) -> tuple[U32, U32, I64]:
+    def _pending_in(self, units: list[Unit], highest: int) -> tuple[U32, U32, I64]:
         """The messages and redeliveries in some units up to the sequence `highest` that have no outcome: their subjects,
         u32[n], the groups of redeliveries (0: a message), u32[n], and when they were accepted, i64[n]."""
-        parts = [self._pending_of(unit, highest) for unit in units]
-        subjects, groups, accepted_us = zip(*parts, strict=True)
-        return np.concatenate(subjects), np.concatenate(groups), np.concatenate(accepted_us)
-
-    def _pending_of(self, unit: _Unit, highest: int) -> tuple[U32, U32, I64]:
-        found: list[dict[str, NDArray[Any]]] = []
-        for key, end in unit.schedule:
-            columns = self._schedule.read_columns(key, _NAMES, None, end, damages=[])
-            counts = (columns["origin_sequence"] == 0) | (columns["target_group"] != 0)
-            counts &= columns["sequence"] <= highest
-            found.append({name: column[counts] for name, column in columns.items()})
-        sequence, first = np.unique(np.concatenate([each["sequence"] for each in found]), return_index=True)
-        ended = [self._ended_in(key, end) for key, end in unit.dispatch]
-        rows = first[~np.isin(sequence, np.concatenate([np.zeros(0, np.int64), *ended]))]
-        subjects, groups, accepted_us = (
-            np.concatenate([each[name] for each in found])[rows] for name in ("subject", "target_group", "accepted_us")
-        )
-        return subjects, groups, accepted_us
-
-    def _ended_in(self, key: DispatchKey, end: int) -> I64:
-        try:
-            sequences: I64 = self._dispatch.outcomes_left(key, end, damages=[]).sequence
-        except (CorruptionError, FormatError):  # who needs the file reports it
-            return np.zeros(0, np.int64)
-        return sequences
+        parts = [read_open_rows(self._schedule, self._dispatch, unit, _NAMES) for unit in units]
+        found = {name: np.concatenate([part[name] for part in parts]) for name in _NAMES}
+        counts = (found["origin_sequence"] == 0) | (found["target_group"] != 0)
+        counts &= found["sequence"] <= highest
+        return found["subject"][counts], found["target_group"][counts], found["accepted_us"][counts]

@@ -9,7 +9,7 @@ Outcomes are columns, not fixed-width rows: they take less than half the room, a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
@@ -18,12 +18,15 @@ import numpy as np
 from store.disk.filesystem import FileSystem
 from store.disk.space_reserve import RESERVE_BYTES, SpaceReserve
 from store.errors import CorruptionError, DiskFullError
+from store.indexes.outcome_index import OutcomeIndex
 from store.logs.window_files import DEFAULT_USE, FileUse, WindowFiles
 from store.logs.window_log import WindowLog
 from store.logs.window_state import FileMark, Loss
 from store.logs.windows import DAY_MS, check_window_ms, day_name, day_of, parse_day_name, parse_time_name, time_name
 from store.records.batches import I64, OutcomeBatch
+from store.records.column_blocks import Columns
 from store.records.columns import ColumnBatch
+from store.records.membership import is_member
 from store.records.record import BadRecordError, RecordHeader
 from store.records.record_reader import RecordReader
 from store.records.record_rows import collect_rows, in_parts
@@ -34,6 +37,7 @@ OUTCOMES = 16
 OUTCOME_DEDUPLICATED = 7
 # Columns of a file that `rows_of` holds at a time.
 PART_BYTES = 4 << 20
+_CODES = ("sequence", "outcome")
 _DAY_FILE = "day.log"
 _SUFFIX = ".log"
 RESERVE_FILE = "reserve"
@@ -249,23 +253,48 @@ class DispatchLog(WindowLog[DispatchKey]):
             if segment is None:
                 return OutcomeBatch.filled(0)
             records = list(RecordReader(segment.file, start or 0, stop, blobs=False, damages=damages))
-            return _verified(records, segment.path, damages)
+            return OutcomeBatch(**_verified(records, segment.path, OutcomeBatch.schema.names, damages))
+
+    def index(self, key: DispatchKey, stop: int | None = None) -> OutcomeIndex:
+        """Sequences and codes of all outcomes below `stop`, read in parts: 9 bytes a row, and not a whole row. Raises
+        CorruptionError as `outcomes`."""
+        self._files.check_whole(key)
+        return self._index(key, stop, None)
+
+    def index_left(self, key: DispatchKey, stop: int | None = None, *, damages: list[Damage]) -> OutcomeIndex:
+        """As `index`, of the readable outcomes. Raises CorruptionError as `outcomes_left`."""
+        self._files.check_place(key)
+        return self._index(key, stop, damages)
+
+    def _index(self, key: DispatchKey, stop: int | None, damages: list[Damage] | None) -> OutcomeIndex:
+        index = OutcomeIndex()
+        for columns in self._in_parts(key, stop, _CODES, damages):
+            index.add(columns["sequence"], columns["outcome"])
+        return index
 
     def rows_of(self, key: DispatchKey, sequences: I64, damages: list[Damage]) -> OutcomeBatch:
         """The outcomes of these messages i64[n], as far as the file has them and can be read. The number of messages bounds
         the memory, and not the size of the file.
 
-        Raises CorruptionError as `outcomes_left`, KeyError where the file is removed meanwhile.
+        Raises CorruptionError as `outcomes_left`.
         """
         self._files.check_place(key)
         parts = [OutcomeBatch.filled(0)]
-        if key in self._files.states:
-            with self._files.reading(key) as segment:
-                reader = RecordReader(segment.file, 0, self.end(key), blobs=False, damages=damages)
-                for records in in_parts(reader, PART_BYTES):
-                    batch = _verified(records, segment.path, damages)
-                    parts.append(batch.take(np.flatnonzero(np.isin(batch.sequence, sequences))))
+        for columns in self._in_parts(key, None, OutcomeBatch.schema.names, damages):
+            batch = OutcomeBatch(**columns)
+            parts.append(batch.take(np.flatnonzero(is_member(batch.sequence, sequences))))
         return OutcomeBatch.concatenate(parts)
+
+    def _in_parts(
+        self, key: DispatchKey, stop: int | None, names: Sequence[str], damages: list[Damage] | None
+    ) -> Iterator[Columns]:
+        with self._files.reading_if_there(key) as segment:
+            if segment is not None:
+                reader = RecordReader(
+                    segment.file, 0, self.end(key) if stop is None else stop, blobs=False, damages=damages
+                )
+                for records in in_parts(reader, PART_BYTES):
+                    yield _verified(records, segment.path, names, damages)
 
     # The end
 
@@ -278,15 +307,15 @@ class DispatchLog(WindowLog[DispatchKey]):
 _Record = tuple[RecordHeader, bytes, bytes]
 
 
-def _verified(records: Sequence[_Record], path: str, damages: list[Damage] | None) -> OutcomeBatch:
-    batch = _collect(records, path)
-    if len(batch) and int(batch.outcome.max()) >= OUTCOMES:
-        batch = _collect(_of_known_codes(records, path, damages), path)
-    return batch
+def _verified(records: Sequence[_Record], path: str, names: Sequence[str], damages: list[Damage] | None) -> Columns:
+    columns = _collect(records, path, names)
+    if len(columns["outcome"]) and int(columns["outcome"].max()) >= OUTCOMES:
+        columns = _collect(_of_known_codes(records, path, damages), path, names)
+    return columns
 
 
-def _collect(records: Sequence[_Record], path: str) -> OutcomeBatch:
-    return OutcomeBatch(**collect_rows(records, path, OutcomeBatch, OutcomeBatch.schema.names).columns)
+def _collect(records: Sequence[_Record], path: str, names: Sequence[str]) -> Columns:
+    return collect_rows(records, path, OutcomeBatch, names).columns
 
 
 def _of_known_codes(records: Sequence[_Record], path: str, damages: list[Damage] | None) -> list[_Record]:
@@ -294,7 +323,7 @@ def _of_known_codes(records: Sequence[_Record], path: str, damages: list[Damage]
     kept = []
     for record in records:
         header = record[0]
-        highest = int(_collect([record], path).outcome.max())
+        highest = int(_collect([record], path, _CODES)["outcome"].max())
         if highest < OUTCOMES:
             kept.append(record)
             continue

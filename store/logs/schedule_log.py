@@ -179,6 +179,14 @@ class ScheduleLog(WindowLog[ScheduleKey]):
         """The named columns of all records, concatenated; blobs are not read."""
         return collect_rows(self._read(key, start, stop, False, damages), self._path(key), MessageBatch, names).columns
 
+    def column_parts(
+        self, key: ScheduleKey, names: Sequence[str], stop: int, *, damages: list[Damage] | None = None
+    ) -> Iterator[Columns]:
+        """As `read_columns`, a bounded part of the records at a time."""
+        with closing(self._read(key, None, stop, False, damages)) as records:
+            for part in in_parts(records, INDEX_PART_BYTES):
+                yield collect_rows(part, self._path(key), MessageBatch, names).columns
+
     def rows_of_subject(
         self, key: ScheduleKey, subject: int, behind: int, rows_max: int, damages: list[Damage]
     ) -> SubjectRows:

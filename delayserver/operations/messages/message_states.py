@@ -17,13 +17,13 @@ from delayserver.runtime.fair_turns import Work
 from delayserver.runtime.runtime import Runtime
 from delayserver.state.decisions.decided import Decided
 from delayserver.state.files import Files
-from delayserver.state.membership import is_member
 from delayserver.state.memory.residency import Residency
 from delayserver.state.windows.windows import Windows
 from store.errors import CorruptionError, FormatError
 from store.logs.dispatch_log import DispatchKey
 from store.logs.windows import window_starts
 from store.records.batches import I64, U8, OutcomeBatch
+from store.records.membership import is_member
 from store.records.redelivery import ATTEMPTS
 from store.records.scan import Damage
 from wheel.keys import groups

@@ -15,6 +15,7 @@ from delayserver.state.decisions.decided import Decided
 from store.errors import CorruptionError, FormatError
 from store.indexes.outcome_index import OutcomeIndex
 from store.logs.dispatch_log import DispatchKey, DispatchLog
+from store.logs.open_rows import without_row
 from store.logs.schedule_log import ScheduleKey, ScheduleLog, Source
 from store.records.batches import I64, U8, MessageBatch, OutcomeBatch
 from store.records.column_blocks import Columns
@@ -133,7 +134,7 @@ class RedispatchReader:
         written = self._written(_outcome_file(key), [])
         mask = wanted.mask(written.due_ms, written.subject, written.origin_sequence) & (written.redelivery == 0)
         decided = written.sequence[mask & wanted.decided(written.outcome)]
-        return int(np.count_nonzero(~np.isin(np.unique(decided), np.concatenate(placed))))
+        return int(np.count_nonzero(without_row(np.unique(decided), placed)))
 
     # Reporting
 

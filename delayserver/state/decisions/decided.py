@@ -29,7 +29,6 @@ from delayserver.state.decisions.open_messages import OpenMessages
 from delayserver.state.decisions.outcome_rows import suppressed_outcomes
 from delayserver.state.decisions.promises import Promises
 from delayserver.state.decisions.unwritten import Unwritten
-from delayserver.state.membership import is_member
 from delayserver.state.positions.positions import Positions
 from store.errors import CorruptionError, FormatError
 from store.indexes.outcome_index import OutcomeIndex
@@ -37,6 +36,7 @@ from store.indexes.schedule_index import ScheduleIndex
 from store.logs.dispatch_log import DispatchKey, DispatchLog, count_outcomes
 from store.logs.windows import DAY_MS, day_of, window_of, window_starts
 from store.records.batches import I64, U8, U32, MessageBatch, OutcomeBatch
+from store.records.membership import is_member
 from store.tables.days import DayTable
 
 # Indexes of windows that were asked for; 16 bytes a row.
@@ -369,7 +369,7 @@ class Decided:
         near = self.unwritten_near(key)
         captured = [part for batch in near for owner, part in self.by_file(batch) if owner == key]
         self._loading[key], self._loaded[key] = captured, trio.Event()
-        read = partial(self._read_index, key, self._log.end(key))
+        read = partial(self._log.index, key, self._log.end(key))
         try:
             index = await self._workers.run(read) if self._log.end(key) else read()
             for part in captured:
@@ -386,9 +386,6 @@ class Decided:
             del self._loading[key]
             self._loaded.pop(key).set()
         self._evict()
-
-    def _read_index(self, key: DispatchKey, end: int) -> OutcomeIndex:
-        return OutcomeIndex.of([self._log.outcomes(key, None, end)])
 
     def _evict(self) -> None:
         total = sum([index.nbytes for index in self._indexes.values()])

@@ -9,8 +9,8 @@ import numpy as np
 import trio
 from numpy.typing import NDArray
 
-from delayserver.state.membership import is_member
 from store.records.batches import I64
+from store.records.membership import is_member
 
 
 class Holds:

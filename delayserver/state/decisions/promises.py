@@ -11,8 +11,8 @@ from collections import deque
 import numpy as np
 
 from delayserver.protocol.outcomes import Outcome
-from delayserver.state.membership import is_member
 from store.records.batches import I64, OutcomeBatch
+from store.records.membership import is_member
 
 _EXPIRED, _DEAD_LETTERED = int(Outcome.EXPIRED), int(Outcome.DEAD_LETTERED)
 # Small parts grow to this size: a question looks at few parts, and to add an outcome copies little.

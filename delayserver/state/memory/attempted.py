@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from delayserver.state.membership import is_member
+from store.records.membership import is_member
 
 I64 = NDArray[np.int64]
 

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 from sortedcontainers import SortedDict
 
-from delayserver.state.membership import is_member
 from delayserver.state.memory.group_wheels import BACKLOG_MS
 from delayserver.state.memory.keyed_lane import KeyedLane
 from delayserver.state.memory.queue_chunk import Chunk, fitting
 from delayserver.state.memory.rows import has_order_key
+from store.records.membership import is_member
 from wheel.due_rows import DueRows
 from wheel.keys import KEY_LOWEST, Key
 

@@ -16,7 +16,7 @@ from delayserver.state.memory.group_queue import GroupQueue, Spilled
 from delayserver.state.memory.node_health import NodeHealth
 from delayserver.state.memory.routes import TIMERS_GROUP
 from store.records.batches import I64
-from delayserver.state.membership import is_member
+from store.records.membership import is_member
 from wheel.keys import KEY_LOWEST, Key
 
 # A group whose nodes are all down keeps only this many rows in memory.

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayserver.runtime.marks import Bell, Mark
-from delayserver.state.membership import is_member
 from store.records.batches import I64
+from store.records.membership import is_member
 
 
 class Positions:

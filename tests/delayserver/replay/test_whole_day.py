@@ -19,11 +19,11 @@ from delayserver.recover.reading.capture import capture
 from delayserver.recover.reading.findings import Findings
 from delayserver.replay import day_tier
 from delayserver.state.decisions import decided
-from delayserver.state.membership import is_member
 from store.logs.dispatch_log import DispatchKey
 from store.logs.schedule_log import ScheduleKey, Source
 from store.logs.windows import day_of
 from store.records.batches import I64, OutcomeBatch
+from store.records.membership import is_member
 from tests.fakes.host import Client, Host, faked_settings
 
 Boot = Callable[..., Host]

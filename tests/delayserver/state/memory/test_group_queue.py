@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from delayserver.state.membership import is_member
 from delayserver.state.memory.group_queue import JOINED_ROWS_MAX, LONG_QUEUE_ROWS, GroupQueue
 from delayserver.state.memory.group_wheels import BACKLOG_MS
 from delayserver.state.memory.rows import ROW
+from store.records.membership import is_member
 from wheel.due_rows import DueRows
 from wheel.keys import KEY_LOWEST, Key
 
