@@ -9,7 +9,6 @@ from delayserver.client.asynchronous.transaction_operations import AsyncTransact
 from delayserver.client.blocking.batching import Batcher
 from delayserver.client.blocking.client import Client
 from delayserver.client.blocking.transaction_operations import Transaction
-from delayserver.client.calls.dead_letter_calls import DeadLetter, DropResult, ResendResult
 from delayserver.client.calls.figure_calls import (
     Metrics,
     PendingBucket,
@@ -65,6 +64,7 @@ from delayserver.protocol.errors import DelayServerError
 from delayserver.protocol.frames import OneWayRefused
 from delayserver.protocol.limits import Limits
 from delayserver.protocol.outcomes import Outcome
+from delayserver.protocol.schema.dead_letters import DeadLetter, DropResult, ResendResult
 from delayserver.protocol.schema.waiting_keys import RetryKeysResult, SkipResult, WaitingKey
 
 __all__ = [

@@ -16,6 +16,7 @@ from delayserver.config.settings import HttpSettings
 from delayserver.logs.events import EventLogger
 from delayserver.metrics.http_figures import HttpFigures
 from delayserver.protocol.errors import DelayServerError
+from delayserver.protocol.schema.dead_letters import DropResult
 from delayserver.protocol.schema.waiting_keys import RetryKeysResult, SkipResult
 from delayserver.web.answers import EVENTS, JSON, Send, json_answer, problem_answer, read_query
 from delayserver.web.bodies import NDJSON, BodyReader, Receive, Scope
@@ -52,7 +53,6 @@ from delayserver.web.schemas import (
     ChosenLetters,
     CommitRequest,
     DeliveriesRequest,
-    Dropped,
     Ended,
     EndedTransactionReply,
     ExtendReply,
@@ -303,7 +303,7 @@ def _of_groups(acts: GroupActs) -> list[Endpoint]:
         Endpoint("POST", f"{letters}/resend", acts.resend, "Send dead letters to their consumer group again",
                  {200: Answer("How many were sent", Resent)}, body=ResendRequest, errors=(404, 413, 421, 507)),
         Endpoint("POST", f"{letters}/drop", acts.drop, "Remove dead letters for good",
-                 {200: Answer("How many were removed", Dropped)}, body=ChosenLetters, errors=(404, 413, 421)),
+                 {200: Answer("How many were removed", DropResult)}, body=ChosenLetters, errors=(404, 413, 421)),
         Endpoint("GET", waiting, acts.waiting_keys, "Order keys that wait for a message that has failed",
                  {200: Answer("The keys, and their messages", WaitingKeysShown)}, query=WaitingKeysQuery,
                  errors=(404, 421)),

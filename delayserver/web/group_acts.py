@@ -11,10 +11,10 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from delayserver.client.calls.dead_letter_calls import DeadLetter
 from delayserver.client.calls.policy_calls import GroupPolicy
 from delayserver.client.values.messages import ReadMessage
 from delayserver.config.units import parse_instant_ms
+from delayserver.protocol.schema.dead_letters import DeadLetter
 from delayserver.web.answers import json_answer, read_json, read_query
 from delayserver.web.bodies import BodyForm, BodyReader, shown_body
 from delayserver.web.clients import Clients, TokenClient
@@ -23,7 +23,6 @@ from delayserver.web.problems import Problem, invalid
 from delayserver.web.queries import LettersQuery, ReadQuery, WaitingKeysQuery
 from delayserver.web.schemas import (
     ChosenLetters,
-    Dropped,
     Letter,
     Letters,
     Policy,
@@ -118,7 +117,7 @@ class GroupActs:
         )
         if not done.dropped and asked.positions:
             raise _no_letter(dropped=0, left=done.left)
-        return json_answer(Dropped(done.dropped, done.left))
+        return json_answer(done)
 
     async def waiting_keys(self, request: Request, names: Mapping[str, str]) -> Response:
         """Order keys that wait for a message that has failed."""
@@ -213,7 +212,7 @@ def _policy(policy: GroupPolicy) -> Policy:
 
 
 def _letter(letter: DeadLetter, form: BodyForm | None) -> Letter:
-    fields = asdict(letter)
+    fields = msgspec.structs.asdict(letter)
     body = fields.pop("body")
     if form is None or body is None:
         return Letter(**fields)

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from delayserver.protocol.schema.dead_letters import DeadLetter
 from delayserver.protocol.schema.waiting_keys import WaitingKey
 from delayserver.web.bodies import Encoding, PullEncoding, PullForm
 
@@ -300,20 +301,9 @@ class Policy(Struct):
     levels_ms: list[int]
 
 
-class Letter(Struct, omit_defaults=True):
+class Letter(DeadLetter, frozen=True, omit_defaults=True):
     """A message that a group gave up."""
 
-    position: int
-    message_id: str
-    reason: str
-    text: str
-    attempts: int
-    dead_ms: int
-    due_ms: int
-    sequence: int
-    server_id: str
-    properties: dict[str, str]
-    body_bytes: int
     body: Any = None
     body_encoding: Encoding | None = None
 
@@ -367,13 +357,6 @@ class Resent(Struct):
     resent: int
     left: int
     unreadable: int
-
-
-class Dropped(Struct):
-    """Letters that were removed."""
-
-    dropped: int
-    left: int
 
 
 class Stored(Struct, omit_defaults=True):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
+from msgspec.structs import asdict
 
 from delayserver.cli.terminal import options
 from delayserver.cli.terminal.failures import FAILED
@@ -14,7 +14,7 @@ from delayserver.cli.terminal.output import body_fields, print_json, visible
 from delayserver.config.units import format_instant
 
 if TYPE_CHECKING:
-    from delayserver.client.calls.dead_letter_calls import DeadLetter
+    from delayserver.client import DeadLetter
 
 _group = click.option("--group", required=True, metavar="NAME", help="The consumer group that gave them up.")
 

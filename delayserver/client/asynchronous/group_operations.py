@@ -12,9 +12,10 @@ from typing import TypeVar, Unpack
 
 from delayserver.client.calls import dead_letter_calls, policy_calls, waiting_key_calls
 from delayserver.client.calls.core import Call
-from delayserver.client.calls.dead_letter_calls import DeadLetter, DropResult, ResendResult
 from delayserver.client.calls.policy_calls import GroupPolicy, PolicyChanges
+from delayserver.protocol.schema import dead_letters as dead
 from delayserver.protocol.schema import waiting_keys as waiting
+from delayserver.protocol.schema.dead_letters import DeadLetter, DropResult, ResendResult
 from delayserver.protocol.schema.waiting_keys import RetryKeysResult, SkipResult, WaitingKey
 
 T = TypeVar("T")
@@ -48,7 +49,7 @@ class AsyncGroupOperations(ABC):
         """The messages that a consumer group of this node gave up, oldest first, behind the position ``after``."""
         letters: list[DeadLetter] = []
         while len(letters) < letters_max:
-            count = min(letters_max - len(letters), dead_letter_calls.LIST_AT_ONCE)
+            count = min(letters_max - len(letters), dead.LIST_MAX)
             call = dead_letter_calls.list_call(subject, group, after=after, letters_max=count, bodies=bodies)
             page = await self._run(call)
             letters += page.letters

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from delayserver.client.calls.core import Call, described_call
+from delayserver.client.calls.dead_letter_calls import chosen_positions
 from delayserver.protocol.operations import WAITING_KEYS
 from delayserver.protocol.schema.waiting_keys import (
     SKIP_MAX,
@@ -27,7 +28,7 @@ def skip_call(
     subject: str, group: str, *, keys_max: int, positions: Sequence[int] | None, reason: str
 ) -> Call[SkipResult]:
     """Skip the messages for which keys wait. Repeatable by position: those that were skipped are done."""
-    chosen = None if positions is None else list(positions)
+    chosen = chosen_positions(positions)
     count_max = min(keys_max, SKIP_MAX)
     asked = SkipWaitingKeys(subject=subject, group=group, positions=chosen, max=count_max, reason=reason)
     return described_call(WAITING_KEYS, asked, SkipResult, repeatable=positions is not None)
@@ -35,6 +36,6 @@ def skip_call(
 
 def retry_call(subject: str, group: str, *, positions: Sequence[int] | None) -> Call[RetryKeysResult]:
     """End the pauses of these messages. Repeatable: it ends nothing twice."""
-    chosen = None if positions is None else list(positions)
+    chosen = chosen_positions(positions)
     asked = RetryWaitingKeys(subject=subject, group=group, positions=chosen)
     return described_call(WAITING_KEYS, asked, RetryKeysResult)

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from delayserver.config.settings import BrokerSettings
 from delayserver.front.connection import Connection
-from delayserver.front.handlers.chosen import read_reason
 from delayserver.front.handlers.messages import MessagesReply
 from delayserver.front.handlers.names import read_name, read_names
 from delayserver.operations.groups.broadcasting import Broadcasting
@@ -29,6 +28,7 @@ from delayserver.protocol.arguments import boolean, integer, invalid
 from delayserver.protocol.columns import I64, unpack_column, unpack_count
 from delayserver.protocol.errors import InvalidArgument
 from delayserver.protocol.frames import REQUEST_ID_MAX, FieldsReply, Request, encode_reply, encode_row
+from delayserver.protocol.schema.words import REASON_BYTES_MAX
 
 # Consumer groups in one reply.
 GROUPS_AT_ONCE_MAX = 256
@@ -36,7 +36,6 @@ GROUPS_AT_ONCE_MAX = 256
 OUTLIVE_MS_MAX = 60_000
 # Times in milliseconds since 1970 stay below it, so that microseconds fit into 63 bits.
 TIME_MS_MAX = 1 << 53
-# A dead letter keeps the reason of its last nack beside its properties: an error and where it came from, no log.
 
 
 class ConsumingHandlers:
@@ -159,7 +158,7 @@ class ConsumingHandlers:
             *read_names(arguments),
             _deliveries(arguments),
             self._nack_delay_ms(arguments),
-            None if boolean(arguments, "unseen") or boolean(arguments, "snooze") else read_reason(arguments),
+            None if boolean(arguments, "unseen") or boolean(arguments, "snooze") else _read_reason(arguments),
         )
         rest = {"expired": nacked.expired, "dead_lettered": nacked.dead_lettered}
         counts = {"nacked": nacked.nacked, "unknown": nacked.unknown}
@@ -239,3 +238,13 @@ def start_of(start: object) -> Goal | None:
 def _deliveries(arguments: dict[str, Any]) -> NDArray[np.int64]:
     count = unpack_count(arguments.get("count"), 1 << 20)
     return unpack_column(arguments.get("deliveries"), count, I64, "deliveries")
+
+
+def _read_reason(arguments: dict[str, Any]) -> str:
+    """The text that a request gives as a reason; empty without one. Raises InvalidArgument."""
+    reason = arguments.get("reason")
+    if reason is None:
+        return ""
+    if type(reason) is not str or len(reason.encode(errors="replace")) > REASON_BYTES_MAX:
+        raise invalid("reason", f"a text of at most {REASON_BYTES_MAX} bytes", reason)
+    return reason

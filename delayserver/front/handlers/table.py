@@ -7,7 +7,6 @@ from delayserver.config.units import parse_delay_levels
 from delayserver.front.connection import QuickHandler, SlowHandler
 from delayserver.front.handlers.cancel import CancelHandlers
 from delayserver.front.handlers.consuming import ConsumingHandlers
-from delayserver.front.handlers.dead_letters import DeadLetterHandlers
 from delayserver.front.handlers.delivering import DeliveringHandlers
 from delayserver.front.handlers.described import alike, described
 from delayserver.front.handlers.finding import FindingHandlers
@@ -30,6 +29,7 @@ from delayserver.front.handlers.transactions import TransactionHandlers
 from delayserver.operations.operations import DelayOperations, Operations
 from delayserver.protocol import operations as names_of
 from delayserver.protocol.limits import Limits
+from delayserver.protocol.schema.dead_letters import DropDeadLetters, ListDeadLetters, ResendDeadLetters
 from delayserver.protocol.schema.waiting_keys import ListWaitingKeys, RetryWaitingKeys, SkipWaitingKeys
 from delayserver.runtime.clock import Clock
 
@@ -66,7 +66,13 @@ class HandlerTable:
             names_of.FIND: FindingHandlers(operations.finding).find,
             names_of.SUBJECTS: SubjectsHandlers(operations.subjects).subjects,
             names_of.POLICY: PolicyHandlers(operations.policies).policy,
-            names_of.DEAD_LETTERS: DeadLetterHandlers(operations.dead_letters).dead_letters,
+            names_of.DEAD_LETTERS: described(
+                {
+                    ListDeadLetters: alike(operations.dead_letters.page),
+                    ResendDeadLetters: alike(operations.dead_letters.resend),
+                    DropDeadLetters: alike(operations.dead_letters.drop),
+                }
+            ),
             names_of.WAITING_KEYS: described(
                 {
                     ListWaitingKeys: alike(operations.waiting_keys.page),

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
@@ -17,58 +16,23 @@ from delayserver.broker.service.local_broker import LocalBroker
 from delayserver.names.name_desk import NameDesk
 from delayserver.operations.groups.policies import dead_letter_subject
 from delayserver.operations.groups.redelivery import Redelivery
+from delayserver.operations.groups.waiting_keys import positions_of
 from delayserver.protocol.errors import DelayServerError, GroupUnknown, InvalidArgument
+from delayserver.protocol.schema.dead_letters import (
+    DeadLetter,
+    DeadLetterPage,
+    DropDeadLetters,
+    DropResult,
+    ListDeadLetters,
+    ResendDeadLetters,
+    ResendResult,
+)
 from delayserver.runtime.clock import Clock
 from store.records.batches import I64
 from store.records.columns import ragged_offsets
 from store.tables.names import SUBJECT
 
-# Letters of one request: a step on the event loop reads them, and looks into the properties of each.
-LIST_MAX: Final = 256
-RESEND_MAX: Final = 1024
-DROP_MAX: Final = 1 << 20
 BYTES_MAX: Final = 4 << 20
-# Messages a second; also the inverse is a spread that the bound of a delay still holds.
-RATE_MIN, RATE_MAX = 1e-4, 1e6
-
-
-class DeadLetter(NamedTuple):
-    """A dead letter. `reason`: `nacked`, `ack_timeout` or `skipped`, and `text` what the consumer or the operator gave.
-    `dead_ms`: when it was given up. `sequence`, `server_id` and `due_ms` are those of the message. A field that a letter
-    does not have is empty or 0."""
-
-    position: int
-    message_id: str
-    reason: str
-    text: str
-    attempts: int
-    dead_ms: int
-    due_ms: int
-    sequence: int
-    server_id: str
-    properties: dict[str, str]
-    body: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class DeadPage:
-    """Some dead letters. The next page begins behind `next`; None on the last one. `left` counts all letters."""
-
-    letters: list[DeadLetter]
-    next: int | None
-    left: int
-    unreadable: int
-
-
-@dataclass(frozen=True, slots=True)
-class Resent:
-    """`resent` letters go to their group again. `left` are there still. `next_ms`: the delay with which the next request
-    goes on at the same rate. `unreadable` ones were passed over."""
-
-    resent: int
-    left: int
-    next_ms: int
-    unreadable: int
 
 
 class DeadLetterOperations:
@@ -81,34 +45,32 @@ class DeadLetterOperations:
         self._names = names
         self._clock = clock
 
-    async def page(self, subject: str, group: str, after: int, count_max: int) -> DeadPage:
+    async def page(self, asked: ListDeadLetters) -> DeadLetterPage:
         """The first letters behind the position `after`. Raises SubjectInvalid, GroupUnknown."""
-        key, _ = self._keys(subject, group)
-        letters = await self._reads.answer(partial(self._core.read_dead, key, after, count_max, BYTES_MAX))
+        key, _ = self._keys(asked.subject, asked.group)
+        letters = await self._reads.answer(partial(self._core.read_dead, key, asked.after, asked.max, BYTES_MAX))
         left = self._core.dead_letters(*key)
         more = letters
         if letters.stop:
             more = await self._reads.answer(partial(self._core.read_dead, key, letters.stop - 1, 1, 1))
         ended = not letters.stop or not (len(more) or more.unreadable)
-        return DeadPage(_rows(letters), None if ended else letters.stop - 1, left, letters.unreadable)
+        rows = _rows(letters, bodies=asked.bodies)
+        return DeadLetterPage(rows, None if ended else letters.stop - 1, left, letters.unreadable)
 
-    async def resend(
-        self, subject: str, group: str, wanted: I64 | None, count_max: int, rate: float | None, first_ms: int
-    ) -> Resent:
-        """Sends letters to the group again, the first ones or those of the positions `wanted` (i64[n]), due from
-        `first_ms` on, `rate` a second. Their attempts begin anew. Durable on return.
+    async def resend(self, asked: ResendDeadLetters) -> ResendResult:
+        """Sends letters to the group again. Their attempts begin anew. Durable on return.
 
         A crash on the way leaves letters where they are, or sends them: each letter is in one place.
         Raises SubjectInvalid, GroupUnknown, InvalidArgument, DiskFull, StorageFailed and the errors of the pipeline."""
-        key, codes = self._keys(subject, group)
-        step_ms = 0.0 if rate is None else 1000 / rate
-        if first_ms + step_ms * count_max > NACK_DELAY_MS_MAX:
+        key, codes = self._keys(asked.subject, asked.group)
+        step_ms = 0.0 if asked.rate is None else 1000 / asked.rate
+        if asked.first_ms + step_ms * asked.max > NACK_DELAY_MS_MAX:
             raise InvalidArgument(f"at this rate some would be due in more than {NACK_DELAY_MS_MAX} ms: resend fewer")
-        claim, unreadable = await self._claim(key, wanted, count_max)
+        claim, unreadable = await self._claim(key, positions_of(asked.positions), asked.max)
         letters = claim.letters
         if len(letters):
             now_us = self._clock.now_us()
-            delays = first_ms + (np.arange(len(letters)) * step_ms).astype(np.int64)
+            delays = asked.first_ms + (np.arange(len(letters)) * step_ms).astype(np.int64)
             messages = resent_messages(letters, *codes, delays - (-now_us // 1000), now_us)
             try:
                 await self._redelivery.commit(messages, partial(self._core.begin_dead, claim))
@@ -118,8 +80,8 @@ class DeadLetterOperations:
             self._core.settle_dead(claim)
             self._redelivery.sent(messages)
             await self._redelivery.durable()
-        next_ms = first_ms + round(len(letters) * step_ms)
-        return Resent(len(letters), self._core.dead_letters(*key), next_ms, unreadable)
+        next_ms = asked.first_ms + round(len(letters) * step_ms)
+        return ResendResult(len(letters), self._core.dead_letters(*key), next_ms, unreadable)
 
     async def _claim(self, key: GroupKey, wanted: I64 | None, count_max: int) -> tuple[Claim, int]:
         """The first letters that can be read, and how many before or among them cannot."""
@@ -131,13 +93,12 @@ class DeadLetterOperations:
                 return claim, unreadable
             after = claim.letters.stop - 1
 
-    async def drop(self, subject: str, group: str, wanted: I64 | None, count_max: int) -> tuple[int, int]:
-        """Drops letters, the first ones or those of the positions `wanted`: how many, and how many are left. Durable on
-        return. Raises SubjectInvalid, GroupUnknown, DiskFull, StorageFailed."""
-        key, _ = self._keys(subject, group)
-        dropped = self._core.drop_dead(key, wanted, count_max)
+    async def drop(self, asked: DropDeadLetters) -> DropResult:
+        """Drops letters. Durable on return. Raises SubjectInvalid, GroupUnknown, DiskFull, StorageFailed."""
+        key, _ = self._keys(asked.subject, asked.group)
+        dropped = self._core.drop_dead(key, positions_of(asked.positions), asked.max)
         await self._redelivery.durable()
-        return dropped, self._core.dead_letters(*key)
+        return DropResult(dropped, self._core.dead_letters(*key))
 
     def _keys(self, subject: str, group: str) -> tuple[GroupKey, GroupKey]:
         """The codes of the dead-letter subject and the group, and of the subject and the group."""
@@ -150,9 +111,9 @@ class DeadLetterOperations:
         return (dead_subject, codes[1]), codes
 
 
-def _rows(letters: Letters) -> list[DeadLetter]:
+def _rows(letters: Letters, *, bodies: bool) -> list[DeadLetter]:
     batch = letters.batch
-    ids, bodies = bytes(batch.ids), bytes(batch.bodies)
+    ids, stored = bytes(batch.ids), bytes(batch.bodies)
     id_ends, body_ends = ragged_offsets(batch.ids_length).tolist(), ragged_offsets(batch.bodies_length).tolist()
     found = []
     columns = (letters.positions.tolist(), batch.due_ms.tolist(), batch.sequence.tolist(), batch.server_id.tolist())
@@ -171,7 +132,8 @@ def _rows(letters: Letters) -> list[DeadLetter]:
                 _number(properties.get(marks.SEQUENCE)),
                 properties.get(marks.SERVER_ID, ""),
                 without_marks(properties),
-                bodies[body_ends[place] : body_ends[place + 1]],
+                body_ends[place + 1] - body_ends[place],
+                stored[body_ends[place] : body_ends[place + 1]] if bodies else None,
             )
         )
     return found

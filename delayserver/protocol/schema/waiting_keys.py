@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Final, TypeAlias
 
-from msgspec import Meta
-
 from delayserver.protocol.schema.structs import Reply, Request, says
 from delayserver.protocol.schema.words import (
     DUE_MS,
-    POSITION_MAX,
     After,
     DueMs,
     Group,
     MessageId,
+    Positions,
     Reason,
     Sequence,
     ServerId,
@@ -25,11 +23,6 @@ LIST_MAX: Final = 256
 SKIP_MAX: Final = 1024
 RETRY_MAX: Final = 1 << 16
 
-Position: TypeAlias = Annotated[int, Meta(ge=0, le=POSITION_MAX)]
-Positions: TypeAlias = Annotated[
-    list[Position],
-    says("These messages. Without it the first ones.", [41, 42], expected="a list of positions"),
-]
 Left: TypeAlias = Annotated[int, says("Keys that still wait.", 7)]
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Final, TypeAlias
 
+from msgspec import Meta
+
 from delayserver.protocol.schema.structs import says
 
 POSITION_MAX: Final = (1 << 48) - 1
 REASON_BYTES_MAX: Final = 1024
+"""A dead letter keeps the reason beside its properties: an error and where it came from, no log."""
 DUE_MS: Final = 1_800_000_000_000
 """A due time for examples: 15 January 2027, 08:00:00 UTC."""
 
@@ -20,4 +23,8 @@ DueMs: TypeAlias = Annotated[int, says("When the message is due, in milliseconds
 After: TypeAlias = Annotated[int, says("The `next` of the page before.", 41, ge=-1, le=POSITION_MAX)]
 Reason: TypeAlias = Annotated[
     str, says("Why, in words. It is kept with the dead letters.", "no such customer", bytes_max=REASON_BYTES_MAX)
+]
+Positions: TypeAlias = Annotated[
+    list[Annotated[int, Meta(ge=0, le=POSITION_MAX)]],
+    says("These messages. Without it the first ones.", [41, 42], expected="a list of positions"),
 ]
