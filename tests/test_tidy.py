@@ -104,7 +104,7 @@ delayserver: .client
     .config .logs .metrics .net .protocol .protocol.schema .runtime
 .__main__: .cli
 .dispatch.targets: store store.records .broker.queues .broker.service .config .dispatch .logs .net .protocol .runtime
-    .state.counts
+    .state.counts .state.memory
 .operations.groups: store store.records store.tables .broker .broker.actions .broker.filters .broker.queues
     .broker.service .config .names .protocol .protocol.schema .receive .runtime .state.connections .state.counts
     .upkeep
@@ -118,7 +118,7 @@ delayserver: .client
 .operations.sending: store store.indexes store.logs store.records store.tables .broker.service .config .names
     .operations.nodes .protocol .receive .recover.reading .runtime .state .state.decisions .state.positions
     .state.windows .upkeep
-.operations.messages: wheel store store.indexes store.logs store.records store.tables .broker.service .dispatch .names
+.operations.messages: wheel store store.indexes store.logs store.records store.tables .broker.service .names
     .operations.access .operations.sending .protocol .receive .runtime .state .state.counts .state.decisions
     .state.memory .state.positions .state.windows .upkeep
 .operations: .operations.access .operations.figures .operations.groups .operations.messages .operations.nodes
@@ -182,6 +182,7 @@ WAITS_IN_STATE = {
         "promises_written",
         "_load_index",
     },
+    "due_records.py": {"answered", "take"},
     "holds.py": {"wait_released"},
     "log_queue.py": {"linger"},
 }
@@ -384,6 +385,72 @@ def test_the_table_of_rooms_has_no_arrow_that_no_file_uses() -> None:
 
 def test_stages_meet_in_state_alone() -> None:
     assert [room for room in STAGES if MAY_IMPORT[room] & STAGES] == []
+
+
+Signatures = set[tuple[str, ...]]
+
+
+def signatures(made: ast.ClassDef) -> Signatures:
+    """The public methods of a class, each with the names of its parameters. Properties may be attributes elsewhere."""
+    functions = [each for each in made.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
+    methods = [each for each in functions if "property" not in map(dotted, each.decorator_list)]
+    return {
+        (each.name, *[one.arg for one in (*each.args.args, *each.args.kwonlyargs)])
+        for each in methods
+        if not each.name.startswith("_")
+    }
+
+
+def abstract(made: ast.ClassDef) -> bool:
+    """Whether a class leaves methods to others."""
+    return any(dotted(base).rpartition(".")[2] in {"Protocol", "ABC"} for base in made.bases)
+
+
+def implementations(protocols: Iterable[ast.AST], others: Iterable[ast.AST]) -> list[str]:
+    """Classes of the other modules that have each method of a protocol of the first ones, or are derived from it."""
+    wanted = [each for tree in protocols for each in nodes(tree) if isinstance(each, ast.ClassDef) and abstract(each)]
+    made = [each for tree in others for each in nodes(tree) if isinstance(each, ast.ClassDef)]
+    return [
+        f"{each.name} is a {protocol.name}"
+        for protocol in wanted
+        for each in made
+        if set() < signatures(protocol) <= signatures(each) or protocol.name in map(dotted, each.bases)
+    ]
+
+
+def rooms_below(rooms: Iterable[str]) -> set[str]:
+    """These rooms, and all that they import, by whatever way."""
+    found: set[str] = set()
+    left = [*rooms]
+    while left:
+        room = left.pop()
+        if room not in found:
+            found.add(room)
+            left += MAY_IMPORT[room]
+    return found
+
+
+def test_no_protocol_of_state_or_of_a_stage_is_implemented_above_the_stages() -> None:
+    pipeline = {room for room in MAY_IMPORT if room.startswith((*STAGES, "delayserver.state"))}
+    below = rooms_below(pipeline)
+    trees = {module: parsed(path) for module, path in MODULES.items()}
+    protocols = [tree for module, tree in trees.items() if room_of(module) in pipeline]
+    above = [tree for module, tree in trees.items() if room_of(module) not in {*below, "ops"}]
+    assert implementations(protocols, above) == [], "a stage calls up through it: let what is above take from a queue"
+
+
+@pytest.mark.parametrize(
+    ("code", "count"),
+    [
+        ("class B:\n def take(self, row): ...\n def other(self): ...", 1),
+        ("class B:\n async def take(self, row): ...", 1),
+        ("class B(A): ...", 1),
+        ("class B:\n def take(self, other): ...", 0),
+    ],
+)
+def test_an_implementation_of_a_protocol_is_found(code: str, count: int) -> None:
+    protocol = ast.parse("class A(Protocol):\n def take(self, row): ...")
+    assert len(implementations([protocol], [ast.parse(code)])) == count
 
 
 def test_the_table_of_rooms_has_no_circle() -> None:

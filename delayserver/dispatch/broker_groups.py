@@ -14,11 +14,13 @@ from delayserver.runtime.marks import Bell
 
 
 class BrokerGroups:
-    """The groups of the settings in their order, and the group of the timers of transactions."""
+    """The groups of the settings in their order, and the internal groups."""
 
-    def __init__(self, groups: list[BrokerGroup], timers: BrokerGroup, fail_over: FailOver, probes: NodeProbes) -> None:
+    def __init__(
+        self, groups: list[BrokerGroup], internal: list[BrokerGroup], fail_over: FailOver, probes: NodeProbes
+    ) -> None:
         self._groups = {group.rows.code: group for group in groups}
-        self._timers = timers
+        self._internal = {group.rows.code: group for group in internal}
         self._fail_over = fail_over
         self._probes = probes
         # By the codes of the groups whose tasks run.
@@ -32,8 +34,8 @@ class BrokerGroups:
         return iter([*self._groups.values()])
 
     def __getitem__(self, code: int) -> BrokerGroup:
-        """The group of a code, that of the timers included."""
-        return self._timers if code == self._timers.rows.code else self._groups[code]
+        """The group of a code, also an internal one."""
+        return self._internal[code] if code in self._internal else self._groups[code]
 
     @property
     def first(self) -> BrokerGroup:
@@ -42,7 +44,7 @@ class BrokerGroups:
 
     def stop(self) -> None:
         """Begin no further attempt."""
-        for group in (*self._groups.values(), self._timers):
+        for group in (*self._groups.values(), *self._internal.values()):
             group.stop()
 
     def change(self, groups: list[BrokerGroup]) -> None:
@@ -59,7 +61,7 @@ class BrokerGroups:
         async with trio.open_nursery() as nursery:
             while True:
                 self._changed.hush()
-                wanted = {**self._groups, self._timers.rows.code: self._timers}
+                wanted = {**self._groups, **self._internal}
                 for code in self._running.keys() - wanted.keys():
                     self._running.pop(code).cancel()
                 for code in wanted.keys() - self._running.keys():
@@ -72,5 +74,5 @@ class BrokerGroups:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(group.run)
                 nursery.start_soon(self._fail_over.run, group)
-                if group is not self._timers:
+                if not group.rows.is_internal:
                     nursery.start_soon(self._probes.run, group)

@@ -12,6 +12,7 @@ from delayserver.runtime.runtime import Runtime
 from delayserver.state.counts.latency import LatencyHistogram
 from delayserver.state.decisions.decided import Decided
 from delayserver.state.memory.attempted import Attempted
+from delayserver.state.memory.due_records import RECORDED
 from delayserver.state.memory.group_rows import GroupRows
 from delayserver.state.memory.rows import SEVERAL_NODES
 from store.records.batches import I64, U8, U32
@@ -118,6 +119,19 @@ class Verdicts:
             ),
             compact_column(rows.payload["target_group"]),
         )
+
+
+class InternalVerdicts(Verdicts):
+    """Records what became of the records of an internal group, but for those whose answer has their outcome."""
+
+    def delivered(
+        self, rows: DueRows, answer: U8, elsewhere: U32 | None, *, queued_us: int, dispatched_us: int
+    ) -> None:
+        """As `Verdicts.delivered`."""
+        self._attempted.settled(rows.sequence)
+        mine = np.flatnonzero(answer != RECORDED)
+        if len(mine):
+            super().delivered(rows.take(mine), answer[mine], None, queued_us=queued_us, dispatched_us=dispatched_us)
 
 
 def _lateness_us(rows: DueRows, dispatched_us: int) -> I64:

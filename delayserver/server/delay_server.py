@@ -266,6 +266,7 @@ class DelayServer:
             parts.refill.run,
             parts.dispatcher.run,
             parts.groups.run,
+            parts.timers.run,
             parts.housekeeping.run,
         ):
             nursery.start_soon(task)

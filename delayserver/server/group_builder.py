@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from delayserver.config.pacing import Pacing
+from delayserver.config.settings import DispatchSettings
 from delayserver.dispatch.broker_group import BrokerGroup
 from delayserver.dispatch.broker_node import Node
 from delayserver.dispatch.message_reader import MessageReader
+from delayserver.dispatch.targets.internal_node import InternalNode
 from delayserver.dispatch.targets.targets import Targets
-from delayserver.dispatch.verdicts import Verdicts
+from delayserver.dispatch.verdicts import InternalVerdicts, Verdicts
 from delayserver.runtime.runtime import Runtime
-from delayserver.state.counts.latency import Lateness
+from delayserver.state.counts.latency import LatencyHistogram, Lateness
 from delayserver.state.decisions.decided import Decided
 from delayserver.state.files import Files
 from delayserver.state.memory.attempted import Attempted
+from delayserver.state.memory.due_records import DueRecords
 from delayserver.state.memory.group_rows import GroupRows
+from delayserver.state.memory.internal_groups import InternalGroup
 from delayserver.state.memory.node_health import NodeHealth
 from delayserver.state.memory.residency import Residency
 
@@ -49,6 +53,15 @@ class GroupBuilder:
             self._files.schedule, self._files.server_id, self._pacing.read_early_bytes_max, self._runtime
         )
         nodes = self.nodes(rows.nodes)
+        return BrokerGroup(rows, nodes, reader, self._residency, verdicts, settings, self._runtime)
+
+    def internal(self, group: InternalGroup, due: DueRecords, settings: DispatchSettings) -> BrokerGroup:
+        """An internal group, whose due records go into the queue `due`."""
+        rows = self._residency.groups[group.code]
+        verdicts = InternalVerdicts(rows, self._decided, self._attempted, LatencyHistogram(), settings, self._runtime)
+        ahead_bytes_max = group.records_max * group.record_bytes
+        reader = MessageReader(self._files.schedule, self._files.server_id, ahead_bytes_max, self._runtime)
+        nodes = [Node(InternalNode(health.address, due), health) for health in rows.nodes]
         return BrokerGroup(rows, nodes, reader, self._residency, verdicts, settings, self._runtime)
 
     def nodes(self, health: Sequence[NodeHealth]) -> list[Node]:

@@ -6,19 +6,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from delayserver.config.pacing import Pacing
-from delayserver.config.settings import GroupSettings, NodeSettings, RouteSettings, Settings
-from delayserver.operations.messages.check_backs import CheckBacks
+from delayserver.config.settings import DispatchSettings, GroupSettings, NodeSettings, RouteSettings, Settings
 from delayserver.runtime.runtime import Runtime
 from delayserver.state.memory.group_rows import GroupRows
+from delayserver.state.memory.internal_groups import InternalGroup
 from delayserver.state.memory.node_health import NodeHealth
-from delayserver.state.memory.routes import TIMERS_GROUP
 from delayserver.state.memory.rows import ROW
-from store.records.transaction_timer import TIMERS_SUBJECT
 from store.tables.names import BROKER_GROUP, Names
 from wheel.hashed_wheel import HashedWheel
 
-# Timers of transactions that are answered by one record, by so many workers: a check-back carries a whole message.
-TIMERS_AT_ONCE, TIMER_WORKERS = 256, 2
+# The task that takes due records has a time of its own, behind which it refuses a batch.
+NO_TIMEOUT_MS = 1 << 53
 
 
 class GroupMemory:
@@ -30,9 +28,7 @@ class GroupMemory:
         self._names = names
         self._clock = runtime.clock
         self._chance = runtime.chance.random
-        self.timer_settings = replace(
-            settings.dispatch, workers=TIMER_WORKERS, batch_messages_max=TIMERS_AT_ONCE, dead_letter_attempts=0
-        )
+        self._own = settings.dispatch
 
     def codes(self, groups: Sequence[GroupSettings]) -> dict[str, int]:
         """The codes of groups by their names; those of new groups are durable then. Raises what `Names.intern` raises."""
@@ -48,10 +44,21 @@ class GroupMemory:
         health = [self.health(node) for node in group.nodes]
         return GroupRows(group.name, code, health, self._dispatch, self._clock, alone=alone)
 
-    def timer_rows(self) -> GroupRows:
-        """The rows of the group for timers of transactions, whose only node is a part of this server."""
-        health = NodeHealth(CheckBacks.address, 1, self.timer_settings, self._chance)
-        return GroupRows(TIMERS_SUBJECT, TIMERS_GROUP, [health], self.timer_settings, self._clock, alone=True)
+    def internal_settings(self, group: InternalGroup) -> DispatchSettings:
+        """How the records of an internal group are dispatched."""
+        return replace(
+            self._own,
+            workers=group.batches_max,
+            batch_messages_max=group.records_max,
+            dead_letter_attempts=0,
+            deliver_timeout_ms=NO_TIMEOUT_MS,
+        )
+
+    def internal_rows(self, group: InternalGroup) -> GroupRows:
+        """The rows of an internal group, whose only node is the queue of a task of this server."""
+        settings = self.internal_settings(group)
+        health = NodeHealth(group.subject, 1, settings, self._chance)
+        return GroupRows(group.subject, group.code, [health], settings, self._clock, alone=True)
 
     def wheel(self) -> HashedWheel:
         """A wheel without rows, from now on."""

@@ -19,13 +19,10 @@ from delayserver.config.settings import (
     redelivery_kept_ms,
 )
 from delayserver.config.units import parse_delay_levels
-from delayserver.dispatch.broker_group import BrokerGroup
 from delayserver.dispatch.broker_groups import BrokerGroups
-from delayserver.dispatch.broker_node import Node
 from delayserver.dispatch.complete_windows import CompleteWindows
 from delayserver.dispatch.dispatcher import Dispatcher
 from delayserver.dispatch.fail_over import FailOver
-from delayserver.dispatch.message_reader import MessageReader
 from delayserver.dispatch.node_probes import NodeProbes
 from delayserver.dispatch.targets.embedded_node import EmbeddedNode
 from delayserver.dispatch.targets.targets import Targets
@@ -64,8 +61,9 @@ from delayserver.operations.groups.redelivery import Redelivery
 from delayserver.operations.groups.waiting_keys import WaitingKeyOperations
 from delayserver.operations.messages.cancel import Cancel
 from delayserver.operations.messages.cancellation import Cancellation
-from delayserver.operations.messages.check_backs import CheckBacks, Pipeline, TimerVerdicts
+from delayserver.operations.messages.check_backs import CheckBacks, Pipeline
 from delayserver.operations.messages.contents import Contents
+from delayserver.operations.messages.due_task import DueTask
 from delayserver.operations.messages.locator import Locator
 from delayserver.operations.messages.lookup import Lookup
 from delayserver.operations.messages.message_states import MessageStates
@@ -104,19 +102,20 @@ from delayserver.runtime.room_wait import RoomWait
 from delayserver.runtime.runtime import Runtime
 from delayserver.runtime.watchdog import Watchdog
 from delayserver.server.group_builder import GroupBuilder
-from delayserver.server.group_memory import TIMERS_AT_ONCE, GroupMemory, has_one_node
+from delayserver.server.group_memory import GroupMemory, has_one_node
 from delayserver.server.topology import Topology
 from delayserver.startup.opening import Opened, count_accepted, find_lost_broker
 from delayserver.startup.pending_subjects import pending_before
 from delayserver.startup.written_records import written_records
 from delayserver.state.connections.connections import Connections
 from delayserver.state.counts.balance import ANY_TIME_MS, Balance
-from delayserver.state.counts.latency import LatencyHistogram
 from delayserver.state.decisions.decided import Decided
+from delayserver.state.memory.due_records import DueRecords
 from delayserver.state.memory.group_wheels import GroupWheels
+from delayserver.state.memory.internal_groups import INTERNAL_GROUPS, TIMERS
 from delayserver.state.memory.order_gate import OrderGate
 from delayserver.state.memory.residency import Residency
-from delayserver.state.memory.routes import TIMERS_GROUP, Routes
+from delayserver.state.memory.routes import Routes
 from delayserver.state.positions.gathering import Gathering
 from delayserver.state.positions.log_queue import LogQueue
 from delayserver.state.positions.positions import Positions
@@ -137,7 +136,7 @@ from delayserver.upkeep.segments_ahead import SegmentsAhead
 from delayserver.upkeep.subject_counting import SubjectCounting
 from store.disk.filesystem import FileSystem
 from store.errors import StoreError
-from store.records.transaction_timer import TIMER, TIMERS_SUBJECT
+from store.records.transaction_timer import TIMERS_SUBJECT
 from store.tables.names import OWN
 from wheel.cursors import LoadCursors
 
@@ -220,7 +219,7 @@ class Parts:
         self.group_memory = memory = GroupMemory(settings, self._pacing, opened.files.names, self._runtime)
         codes = memory.codes(settings.groups)
         self.routes = Routes(settings.routes, codes, opened.files.names)
-        wheels, backlog = ({code: memory.wheel() for code in (*codes.values(), TIMERS_GROUP)} for _ in range(2))
+        wheels, backlog = ({code: memory.wheel() for code in codes.values()} for _ in range(2))
         self.wheel = GroupWheels(
             wheels, backlog, self.routes, memory.start_ms, opened.attempts.horizon.earlier, memory.wheel
         )
@@ -230,7 +229,9 @@ class Parts:
             )
             for group in settings.groups
         }
-        rows[TIMERS_GROUP] = memory.timer_rows()
+        rows |= {group.code: memory.internal_rows(group) for group in INTERNAL_GROUPS}
+        timeout_ms = settings.dispatch.deliver_timeout_ms
+        self.due = {group: DueRecords(group.batches_max, timeout_ms) for group in INTERNAL_GROUPS}
         self.residency = Residency(
             self.wheel, rows, self.windows, self.decided, opened.attempts.attempted, settings.wheel, self._runtime
         )
@@ -396,9 +397,12 @@ class Parts:
             self._runtime,
         )
         self.lateness = builder.lateness
-        groups = [builder.build(rows) for code, rows in self.residency.groups.items() if code != TIMERS_GROUP]
+        groups = [builder.build(rows) for rows in self.residency.groups.values() if not rows.is_internal]
+        internal = [
+            builder.internal(group, due, self.group_memory.internal_settings(group)) for group, due in self.due.items()
+        ]
         fail_over = FailOver(self.residency, self._pacing.slice_rows, self._runtime)
-        self.groups = BrokerGroups(groups, self._build_timers(opened), fail_over, NodeProbes(self._runtime))
+        self.groups = BrokerGroups(groups, internal, fail_over, NodeProbes(self._runtime))
         self.topology = Topology(self.group_memory, self.residency, self.groups, builder, self.targets, self._runtime)
         self.reload = Reload(
             self.topology, self._outside.servers, self._outside.given, self._outside.reread, self._runtime
@@ -414,26 +418,6 @@ class Parts:
         start = self.broker.doubts_from
         if start is not None:
             self.broker.end_doubts(written_records(opened.files.log, start))
-
-    def _build_timers(self, opened: Opened) -> BrokerGroup:
-        """The group of the timers of transactions, whose only node is a part of this server."""
-        self.check_backs = CheckBacks(
-            opened.directory.server_id,
-            opened.files.names,
-            self.cancellation,
-            self.rescheduling,
-            Pipeline(self.commit, self.decided, self.kept_room, self.locator),
-            self._runtime,
-        )
-        rows, settings = self.residency.groups[TIMERS_GROUP], self.group_memory.timer_settings
-        verdicts = TimerVerdicts(
-            rows, self.decided, opened.attempts.attempted, LatencyHistogram(), settings, self._runtime
-        )
-        reader = MessageReader(
-            opened.files.schedule, opened.directory.server_id, TIMERS_AT_ONCE * TIMER.itemsize, self._runtime
-        )
-        nodes = [Node(self.check_backs, health) for health in rows.nodes]
-        return BrokerGroup(rows, nodes, reader, self.residency, verdicts, settings, self._runtime)
 
     def _build_decisions(self, opened: Opened) -> None:
         """Builds the parts that accept messages, and those that end messages before their delivery."""
@@ -458,6 +442,15 @@ class Parts:
             self._runtime,
         )
         self.rescheduling = Rescheduling(self.cancellation, self.locator, self.intake, self._runtime)
+        self.check_backs = CheckBacks(
+            opened.directory.server_id,
+            opened.files.names,
+            self.cancellation,
+            self.rescheduling,
+            Pipeline(self.commit, self.decided, self.kept_room, self.locator),
+            self._runtime,
+        )
+        self.timers = DueTask(self.due[TIMERS], self.check_backs)
 
     def _build_front(self, opened: Opened) -> None:
         settings = self._settings

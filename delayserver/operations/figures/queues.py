@@ -10,7 +10,6 @@ from delayserver.state.connections.connections import Connections
 from delayserver.state.decisions.decided import Decided
 from delayserver.state.files import Files
 from delayserver.state.memory.residency import Residency
-from delayserver.state.memory.routes import TIMERS_GROUP
 from delayserver.state.positions.gathering import Gathering
 from delayserver.state.positions.log_queue import LogQueue
 from store.tables.names import SUBJECT, TAG
@@ -80,8 +79,8 @@ class QueuesReader:
             QueueUse("memory_rows", in_memory, settings.wheel.rows_max),
             *[
                 QueueUse("group_rows", len(group.queue), group.rows_max, group.name)
-                for code, group in residency.groups.items()
-                if code != TIMERS_GROUP
+                for group in residency.groups.values()
+                if not group.is_internal
             ],
             QueueUse("outcome_rows", self._decided.rows_waiting, settings.dispatch.outcome_rows_max),
             *self._serving.read(settings),

@@ -1,11 +1,11 @@
-"""The target of timers: asks producers about their transactions, and ends transactions without an answer.
+"""Asks producers about their transactions, and ends transactions without an answer, when their timers are due.
 
-It stands at the end of the pipeline, in the place of a broker node. A timer that is due is answered by one record, which
-holds the check-back, a message for the producer's group, and the next timer, which replaces this one. So a crash leaves
-either both or none, and a transaction is asked about as often as its terms say. After the last one its policy decides.
+A timer that is due is answered by one record, which holds the check-back, a message for the producer's group, and the
+next timer, which replaces this one. So a crash leaves either both or none, and a transaction is asked about as often as
+its terms say. After the last one its policy decides.
 
-Timers go through wheel and queue like any row, to a group of their own (`TIMERS_GROUP`), whose only node is
-`CheckBacks`. The count of check-backs is in the timers, not in the clock. After a downtime each transaction is asked
+Timers go through wheel and queue like any row, to an internal group (`TIMERS`). `DueTask` takes them from its queue.
+The count of check-backs is in the timers, not in the clock. After a downtime each transaction is asked
 before its policy decides, and the next timer counts from the moment of the check-back, so a downtime of days is no
 storm.
 
@@ -14,7 +14,6 @@ storm.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -23,8 +22,6 @@ import numpy as np
 import trio
 from numpy.typing import NDArray
 
-from delayserver.dispatch.broker_node import DeliveryError
-from delayserver.dispatch.verdicts import Verdicts
 from delayserver.operations.messages.cancellation import CANCELLED, INLINE_MESSAGES_MAX, PREPARED, Cancellation, Ends
 from delayserver.operations.messages.locator import Located, Locator
 from delayserver.operations.messages.rescheduling import READ_BYTES_MAX, Moved, Moves, Rescheduling
@@ -34,16 +31,14 @@ from delayserver.protocol.receipts import format_receipts
 from delayserver.receive.group_commit import ROW_OVERHEAD_BYTES, GroupCommit
 from delayserver.runtime.runtime import Runtime
 from delayserver.state.decisions.decided import Decided
+from delayserver.state.memory.due_records import RECORDED
 from delayserver.upkeep.kept_room import KeptRoom
 from store.errors import DiskFullError
-from store.records.batches import I64, U8, U32, MessageBatch, StoredBatch
+from store.records.batches import I64, U8, MessageBatch, StoredBatch
 from store.records.columns import ragged_offsets
 from store.records.transaction_timer import COMMIT, read_timers, timer_batch
 from store.tables.names import Names
-from wheel.due_rows import DueRows
 
-# The answer for a timer that its successor replaces: that record gives it its outcome.
-REPLACED = 255
 _STORED, _REFUSED = int(DeliverOutcome.STORED), int(DeliverOutcome.REFUSED)
 _ROLLED_BACK, _TOO_LATE = int(Outcome.ROLLED_BACK), int(Outcome.TOO_LATE)
 # Names of the properties of a check-back, beside those of the prepared message.
@@ -51,24 +46,8 @@ TRANSACTION, TRANSACTION_SUBJECT, TRANSACTION_DUE_MS = "transaction", "transacti
 TRANSACTION_CHECK, TRANSACTION_CHECKS_MAX = "transaction_check", "transaction_checks_max"
 
 
-class TimerVerdicts(Verdicts):
-    """Records what became of timers, but for those that their successors replaced."""
-
-    def delivered(
-        self, rows: DueRows, answer: U8, elsewhere: U32 | None, *, queued_us: int, dispatched_us: int
-    ) -> None:
-        """As `Verdicts.delivered`."""
-        self._attempted.settled(rows.sequence)
-        mine = np.flatnonzero(answer != REPLACED)
-        if len(mine):
-            super().delivered(rows.take(mine), answer[mine], None, queued_us=queued_us, dispatched_us=dispatched_us)
-
-
 class CheckBacks:
-    """Takes timers as a broker node takes messages."""
-
-    address = "transactions"
-    problem = ""
+    """Answers timers that are due."""
 
     def __init__(
         self,
@@ -90,14 +69,8 @@ class CheckBacks:
         self.asked = 0
         self.ended = 0
 
-    async def probe(self) -> None:
-        """It is a part of this server."""
-
-    async def windows_complete(self, windows_ms: Callable[[], list[int]]) -> None:
-        """There is nothing to forget."""
-
-    async def deliver(self, batch: StoredBatch, *, uncertain: bool) -> NDArray[np.uint8]:
-        """See `Broker.deliver` of the nodes. An uncertain timer is as good as another one: what it did is on disk."""
+    async def answer(self, batch: StoredBatch) -> U8:
+        """See `DueWork.answer`."""
         answer = np.full(len(batch), _STORED, np.uint8)
         timers, sound = read_timers(batch.bodies, batch.bodies_length)
         transaction, due_ms = batch.origin_sequence, np.ascontiguousarray(timers["due_ms"])
@@ -107,11 +80,8 @@ class CheckBacks:
         # A copy that a retried `prepare` made has a timer as well; the first one's is enough.
         waiting = sound & (state == PREPARED) & (located.message == transaction)
         last = timers["check"] > timers["checks_max"]
-        try:
-            await self._end(answer, np.flatnonzero(waiting & last), transaction, due_ms, timers)
-            await self._ask(answer, np.flatnonzero(waiting & ~last), batch, located, timers)
-        except DelayServerError as error:
-            raise DeliveryError(str(error), known=True) from error
+        await self._end(answer, np.flatnonzero(waiting & last), transaction, due_ms, timers)
+        await self._ask(answer, np.flatnonzero(waiting & ~last), batch, located, timers)
         return answer
 
     async def _end(
@@ -154,12 +124,12 @@ class CheckBacks:
                         self._next_timers(batch, timers, places[:count]),
                         batch.sequence[places[:count]],
                     )
-            except (DelayServerError, DeliveryError):
+            except (DelayServerError, DiskFullError):
                 if not begun:
                     raise
                 answer[places] = _REFUSED
                 return
-            answer[places[:count]] = REPLACED
+            answer[places[:count]] = RECORDED
             self.asked += len(prepared)
             places, begun = places[count:], True
             if trio.current_effective_deadline() <= trio.current_time():
@@ -258,14 +228,12 @@ class Pipeline:
 
     async def ask(self, check_backs: MessageBatch | None, following: list[MessageBatch], timers: I64) -> None:
         """Commits check-backs and the timers behind them in one record. `timers` i64[n] are those that they replace: no part
-        loads them until the replay has given them their outcome. Raises the named error of the commit: nothing was done."""
+        loads them until the replay has given them their outcome. Raises DiskFullError, and the named
+        error of the commit: nothing was done."""
         parts = following if check_backs is None else [check_backs, *following]
         batch = MessageBatch.concatenate(parts)
         size = len(batch.bodies) + len(batch.properties) + len(batch.ids) + ROW_OVERHEAD_BYTES * len(batch)
-        try:
-            self._room.require_redelivery(size)
-        except DiskFullError as error:
-            raise DeliveryError(str(error), known=True) from error
+        self._room.require_redelivery(size)
         with trio.CancelScope(shield=True):  # the caller learns of each commit, so it does not try again
             self._holds.hold(timers)
             try:

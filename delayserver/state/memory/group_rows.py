@@ -13,8 +13,8 @@ from delayserver.config.settings import DispatchSettings
 from delayserver.runtime.clock import Clock
 from delayserver.runtime.marks import Mark
 from delayserver.state.memory.group_queue import GroupQueue, Spilled
+from delayserver.state.memory.internal_groups import INTERNAL_CODES
 from delayserver.state.memory.node_health import NodeHealth
-from delayserver.state.memory.routes import TIMERS_GROUP
 from store.records.batches import I64
 from store.records.membership import is_member
 from wheel.keys import KEY_LOWEST, Key
@@ -88,9 +88,14 @@ class GroupRows:
         self.ended = Mark(0)
 
     @property
+    def is_internal(self) -> bool:
+        """Whether the rows are of an internal group."""
+        return self.code in INTERNAL_CODES
+
+    @property
     def name_code(self) -> int:
-        """The code of the group's name for outcome rows, 0 for timers of transactions."""
-        return 0 if self.code == TIMERS_GROUP else self.code
+        """The code of the group's name for outcome rows, 0 for an internal group."""
+        return 0 if self.is_internal else self.code
 
     # -- the nodes
 

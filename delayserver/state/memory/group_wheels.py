@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayserver.runtime.marks import Bell
-from delayserver.state.memory.routes import TIMERS_GROUP, Routes
+from delayserver.state.memory.internal_groups import INTERNAL_GROUPS
+from delayserver.state.memory.routes import Routes
 from delayserver.state.memory.rows import ROW, has_order_key
 from wheel.due_rows import DueRows
 from wheel.hashed_wheel import HashedWheel
@@ -40,17 +41,16 @@ class GroupWheels:
         earlier: Bell,
         make_wheel: Callable[[], HashedWheel],
     ) -> None:
-        """`earlier` is rung when rows are added: one of them may be due before all others. `make_wheel` gives a wheel
-        without rows."""
+        """Wheels of the broker groups by their codes; internal groups have none yet. `earlier` is rung when rows are added:
+        one of them may be due before all others. `make_wheel` gives a wheel without rows."""
         assert wheels.keys() == backlog.keys()
-        self._wheels = {code: wheel for code, wheel in wheels.items() if code != TIMERS_GROUP}
-        self._backlog = {code: wheel for code, wheel in backlog.items() if code != TIMERS_GROUP}
+        self._wheels, self._backlog = dict(wheels), dict(backlog)
         # Of the groups that have met a row with an order key.
         self._keyed: dict[int, HashedWheel] = {}
         self._make_wheel = make_wheel
         self._all = [*self._wheels.values(), *self._backlog.values()]
-        # The wheel of the timers of transactions and that of their backlog: they cost nothing before there are timers.
-        self._timer_wheels = [each[TIMERS_GROUP] for each in (wheels, backlog) if TIMERS_GROUP in each]
+        # Internal groups without wheels: they cost nothing before their first record comes.
+        self._unused = [*INTERNAL_GROUPS]
         # Rows that are due before this go to the backlog. It follows the clock in both directions.
         self._backlog_below_ms = now_ms - BACKLOG_MS
         self.routes = routes
@@ -109,8 +109,8 @@ class GroupWheels:
                 self._add_to(wheels, due_ms[mine], sequence[mine], rows[mine])
 
     def _add_to(self, wheels: dict[int, HashedWheel], due_ms: I64, sequence: I64, rows: NDArray[np.void]) -> None:
-        if self._timer_wheels and self.routes.has_timers:
-            self._take_timers()
+        if self._unused and any(map(self.routes.is_in_use, self._unused)):
+            self._use_internal()
         if len(wheels) == 1:
             next(iter(wheels.values())).add(due_ms, sequence, rows)
             return
@@ -128,18 +128,18 @@ class GroupWheels:
             mine = np.flatnonzero(codes == code)
             self._keyed[code].add(due_ms[mine], sequence[mine], rows[mine])
 
-    def _take_timers(self) -> None:
-        """The first transaction was prepared: from now on the wheels of timers are wheels like the others."""
-        self._wheels[TIMERS_GROUP], self._backlog[TIMERS_GROUP] = self._timer_wheels
-        self._all += self._timer_wheels
-        self._timer_wheels = []
+    def _use_internal(self) -> None:
+        """Give wheels to the internal groups that may have records."""
+        for group in filter(self.routes.is_in_use, self._unused):
+            self.add_group(group.code, self._make_wheel(), self._make_wheel())
+        self._unused = [group for group in self._unused if group.code not in self._wheels]
 
     def advance(self, now_ms: int, rows_max: int) -> Iterator[tuple[int, DueRows]]:
         """A slice of what is due for each group that has any, and one of its backlog: (group code, rows). Call again until
         nothing comes."""
         self._backlog_below_ms = now_ms - BACKLOG_MS
         for wheels in (self._wheels, self._backlog):
-            for code, wheel in [*wheels.items()]:  # between two slices the first timer may come, and groups may change
+            for code, wheel in [*wheels.items()]:  # between two slices groups may come and go
                 if not len(wheel):
                     continue
                 rows = wheel.advance(now_ms, rows_max)

@@ -22,7 +22,6 @@ from delayserver.state.memory.group_rows import GroupRows
 from delayserver.state.memory.group_wheels import GroupWheels
 from delayserver.state.memory.loaded_rows import LoadedRows
 from delayserver.state.memory.order_gate import loaded_ms
-from delayserver.state.memory.routes import TIMERS_GROUP
 from delayserver.state.memory.rows import has_order_key
 from delayserver.state.windows.windows import Windows
 from store.errors import DiskError, UnreadableError
@@ -109,7 +108,7 @@ class Residency:
     def share(self) -> int:
         """Rows that each group may keep waiting where memory is short. Half of memory is for the queues: the wheel needs
         the rest to have the rows of the others in time."""
-        return max(self._settings.rows_max // (2 * len(self.groups.keys() - {TIMERS_GROUP})), 1)
+        return max(self._settings.rows_max // (2 * sum([not group.is_internal for group in self.groups.values()])), 1)
 
     @property
     def rows_queued(self) -> int:

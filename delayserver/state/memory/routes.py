@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from delayserver.config.settings import RouteSettings
-from store.records.transaction_timer import TIMERS_SUBJECT
+from delayserver.state.memory.internal_groups import INTERNAL_GROUPS, ROUTE_PLACE_FIRST, InternalGroup
 from store.tables.names import OWN, Names
-
-# The group of timers of transactions. It is no broker group of the settings and has no name in names.log.
-TIMERS_GROUP: Final = 0xFFFF_FFFF
-# Places of routes: 0 stands for no route, 1 for the way of the timers.
-TIMERS_PLACE: Final = 1
 
 
 class Routes:
@@ -36,7 +30,7 @@ class Routes:
         # A route keeps its place as long as this process lives, also while it is not in the settings.
         self._places_of: dict[RouteSettings, int] = dict(before._places_of) if before is not None else {}
         for route in routes:
-            self._places_of.setdefault(route, TIMERS_PLACE + 1 + len(self._places_of))
+            self._places_of.setdefault(route, ROUTE_PLACE_FIRST + len(self._places_of))
         self._current = {self._places_of[route]: route for route in routes}
         self._table = np.zeros(1024, dtype=np.uint32)
         # The place of each subject's route.
@@ -69,10 +63,9 @@ class Routes:
         """The table of names that codes are of."""
         return self._names
 
-    @property
-    def has_timers(self) -> bool:
-        """Whether there may be timers: a transaction was prepared in this directory."""
-        return self._names.code(OWN, TIMERS_SUBJECT) != 0
+    def is_in_use(self, group: InternalGroup) -> bool:
+        """Whether there may be records of an internal group: its subject has a code in this directory."""
+        return self._names.code(OWN, group.subject) != 0
 
     def match(self, subject: str) -> RouteSettings | None:
         """The route of a subject."""
@@ -107,11 +100,12 @@ class Routes:
     def _matched(self, first: int, last: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
         """The groups and places of the names with these codes, the last one included."""
         groups, places = np.zeros((2, max(last + 1 - first, 0)), dtype=np.uint32)
-        default, timers = next(iter(self._group_codes.values())), self._names.code(OWN, TIMERS_SUBJECT)
+        default = next(iter(self._group_codes.values()))
+        internal = {self._names.code(OWN, group.subject): group for group in INTERNAL_GROUPS}
         for place, code in enumerate(range(first, last + 1)):
             route = self.match(self._names.name(code))
-            if code == timers:
-                groups[place], places[place] = TIMERS_GROUP, TIMERS_PLACE
+            if code in internal:
+                groups[place], places[place] = internal[code].code, internal[code].place
             elif route is not None:
                 groups[place], places[place] = self._group_codes[route.groups[0]], self._places_of[route]
             else:
