@@ -65,13 +65,12 @@ store.tables: store store.disk store.logs store.records
 .operations.access: store store.disk store.tables .protocol .runtime .state.counts .tokens
 .recover.checking: store store.disk store.indexes store.logs store.records store.tables .broker.files .protocol
     .recover.reading
-.state.positions: store.logs store.records .config .protocol .runtime
+.state.positions: store.logs store.records .config .protocol .runtime .state.counts
 .broker.service: store store.disk store.logs store.records store.tables .broker .broker.actions .broker.files
     .broker.filters .broker.queues .config .logs .protocol .runtime
 .client: .client.asynchronous .client.blocking .client.calls .client.consuming .client.listening .client.values
     .protocol .protocol.schema
-.receive: store store.logs store.records store.tables .config .names .protocol .runtime .state.counts .state.positions
-    .state.windows
+.receive: store store.logs store.records store.tables .config .names .protocol .runtime .state.positions .state.windows
 .recover.mending: store store.disk store.logs store.records store.tables .broker.files .config .recover.checking
     .recover.reading .runtime
 .recover.telling: store store.disk store.logs store.records store.tables .broker.files .protocol .recover.checking
@@ -171,7 +170,8 @@ TESTS_MAY_IMPORT: dict[str, set[str]] = {
 }
 TOP_OF_TESTS = {"tests.simulation", "tests.crash", "tests.failing", "tests.packaging"}
 
-# Asynchronous functions of `state`: they wait for marks and bells, and two read the outcomes of a window for who asks.
+# Asynchronous functions of `state`: they wait for marks and bells, and two read the outcomes of a window for who asks. Two
+# are ports, which stages implement.
 WAITS_IN_STATE = {
     "decided.py": {
         "wait_for_room",
@@ -185,6 +185,8 @@ WAITS_IN_STATE = {
     "due_records.py": {"answered", "take"},
     "holds.py": {"wait_released"},
     "log_queue.py": {"linger"},
+    "outcome_writer.py": {"write"},
+    "record_writer.py": {"write"},
 }
 
 # Only those who speak over a stream of bytes know frames. `operations` is not among them: it takes and returns values.

@@ -1,34 +1,31 @@
-"""Writes the outcomes of `Decided` to dispatch_log, many rows at a time. The only writer of the log.
+"""Has the outcomes of `Decided` written to dispatch_log (`OutcomeWriter`), many rows at a time.
 
 Clients do not wait for outcomes as they do for acks, so the outcomes of a burst are written when it is over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import trio
 
 from delayserver.config.settings import DispatchSettings
 from delayserver.runtime.runtime import Runtime
 from delayserver.state.decisions.decided import Decided
+from delayserver.state.decisions.outcome_writer import OutcomeWriter
 from delayserver.state.windows.window_book import WindowBook
-from store.errors import DiskFullError, StoreError
-from store.logs.dispatch_log import DispatchKey, DispatchLog
-from store.records.batches import OutcomeBatch
+from store.errors import StoreError
+from store.logs.dispatch_log import DispatchKey
 
 # The outcomes of a burst are written when none came for so long.
 QUIET_MS = 20
 
 
 class OutcomeRecorder:
-    """Writes outcomes from `Decided` to dispatch_log."""
+    """Chooses when the outcomes of `Decided` are written, and tells it and the windows when they are durable."""
 
     def __init__(
         self,
         decided: Decided,
-        log: DispatchLog,
+        writer: OutcomeWriter,
         book: WindowBook,
         settings: DispatchSettings,
         late_ms_max: int,
@@ -36,16 +33,14 @@ class OutcomeRecorder:
     ) -> None:
         """`late_ms_max`: the longest time in which the outcomes of a burst may gather."""
         self._decided = decided
-        self._log = log
+        self._writer = writer
         self._book = book
-        self._workers = runtime.workers
         self._settings = settings
         self._late_ms_max = late_ms_max
         self._clock = runtime.clock
         self._flushing = False
         self._flushed = trio.Event()
         self._failure: StoreError | None = None
-        self.disk_full = False
 
     async def run(self) -> None:
         """Flushes until cancelled. Raises StoreError if a sync fails; the server must then stop."""
@@ -107,58 +102,8 @@ class OutcomeRecorder:
             writes.acquire_nowait()  # an event-loop iteration less
         try:
             batches, totals = decided.begin_write(), decided.totals.copy()
-            keys = await self._write(batches)
+            keys = await self._writer.write(batches)
             decided.wrote(totals)
         finally:
             writes.release()
         return keys
-
-    async def _write(self, batches: list[OutcomeBatch]) -> set[DispatchKey]:
-        """Writes and syncs outcomes in a thread, as they are not urgent. Returns the files. Retries on a full disk."""
-        parts: list[tuple[DispatchKey, OutcomeBatch]] = []
-        done = 0
-
-        def write() -> None:
-            if not parts:  # the first try; a hop to a thread costs as much as sorting them
-                parts.extend(self._decided.by_file(OutcomeBatch.concatenate(batches)))
-            self._append_and_sync(parts, done)
-
-        while True:
-            try:
-                await self._run(write)
-                self.disk_full = False
-                return {key for key, _ in parts}
-            except _PartlyWrittenError as error:
-                done += error.parts
-                self.disk_full = True
-                self._decided.disk_full.ring()
-                # Not shielded: a stop must not wait for free space. The next start finds these messages undecided.
-                await self._clock.sleep_ms(200)
-
-    async def _run(self, work: Callable[[], Any]) -> Any:
-        with trio.CancelScope(shield=True):
-            return await self._workers.run(work)
-
-    def _append_and_sync(self, parts: list[tuple[DispatchKey, OutcomeBatch]], done: int) -> None:
-        """Writes the parts behind the first `done`, which an earlier try wrote, and syncs all parts."""
-        try:
-            self._log.prepare([key for key, _ in parts[done:]])
-        except DiskFullError as error:
-            raise _PartlyWrittenError(0) from error
-        for count, (key, part) in enumerate(parts[done:]):
-            try:
-                self._log.append(key, part)
-            except DiskFullError as error:
-                raise _PartlyWrittenError(count) from error
-        try:
-            self._log.sync([key for key, _ in parts])
-        except DiskFullError as error:  # no descriptor to open a file again with: no sync has failed
-            raise _PartlyWrittenError(len(parts) - done) from error
-
-
-class _PartlyWrittenError(Exception):
-    """The disk is full; the first `parts` files of this try were written."""
-
-    def __init__(self, parts: int) -> None:
-        super().__init__(parts)
-        self.parts = parts

@@ -1,15 +1,12 @@
 """The group commit: makes everything durable in message_log that must be there before its answer, many items at a time.
 
-The next group gathers while one is written and synced. While the disk is quick, a small group is synced on the event
-loop, because a worker thread costs as much as such a sync. A large group is synced in a thread. No later stage sees a
-record before its sync. A failed sync is final: all waiting callers get the error, and the server stops.
+The next group gathers while one is made durable by the `RecordWriter`, which gives each to `AcceptedLog.accept`. No later
+stage sees a record before that. A failed sync is final: all waiting callers get the error, and the server stops.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import trio
@@ -24,14 +21,12 @@ from delayserver.protocol.errors import (
     StorageFailed,
     copied,
 )
-from delayserver.runtime.disk_pace import DiskPace
-from delayserver.runtime.name_look import NameLook
 from delayserver.runtime.runtime import Runtime
-from delayserver.state.counts.balance import Balance
+from delayserver.state.positions.accepted_log import AcceptedLog
 from delayserver.state.positions.gathering import CommitGroup, Committed, Done, Gathering, RowsDone
-from delayserver.state.positions.log_queue import LogQueue
+from delayserver.state.positions.positions import Positions
+from delayserver.state.positions.record_writer import RecordWriter
 from store.errors import DiskFullError, StoreError
-from store.logs.message_log import LogEntry, MessageLog
 from store.records.batches import CancelBatch, MessageBatch
 from store.records.columns import ColumnBatch
 from store.records.message_rows import ROWS_MAX, MessageRows, Row, to_batch
@@ -41,48 +36,31 @@ from store.tables.identity import SequenceReservation
 ROW_OVERHEAD_BYTES = 120
 
 
-class _Written(NamedTuple):
-    """What a group has become in the log, and when its write began and was durable."""
-
-    entries: list[LogEntry]
-    started_us: int
-    ended_us: int
-
-
 class GroupCommit:
     """Gathers items, commits them in groups, and calls back each one when it is durable or has failed."""
 
     def __init__(
         self,
-        log: MessageLog,
-        sequences: SequenceReservation,
         gathering: Gathering,
-        queue: LogQueue,
-        balance: Balance,
+        sequences: SequenceReservation,
+        writer: RecordWriter,
+        accepted: AcceptedLog,
+        positions: Positions,
         settings: StorageSettings,
         runtime: Runtime,
     ) -> None:
-        self._log = log
+        self._gathering = gathering
         self._sequences = sequences
-        self._workers = runtime.workers
+        self._writer = writer
+        self._accepted = accepted
+        self._positions = positions
         self._settings = settings
         self._clock = runtime.clock
-        self._stages = runtime.stages
-        self._positions = queue.positions
-        self._queue = queue
-        self._balance = balance
-        self._gathering = gathering
         self._work = trio.Event()
         self._idle = trio.Event()
         self._idle.set()
         self.refusal: DelayServerError | None = None
         self._in_step = False
-        # When the first item of those came that wait now.
-        self._gathered_us = 0
-        self.groups = 0
-        self.sync_us_max = 0
-        self._pace = DiskPace()
-        self._name = NameLook(log.require_name)
 
     # -- handing in
 
@@ -130,8 +108,6 @@ class GroupCommit:
         """The group for an item of this size, which is taken with that."""
         if self.refusal is not None:
             raise copied(self.refusal)
-        if not self._gathering:
-            self._gathered_us = self._clock.monotonic_us()
         group = self._gathering.take(size_bytes)
         if group is None:
             raise QueueFull("too many sends wait for the disk", retry_after_ms=50)
@@ -147,26 +123,25 @@ class GroupCommit:
         """Commits the items of this step at once if the group is small and the disk quick. False if `run` must do it.
         All clients that were ready are in the group, so another event-loop iteration would gain nothing."""
         self._in_step = False
-        if not self._gathering:
+        gathering = self._gathering
+        if not gathering:
             return True
-        settings = self._settings
-        small = self._gathering.size_bytes <= settings.inline_sync_bytes_max
-        lagging = self._positions.lag_bytes > settings.replay_lag_bytes_max
-        if self._work.is_set() or not small or lagging or not self._idle.is_set() or not self._pace.quick:
+        busy = self._work.is_set() or not self._idle.is_set()
+        if busy or self._lagging() or not self._writer.takes_now(gathering.size_bytes):
             self._work.set()
             return False
-        group = self._gathering.next()
+        group = gathering.next()
         try:
-            written = self._write(self._number(group))
+            self._writer.write_now(group, self._number(group))
         except StoreError as error:
             self._refused(group, error)
             self._work.set()
             return False
-        self._committed(group, written, self._gathered_us)
         return True
 
     def _lagging(self) -> bool:
-        return self._positions.lag_bytes > self._settings.replay_lag_bytes_max
+        marks = self._positions
+        return marks.durable.value - marks.replayed.value > self._settings.replay_lag_bytes_max
 
     async def _lag_over(self) -> None:
         while self._lagging():
@@ -225,26 +200,17 @@ class GroupCommit:
             raise StoreError(self.refusal.message)
 
     async def _commit_group(self, group: CommitGroup) -> None:
-        marks = self._positions
-        marks.commits_begun.advance(marks.commits_begun.value + 1)
+        self._accepted.begin()
         try:
-            await self._commit_numbered(group)
-        finally:
-            marks.commits_ended.advance(marks.commits_begun.value)
-
-    async def _commit_numbered(self, group: CommitGroup) -> None:
-        try:
-            batches, gathered_us = self._number(group), self._gathered_us
-            # Rows that gather meanwhile have waited at least since now.
-            self._gathered_us = self._clock.monotonic_us()
-            if group.size_bytes <= self._settings.inline_sync_bytes_max and self._pace.quick:
-                written = self._write(batches)
+            records = self._number(group)
+            if self._writer.takes_now(group.size_bytes):
+                self._writer.write_now(group, records)
             else:
-                written = await self._workers.run(partial(self._write, batches))
+                await self._writer.write(group, records)
         except StoreError as error:
             self._refused(group, error)
-        else:
-            self._committed(group, written, gathered_us)
+        finally:
+            self._accepted.end()
 
     def _refused(self, group: CommitGroup, error: StoreError) -> None:
         if isinstance(error, DiskFullError):
@@ -258,32 +224,6 @@ class GroupCommit:
     def _fail_gathered(self, error: DelayServerError) -> None:
         while self._gathering:
             self._gathering.next().fail(error)
-
-    def _committed(self, group: CommitGroup, written: _Written, gathered_us: int) -> None:
-        """`gathered_us`: when the first item of the group came."""
-        # Answers first, so that the clients go on during the rest of this step.
-        group.tell(written.entries)
-        self.groups += 1
-        self._stages.commit_wait.add(written.started_us - gathered_us)
-        self._took(written.ended_us - written.started_us, group.size_bytes)
-        for entry in written.entries:
-            batch = entry.batch
-            if type(batch) is MessageRows:
-                self._positions.accepted_sequence.advance(batch.last_sequence)
-                self._balance.commit(len(batch))
-                self._balance.subjects.accept_rows(batch.rows)
-            elif isinstance(batch, MessageBatch):
-                self._positions.accepted_sequence.advance(int(batch.sequence[-1]))
-                self._balance.commit(len(batch) - int(np.count_nonzero(batch.origin_sequence)))
-                self._balance.subjects.accept(batch)
-        self._positions.durable.advance(written.entries[-1].end)
-        self._queue.put(written.entries)
-
-    def _took(self, duration_us: int, size_bytes: int) -> None:
-        self.sync_us_max = max(self.sync_us_max, duration_us)
-        self._stages.sync.add(duration_us)
-        if size_bytes <= self._settings.inline_sync_bytes_max:
-            self._pace.took(duration_us)
 
     def _number(self, group: CommitGroup) -> list[ColumnBatch | MessageRows]:
         """Give out sequences in the order of the records. May have to reserve some, on a disk that is full: StoreError."""
@@ -309,37 +249,7 @@ class GroupCommit:
                 numbered.append(batch)
         return numbered
 
-    def _write(self, batches: Sequence[ColumnBatch | MessageRows]) -> _Written:
-        """Appends records and makes them durable. Runs on the event loop or in a thread, never twice in parallel."""
-        if self._sequences.needs_extension():
-            self._sequences.extend()
-        started_us = self._clock.monotonic_us()
-        if self._settings.durability == "sync":
-            entries = self._log.append_durably(batches)
-        else:
-            entries = self._log.append_assumed(batches)  # durability "os": the page cache counts as durable
-        ended_us = self._clock.monotonic_us()
-        self._name.require(ended_us)
-        return _Written(entries, started_us, ended_us)
-
     # -- around
-
-    async def warm(self) -> None:
-        """Overwrites space ahead of the tail while there is nothing to commit. Raises SyncFailedError."""
-        while self._settings.warm_ahead_bytes:
-            following = self._positions.durable.value + 1
-            step = None
-            if self._idle.is_set():
-                try:
-                    step = self._log.warm_ahead(self._settings.warm_ahead_bytes)
-                except DiskFullError:
-                    await self._clock.sleep_ms(1000)
-            if step is not None:
-                await self._workers.run(partial(self._log.sync_warm, step))
-                self._log.use_warm(step)
-            else:
-                await self._positions.durable.reached(following)  # an idle server does not poll
-            await self._clock.sleep_ms(20)
 
     async def stop(self) -> None:
         """Refuses new items, and waits until all taken ones are durable and answered."""

@@ -236,7 +236,13 @@ class DelayServer:
             await self._recover(found)
             self._start_delivering(nursery)
         upkeep = parts.checkpointing.run, parts.retention.run, parts.log_retention.run, parts.subject_counting.run
-        for task in (*upkeep, parts.commit.warm, parts.tier.run, parts.complete_windows.run, parts.segments_ahead.run):
+        for task in (
+            *upkeep,
+            parts.log_writer.warm,
+            parts.tier.run,
+            parts.complete_windows.run,
+            parts.segments_ahead.run,
+        ):
             nursery.start_soon(task)
         parts.commit.accept()
         self._enter(Stage.READY)

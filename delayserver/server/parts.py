@@ -85,9 +85,11 @@ from delayserver.operations.sending.publish import Publish
 from delayserver.operations.sending.redispatch import Redispatch
 from delayserver.operations.sending.redispatch_reading import RedispatchReader
 from delayserver.operations.sending.send import Send
+from delayserver.outcomes.dispatch_log_writer import DispatchLogWriter
 from delayserver.outcomes.outcome_recorder import OutcomeRecorder
 from delayserver.receive.group_commit import GroupCommit
 from delayserver.receive.intake import Intake
+from delayserver.receive.message_log_writer import MessageLogWriter
 from delayserver.replay.day_tier import DayTier
 from delayserver.replay.opened_messages import OpenedMessages
 from delayserver.replay.placing import Placing
@@ -116,6 +118,7 @@ from delayserver.state.memory.internal_groups import INTERNAL_GROUPS, TIMERS
 from delayserver.state.memory.order_gate import OrderGate
 from delayserver.state.memory.residency import Residency
 from delayserver.state.memory.routes import Routes
+from delayserver.state.positions.accepted_log import AcceptedLog
 from delayserver.state.positions.gathering import Gathering
 from delayserver.state.positions.log_queue import LogQueue
 from delayserver.state.positions.positions import Positions
@@ -198,7 +201,7 @@ class Parts:
             replayed=opened.found.checkpoint.replay_offset if not opened.found.lost else files.log.first,
             replayed_sequence=opened.found.checkpoint.replayed_sequence,
         )
-        self.gathering = Gathering(storage)
+        self.gathering = Gathering(storage, self._clock)
         self.log_queue = LogQueue(self.positions, self._clock)
         self.balance = Balance()
         self.decided = Decided(
@@ -242,8 +245,12 @@ class Parts:
         self.kept_room = KeptRoom(
             self._outside.fs, opened.directory.path, self.positions, self.drains, storage.free_bytes_min
         )
+        accepted = AcceptedLog(self.log_queue, self.balance)
+        self.log_writer = MessageLogWriter(
+            files.log, opened.sequences, self.gathering, accepted, self.positions, storage, self._runtime
+        )
         self.commit = GroupCommit(
-            files.log, opened.sequences, self.gathering, self.log_queue, self.balance, storage, self._runtime
+            self.gathering, opened.sequences, self.log_writer, accepted, self.positions, storage, self._runtime
         )
         self.placing = Placing(
             files,
@@ -285,8 +292,14 @@ class Parts:
             self._runtime,
         )
         self.refill = Refill(self.window_reader, self.residency, self.book, self.decided, self.positions, self._runtime)
+        self.outcome_writer = DispatchLogWriter(files.dispatch, self.decided, self._runtime)
         self.recorder = OutcomeRecorder(
-            self.decided, files.dispatch, self.book, settings.dispatch, self._pacing.outcomes_late_ms_max, self._runtime
+            self.decided,
+            self.outcome_writer,
+            self.book,
+            settings.dispatch,
+            self._pacing.outcomes_late_ms_max,
+            self._runtime,
         )
         self._build_upkeep(opened)
         self._count_totals(opened)
@@ -512,7 +525,7 @@ class Parts:
                     self.housekeeping,
                     self._runtime,
                 ),
-                ProgressReader(self.commit, self.positions, self.decided, self.checkpointing),
+                ProgressReader(self.log_writer, self.positions, self.decided, self.checkpointing),
                 WindowsReader(self.book, self.retention, self._clock),
             ),
             DeliveryReader(self.residency, self.loader, self.groups, self._clock),

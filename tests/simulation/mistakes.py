@@ -53,7 +53,6 @@ from delayserver.operations.messages.transactions import Transactions
 from delayserver.operations.sending.send import SentColumns, SentRows
 from delayserver.protocol.errors import DelayServerError, FilterInvalid, TooFar
 from delayserver.protocol.outcomes import Outcome
-from delayserver.receive.group_commit import GroupCommit
 from delayserver.receive.intake import Intake
 from delayserver.replay import rows_to_memory
 from delayserver.replay.deduplication import Deduplication
@@ -64,6 +63,7 @@ from delayserver.state.decisions.decided import Decided
 from delayserver.state.memory.keyed_lane import KeyedLane
 from delayserver.state.memory.order_gate import OrderGate
 from delayserver.state.memory.residency import Residency
+from delayserver.state.positions.accepted_log import AcceptedLog
 from delayserver.upkeep.retention import Retention
 from store.indexes.outcome_index import OutcomeIndex
 from store.logs.message_log import MessageLog
@@ -586,7 +586,7 @@ def a_gate_that_waits_for_nothing() -> list[Change]:
 
 def a_gate_that_forgets_running_commits() -> list[Change]:
     """A message with an order key leaves the wheel while an earlier one of its key, accepted in time, waits for its sync."""
-    return [(GroupCommit, "_commit_group", lambda _right: GroupCommit.__dict__["_commit_numbered"])]
+    return [(AcceptedLog, name, lambda _right: lambda _accepted: None) for name in ("begin", "end")]
 
 
 def refused_without_a_word() -> list[Change]:

@@ -26,7 +26,7 @@ from delayserver.protocol.figures import (
     WindowsStatus,
 )
 from delayserver.protocol.outcomes import Outcome
-from delayserver.receive.group_commit import GroupCommit
+from delayserver.receive.message_log_writer import MessageLogWriter
 from delayserver.runtime.believable_clock import BelievableClock
 from delayserver.runtime.clock import Clock
 from delayserver.runtime.runtime import Runtime
@@ -174,9 +174,9 @@ class ProgressReader:
     """Reads the progress of the stages."""
 
     def __init__(
-        self, commit: GroupCommit, positions: Positions, decided: Decided, checkpointing: Checkpointing
+        self, writer: MessageLogWriter, positions: Positions, decided: Decided, checkpointing: Checkpointing
     ) -> None:
-        self._commit = commit
+        self._writer = writer
         self._positions = positions
         self._decided = decided
         self._checkpointing = checkpointing
@@ -185,8 +185,8 @@ class ProgressReader:
         """The section of this moment."""
         return ProgressStatus(
             replay_lag_bytes=self._positions.lag_bytes,
-            group_commits=self._commit.groups,
-            commit_us_max=self._commit.sync_us_max,
+            group_commits=self._writer.groups,
+            commit_us_max=self._writer.sync_us_max,
             checkpoints=self._checkpointing.written,
             outcomes_waiting=self._decided.rows_waiting,
         )

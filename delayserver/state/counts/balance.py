@@ -42,7 +42,7 @@ class Balance:
         self._before = accepted
 
     def commit(self, accepted: int) -> None:
-        """So many messages were committed. Writer: the group commit."""
+        """So many messages were committed. Writer: the accepted log."""
         self._committed += accepted
 
     def place(self, accepted: int, internal: int, replaced: int) -> None:

@@ -119,11 +119,11 @@ class SubjectCounts:
     # -- writers
 
     def accept_rows(self, rows: Sequence[Row]) -> None:
-        """Single messages were committed. Writer: the group commit."""
+        """Single messages were committed. Writer: the accepted log."""
         self._accepted.add_rows(rows)
 
     def accept(self, batch: MessageBatch) -> None:
-        """Messages were committed. Writer: the group commit."""
+        """Messages were committed. Writer: the accepted log."""
         self._accepted.add(_of_balance(batch))
 
     def place(self, batch: MessageBatch) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from delayserver.config.settings import StorageSettings
 from delayserver.protocol.errors import DelayServerError
+from delayserver.runtime.clock import Clock
 from store.logs.message_log import LogEntry
 from store.records.batches import I64, CancelBatch, MessageBatch
 from store.records.message_rows import Row
@@ -34,9 +35,11 @@ class Committed(NamedTuple):
 class CommitGroup:
     """The rows of one commit: those of many sends, which become one record, and batches of one record each."""
 
-    __slots__ = ("accepted_us", "batches", "dones", "first_sequence", "rows", "rows_dones", "size_bytes")
+    __slots__ = ("accepted_us", "batches", "dones", "first_sequence", "gathered_us", "rows", "rows_dones", "size_bytes")
 
-    def __init__(self) -> None:
+    def __init__(self, gathered_us: int) -> None:
+        # When its first item came, on the monotonic clock.
+        self.gathered_us = gathered_us
         self.rows: list[Row] = []
         # How many of the rows are whose, in order.
         self.rows_dones: list[tuple[int, RowsDone]] = []
@@ -88,10 +91,11 @@ class CommitGroup:
 class Gathering:
     """Groups in the order of their commits. For the event loop."""
 
-    __slots__ = ("_committing", "_groups", "_settings", "size_bytes")
+    __slots__ = ("_clock", "_committing", "_groups", "_settings", "size_bytes")
 
-    def __init__(self, settings: StorageSettings) -> None:
+    def __init__(self, settings: StorageSettings, clock: Clock) -> None:
         self._settings = settings
+        self._clock = clock
         self._groups: deque[CommitGroup] = deque()
         self._committing: CommitGroup | None = None
         # Bytes of the groups that are not being committed.
@@ -100,13 +104,18 @@ class Gathering:
     def __bool__(self) -> bool:
         return bool(self._groups)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing was taken that is not in the log yet."""
+        return self._committing is None and not self._groups
+
     def take(self, size_bytes: int) -> CommitGroup | None:
         """The group for an item of this size, whose bytes count from now on; None where too much waits."""
         groups = self._groups
         if groups and self.size_bytes + size_bytes > self._settings.gather_bytes_max:
             return None
         if not groups or groups[-1].size_bytes + size_bytes > self._settings.group_bytes_max:
-            groups.append(CommitGroup())
+            groups.append(CommitGroup(self._clock.monotonic_us()))
         group = groups[-1]
         group.grow(size_bytes)
         self.size_bytes += size_bytes

@@ -1,7 +1,7 @@
-"""Durable entries of message_log on their way from the group commit to the replay, in order, up to a bound of bytes.
+"""Durable entries of message_log on their way from the accepted log to the replay, in order, up to a bound of bytes.
 
 Past the bound the log itself is the queue: the queue has overflowed, and the replay reads from the file until it has caught
-up. So it is at a start. The group commit is the only writer, the replay the only reader.
+up. So it is at a start. The accepted log is the only writer, the replay the only reader.
 """
 
 from __future__ import annotations

@@ -34,11 +34,11 @@ class Positions:
         """Where the start found each stage."""
         # Rung when a part waits for the replay of a message: the replayer then lets no more rows gather.
         self.hurry = Bell()
-        # The end of what is durable, and its last sequence. Writer: the group commit.
+        # The end of what is durable, and its last sequence. Writer: the accepted log.
         self.durable = Mark(durable)
         self.accepted_sequence = Mark(accepted_sequence)
         # Groups of messages that got their sequences and their time of acceptance, and those of them that are durable, or
-        # refused. Writer: the group commit.
+        # refused. Writer: the accepted log.
         self.commits_begun = Mark(0)
         self.commits_ended = Mark(0)
         # Groups whose time of acceptance was before the time of the last question of the order gate: the clock went back.

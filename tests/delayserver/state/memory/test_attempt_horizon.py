@@ -37,7 +37,7 @@ async def test_on_a_full_disk_attempts_stay_behind_a_durable_horizon(
     await host.until(lambda: sent["sequence"] in fake.stored, within_ms=101_000)
     host.clock.step(-60_000)
     await host.sleep_ms(500)
-    assert host.server.parts.recorder.disk_full, "the outcome cannot be on the disk"
+    assert host.server.parts.outcome_writer.disk_full, "the outcome cannot be on the disk"
     await host.lose_power()
     host.disk.capacity_bytes = None
     fake.uncertain.clear()
