@@ -95,4 +95,4 @@ def test_a_name_that_the_code_does_not_have_is_found(name: str) -> None:
 
 
 def test_the_architecture_is_short_enough_to_be_read_at_once() -> None:
-    assert len((ROOT / "ARCHITECTURE.md").read_bytes()) <= 25_000
+    assert len((ROOT / "ARCHITECTURE.md").read_bytes()) <= 25 * 1024
