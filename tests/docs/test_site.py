@@ -29,7 +29,9 @@ CONFIGURATION = (ROOT / "mkdocs.yml").read_text()
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built site."""
+    """The built site: the one that `.ci/run` has built from the same files, or a new one."""
+    if built := os.environ.get("BUILT_SITE"):
+        return Path(built)
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}

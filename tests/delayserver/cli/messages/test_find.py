@@ -58,8 +58,8 @@ def test_lookup_with_body_shows_the_contents_of_a_message(server: Server) -> Non
 
 
 def test_a_found_message_has_the_receipt_by_which_it_is_looked_up(server: Server) -> None:
-    sent = server.run("send", "orders", "b", "--id", "find-receipt", "--delay", "0s", "--json").row
-    server.run("pull", "orders", "--group", "receipts", "--wait", "20s", "--ack", "--max", "10")
+    sent = server.run("send", "receipts", "b", "--id", "find-receipt", "--delay", "0s", "--json").row
+    server.run("pull", "receipts", "--group", "g", "--wait", "20s", "--ack")
     row = server.run("find", "--id", "find-receipt", "--json").row
     assert row["receipt"] == sent["receipt"]
     assert sent["receipt"] in server.run("find", "--id", "find-receipt").out
