@@ -59,13 +59,13 @@ from delayserver.replay.deduplication import Deduplication
 from delayserver.replay.placing import Placing
 from delayserver.runtime.believable_clock import BelievableClock
 from delayserver.startup import pending_subjects
-from delayserver.state.decisions.decided import Decided
 from delayserver.state.memory.keyed_lane import KeyedLane
 from delayserver.state.memory.order_gate import OrderGate
 from delayserver.state.memory.residency import Residency
 from delayserver.state.positions.accepted_log import AcceptedLog
 from delayserver.upkeep.retention import Retention
 from store.indexes.outcome_index import OutcomeIndex
+from store.logs.dispatch_log import DispatchLog
 from store.logs.message_log import MessageLog
 from store.logs.schedule_log import ScheduleLog
 from store.logs.window_log import WindowLog
@@ -104,12 +104,12 @@ def recovery_looks_at_last_two_segments() -> list[Change]:
     """Recovery looks at the last two dispatch segments only."""
 
     def mistaken(right: Any) -> Any:
-        def read(self: Any, key: Any, end: int) -> OutcomeIndex:
-            return right(self, key, end) if key in self._log.keys()[-2:] else OutcomeIndex()
+        def read(self: Any, key: Any, stop: int | None = None) -> OutcomeIndex:
+            return right(self, key, stop) if key in self.keys()[-2:] else OutcomeIndex()
 
         return read
 
-    return [(Decided, "_read_index", mistaken)]
+    return [(DispatchLog, "index", mistaken)]
 
 
 def gap_between_loader_and_replayer() -> list[Change]:

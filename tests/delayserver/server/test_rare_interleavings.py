@@ -117,7 +117,7 @@ async def test_two_cancels_across_the_sealing_of_a_day_are_not_both_answered_can
     first, second = await host.client(), await host.client()
 
     async def slow(name: str, work: Any) -> Any:
-        if name == "_read_index" and work.args[0].coarse:
+        if name == "index" and work.args[0].coarse:
             await host.sleep_ms(40_000)  # a large file, a slow disk
         return work()
 
@@ -341,7 +341,7 @@ async def test_a_lookup_across_the_whole_end_of_a_day_knows_what_became_of_its_m
     held: list[str] = []
 
     async def around(name: str, work: Callable[[], Any]) -> Any:
-        if name == "_read_index" and not held:  # all threads are busy while the day moves to its minutes
+        if name == "index" and not held:  # all threads are busy while the day moves to its minutes
             held.append(name)
             host.clock.step(due_ms - HOUR_MS - host.now_ms)
             await host.until(lambda: server.parts.files.days.is_drained(due_ms - HOUR_MS))
