@@ -118,8 +118,8 @@ delayserver: .client
     .operations.nodes .protocol .receive .recover.reading .runtime .state .state.decisions .state.positions
     .state.windows .upkeep
 .operations.messages: wheel store store.indexes store.logs store.records store.tables .broker.service .names
-    .operations.access .operations.sending .protocol .receive .runtime .state .state.counts .state.decisions
-    .state.memory .state.positions .state.windows .upkeep
+    .operations.access .operations.sending .protocol .protocol.schema .receive .runtime .state .state.counts
+    .state.decisions .state.memory .state.positions .state.windows .upkeep
 .operations: .operations.access .operations.figures .operations.groups .operations.messages .operations.nodes
     .operations.sending
 .front.handlers: store.records store.tables .config .front .operations .operations.access .operations.figures

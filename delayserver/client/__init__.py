@@ -23,8 +23,6 @@ from delayserver.client.calls.token_calls import MadeToken, Token
 from delayserver.client.calls.transaction_calls import (
     CheckBack,
     Ended,
-    OpenTransaction,
-    OpenTransactionsPage,
     check_back_of,
 )
 from delayserver.client.consuming.consumer import Consumer, Received
@@ -65,6 +63,7 @@ from delayserver.protocol.frames import OneWayRefused
 from delayserver.protocol.limits import Limits
 from delayserver.protocol.outcomes import Outcome
 from delayserver.protocol.schema.dead_letters import DeadLetter, DropResult, ResendResult
+from delayserver.protocol.schema.transactions import OpenTransaction, OpenTransactionsPage
 from delayserver.protocol.schema.waiting_keys import RetryKeysResult, SkipResult, WaitingKey
 
 __all__ = [

@@ -17,6 +17,7 @@ from delayserver.logs.events import EventLogger
 from delayserver.metrics.http_figures import HttpFigures
 from delayserver.protocol.errors import DelayServerError
 from delayserver.protocol.schema.dead_letters import DropResult
+from delayserver.protocol.schema.transactions import OpenTransactionsPage
 from delayserver.protocol.schema.waiting_keys import RetryKeysResult, SkipResult
 from delayserver.web.answers import EVENTS, JSON, Send, json_answer, problem_answer, read_query
 from delayserver.web.bodies import NDJSON, BodyReader, Receive, Scope
@@ -87,7 +88,6 @@ from delayserver.web.schemas import (
     SkipRequest,
     Sought,
     SubjectPending,
-    TransactionsReply,
     WaitingKeysShown,
 )
 from delayserver.web.scraping import ROUTE, Scraping
@@ -323,7 +323,7 @@ def _of_transactions(transacting: Transacting) -> list[Endpoint]:
         Endpoint("POST", "/v1/transactions", transacting.prepare, "Prepare a message that no consumer sees yet",
                  {201: Answer("The message is on disk", Sent)}, body=PrepareRequest, errors=(413, 421, 422, 507)),
         Endpoint("GET", "/v1/transactions", transacting.listed, "Transactions that are not ended",
-                 {200: Answer("Some of them, and from where to ask for more", TransactionsReply)},
+                 {200: Answer("Some of them, and from where to ask for more", OpenTransactionsPage)},
                  query=TransactionsQuery, errors=(421,)),
         Endpoint("POST", "/v1/transactions/{receipt}/commit", transacting.commit, "Make a prepared message visible",
                  {200: ended}, body=CommitRequest, errors=(404, 409, 413, 421, 422, 507)),

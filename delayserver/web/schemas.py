@@ -410,27 +410,6 @@ class EndedTransactionReply(Struct, omit_defaults=True):
     sequence: int | None = None
 
 
-class OpenTransaction(Struct):
-    """A transaction that is neither committed nor rolled back."""
-
-    receipt: str
-    subject: str
-    due_ms: int
-    group: str
-    accepted_us: int
-    next_check_ms: int
-    checks: int
-    checks_max: int
-    policy: Literal["commit", "rollback"]
-
-
-class TransactionsReply(Struct):
-    """Some open transactions, and where the next page begins. A page may be empty and not the last one."""
-
-    transactions: list[OpenTransaction]
-    next: str | None
-
-
 class Changes(Struct):
     """What a reload has changed."""
 

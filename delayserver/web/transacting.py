@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping
-from dataclasses import asdict
 from datetime import timedelta
 
 import msgspec
@@ -22,10 +21,8 @@ from delayserver.web.schemas import (
     Changes,
     CommitRequest,
     EndedTransactionReply,
-    OpenTransaction,
     PrepareRequest,
     Sent,
-    TransactionsReply,
 )
 from delayserver.web.timing import due_ms_of, has_due
 from delayserver.web.trace_context import trace_of, with_trace
@@ -66,10 +63,7 @@ class Transacting:
         """A page of the open transactions."""
         query = read_query(request.query_params, TransactionsQuery)
         client = await self._clients.of_request(request.scope)
-        page = await client.calls.transactions_page(query.after, query.max)
-        return json_answer(
-            TransactionsReply([OpenTransaction(**asdict(each)) for each in page.transactions], page.next)
-        )
+        return json_answer(await client.calls.transactions_page(query.after, query.max))
 
     async def commit(self, request: Request, names: Mapping[str, str]) -> Response:
         """Make the message visible. Again for a committed transaction it gives the same answer."""

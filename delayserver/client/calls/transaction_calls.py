@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
-from delayserver.client.calls.core import Call
+from delayserver.client.calls.core import Call, described_call
 from delayserver.client.values.messages import Delivery
 from delayserver.client.values.timing import Span, span_ms
 from delayserver.protocol.errors import (
@@ -18,6 +18,7 @@ from delayserver.protocol.errors import (
 )
 from delayserver.protocol.operations import COMMIT, PREPARE, ROLLBACK, TRANSACTIONS
 from delayserver.protocol.outcomes import OUTCOMES_BY_LABEL, Outcome
+from delayserver.protocol.schema.transactions import OPEN_AT_ONCE_MAX, ListTransactions, OpenTransactionsPage
 
 T = TypeVar("T")
 
@@ -46,33 +47,6 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenTransaction:
-    """A transaction that is neither committed nor rolled back. ``accepted_us``: when it was prepared, in microseconds.
-
-    The server has made ``checks`` check-backs of ``checks_max`` to the producer's ``group``. At ``next_check_ms`` comes the
-    next one, or after the last one the decision of the ``policy``.
-    """
-
-    receipt: str
-    subject: str
-    due_ms: int
-    group: str
-    accepted_us: int
-    next_check_ms: int
-    checks: int
-    checks_max: int
-    policy: str
-
-
-@dataclass(frozen=True, slots=True)
-class OpenTransactionsPage:
-    """Some open transactions. It may be empty. The next page comes behind ``next``; None: there is none."""
-
-    transactions: list[OpenTransaction]
-    next: str | None
-
-
-@dataclass(frozen=True, slots=True)
 class CheckBack:
     """A question of the server: is the transaction ``receipt`` to be committed or rolled back?
 
@@ -90,9 +64,6 @@ class CheckBack:
     check: int
     checks_max: int
     delivery: int
-
-
-_OPEN_FIELDS: Final = tuple(field.name for field in fields(OpenTransaction))
 
 
 def terms(group: str, check_after: Span | None, checks_max: int | None, policy: str | None) -> dict[str, Any]:
@@ -128,12 +99,8 @@ def rollback_call(receipts: Sequence[str]) -> Call[list[Ended | DelayServerError
 
 def transactions_call(after: str | None, max_transactions: int | None) -> Call[OpenTransactionsPage]:
     """A page of the open transactions."""
-
-    def read(result: dict[str, Any], _: object) -> OpenTransactionsPage:
-        rows = [OpenTransaction(*[row[name] for name in _OPEN_FIELDS]) for row in result["transactions"]]
-        return OpenTransactionsPage(rows, result["next"])
-
-    return Call(TRANSACTIONS, {"after": after, "max": max_transactions}, read)
+    count_max = OPEN_AT_ONCE_MAX if max_transactions is None else max_transactions
+    return described_call(TRANSACTIONS, ListTransactions(after=after, max=count_max), OpenTransactionsPage)
 
 
 def _end_call(

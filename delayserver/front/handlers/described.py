@@ -8,8 +8,10 @@ from typing import Any, TypeAlias
 from msgspec import Struct
 
 from delayserver.front.connection import Connection, SlowHandler
+from delayserver.operations.access.access import Access
 from delayserver.protocol.frames import Request
 from delayserver.protocol.schema.structs import read_request, result_of
+from delayserver.runtime.fair_turns import Work
 
 Act: TypeAlias = Callable[[Any, Connection], Awaitable[Struct]]
 """Answers a request of one type."""
@@ -29,3 +31,8 @@ def described(acts: Mapping[type[Struct], Act]) -> SlowHandler:
 def alike(act: Callable[[Any], Awaitable[Struct]]) -> Act:
     """An act that answers every connection alike."""
     return lambda asked, _connection: act(asked)
+
+
+def for_client(act: Callable[[Any, Work, Access], Awaitable[Struct]]) -> Act:
+    """An act in slices of work, that shows what is open to the client."""
+    return lambda asked, connection: act(asked, connection.work(), connection.access)

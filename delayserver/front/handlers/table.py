@@ -8,7 +8,7 @@ from delayserver.front.connection import QuickHandler, SlowHandler
 from delayserver.front.handlers.cancel import CancelHandlers
 from delayserver.front.handlers.consuming import ConsumingHandlers
 from delayserver.front.handlers.delivering import DeliveringHandlers
-from delayserver.front.handlers.described import alike, described
+from delayserver.front.handlers.described import alike, described, for_client
 from delayserver.front.handlers.finding import FindingHandlers
 from delayserver.front.handlers.greeting import GreetingHandlers
 from delayserver.front.handlers.looking import LookingHandlers
@@ -30,6 +30,7 @@ from delayserver.operations.operations import DelayOperations, Operations
 from delayserver.protocol import operations as names_of
 from delayserver.protocol.limits import Limits
 from delayserver.protocol.schema.dead_letters import DropDeadLetters, ListDeadLetters, ResendDeadLetters
+from delayserver.protocol.schema.transactions import ListTransactions
 from delayserver.protocol.schema.waiting_keys import ListWaitingKeys, RetryWaitingKeys, SkipWaitingKeys
 from delayserver.runtime.clock import Clock
 
@@ -97,7 +98,6 @@ class HandlerTable:
         transactions = TransactionHandlers(
             delay.prepare,
             delay.transactions,
-            delay.open_transactions,
             reader,
             (server_id, limits.batch_messages_max),
         )
@@ -111,7 +111,7 @@ class HandlerTable:
             names_of.PENDING: PendingHandlers(delay.pending).pending,
             names_of.COMMIT: transactions.commit,
             names_of.ROLLBACK: transactions.rollback,
-            names_of.TRANSACTIONS: transactions.transactions,
+            names_of.TRANSACTIONS: described({ListTransactions: for_client(delay.open_transactions.page)}),
         }
 
 

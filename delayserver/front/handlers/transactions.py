@@ -1,18 +1,16 @@
-"""`prepare`, `commit`, `rollback` and `transactions`."""
+"""`prepare`, `commit` and `rollback`."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 from delayserver.front.connection import Connection
 from delayserver.front.handlers.reading import MessageReader
 from delayserver.front.handlers.send import SendHandlers
 from delayserver.operations.messages.named_messages import GivenItems
-from delayserver.operations.messages.open_transactions import OPEN_AT_ONCE_MAX, Cursor, OpenTransactions
 from delayserver.operations.messages.transactions import Ended, GivenTransactions, Transactions
 from delayserver.operations.sending.prepare import Asked, Prepare
-from delayserver.protocol.arguments import integer, invalid, one_form
+from delayserver.protocol.arguments import one_form
 from delayserver.protocol.errors import DelayServerError, InvalidArgument, TransactionEnded, error_to_map
 from delayserver.protocol.frames import Request, RowsReply
 from delayserver.protocol.outcomes import Outcome
@@ -27,14 +25,12 @@ class TransactionHandlers:
         self,
         prepare: Prepare,
         transactions: Transactions,
-        open_transactions: OpenTransactions,
         reader: MessageReader,
         of_server: tuple[str, int],
     ) -> None:
         """`of_server`: its id, and the most messages of a request."""
         self._prepare = prepare
         self._transactions = transactions
-        self._open = open_transactions
         self._reader = reader
         self._server_id, self._batch_messages_max = of_server
 
@@ -59,20 +55,6 @@ class TransactionHandlers:
         await self._reply(
             connection, request.id, await self._transactions.rollback(given, work, connection.access), work
         )
-
-    async def transactions(self, connection: Connection, request: Request) -> dict[str, Any]:
-        """A page of the open transactions."""
-        after = request.arguments.get("after")
-        if after is not None and type(after) is not str:
-            raise invalid("after", "the `next` of a reply", after)
-        count_max = integer(request.arguments, "max", 1, OPEN_AT_ONCE_MAX, OPEN_AT_ONCE_MAX)
-        page = await self._open.page(
-            None if after is None else Cursor.parse(after), count_max, connection.work(), connection.access
-        )
-        return {
-            "transactions": [asdict(each) for each in page.transactions],
-            "next": None if page.next is None else str(page.next),
-        }
 
     async def _given(self, request: Request, work: Work) -> GivenTransactions:
         """Raises InvalidArgument, BatchTooLarge."""

@@ -24,6 +24,7 @@ from delayserver.operations.sending.prepare import CHECK_SUFFIX, POLICIES
 from delayserver.protocol.errors import InvalidArgument
 from delayserver.protocol.outcomes import Outcome
 from delayserver.protocol.receipts import format_receipt
+from delayserver.protocol.schema.transactions import ListTransactions, OpenTransaction, OpenTransactionsPage
 from delayserver.runtime.fair_turns import Work
 from delayserver.runtime.runtime import Runtime
 from delayserver.state.counts.balance import Balance
@@ -39,9 +40,6 @@ from store.records.scan import Damage
 from store.records.transaction_timer import TIMERS_SUBJECT, read_timers
 from store.tables.names import OWN, Names
 
-OPEN_AT_ONCE_MAX: Final = 1_024
-"""Transactions of a reply. With names of 255 bytes that is half a megabyte."""
-
 ROWS_SCANNED_MAX: Final = 262_144
 """Rows of schedule files that are read for a reply: some 50 ms of work in a thread. A page without a match ends here too."""
 
@@ -55,22 +53,6 @@ _TOO_LATE: Final = int(Outcome.TOO_LATE)
 _POLICY_NAMES: Final = {code: name for name, code in POLICIES.items()}
 
 Mask = NDArray[np.bool_]
-
-
-@dataclass(frozen=True, slots=True)
-class OpenTransaction:
-    """A transaction without an outcome. `checks` check-backs were made. The next one, or after the last one the decision of
-    the `policy`, comes at `next_check_ms`. `accepted_us`: when it was prepared, 0 where damage hides it."""
-
-    receipt: str
-    subject: str
-    due_ms: int
-    group: str
-    accepted_us: int
-    next_check_ms: int
-    checks: int
-    checks_max: int
-    policy: str
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -91,14 +73,6 @@ class Cursor:
 
     def __str__(self) -> str:
         return f"{self.start_ms}.{self.rank}.{self.sequence}"
-
-
-@dataclass(frozen=True, slots=True)
-class OpenPage:
-    """Some open transactions. The next page comes behind `next`, None at the end."""
-
-    transactions: list[OpenTransaction]
-    next: Cursor | None
 
 
 class OpenTransactions:
@@ -124,13 +98,15 @@ class OpenTransactions:
         self._workers = runtime.workers
         self._damage = runtime.damage
 
-    async def page(self, after: Cursor | None, count_max: int, work: Work, access: Access = EVERYTHING) -> OpenPage:
-        """The first open transactions behind `after` whose subjects are open to the client. All that were prepared before
-        the call are on some page. One whose check-back is made, or whose day moves to minutes, may be on two pages."""
+    async def page(self, asked: ListTransactions, work: Work, access: Access = EVERYTHING) -> OpenTransactionsPage:
+        """The first open transactions behind a place whose subjects are open to the client. All that were prepared before
+        the call are on some page. One whose check-back is made, or whose day moves to minutes, may be on two pages.
+        Raises InvalidArgument."""
+        place = Cursor(0, 0, 0) if asked.after is None else Cursor.parse(asked.after)
         await self._positions.replayed_sequence.reached(self._positions.accepted_sequence.value)
         timers = self._names.code(OWN, TIMERS_SUBJECT)
         found: dict[str, OpenTransaction] = {}
-        place, scanned = after or Cursor(0, 0, 0), 0
+        scanned = 0
         while timers and (key := self._file_from(place)) is not None:
             rank = _rank(key)
             behind = place.sequence if (place.start_ms, place.rank) == (key.start_ms, rank) else 0
@@ -140,15 +116,15 @@ class OpenTransactions:
                 for sequence, each in await self._open(key, rows.slice(start, start + _TIMERS_AT_ONCE), work):
                     if not access.may(each.subject):
                         continue
-                    if len(found) == count_max and each.receipt not in found:
-                        return OpenPage([*found.values()], place)
+                    if len(found) == asked.max and each.receipt not in found:
+                        return OpenTransactionsPage([*found.values()], str(place))
                     found[each.receipt] = each
                     place = Cursor(key.start_ms, rank, sequence)
             place = Cursor(key.start_ms, rank + 1, 0) if rows.last is None else Cursor(key.start_ms, rank, rows.last)
             if scanned >= ROWS_SCANNED_MAX:
-                return OpenPage([*found.values()], place)
+                return OpenTransactionsPage([*found.values()], str(place))
             await work.items(_WINDOW_ITEMS)
-        return OpenPage([*found.values()], None)
+        return OpenTransactionsPage([*found.values()], None)
 
     # -- the files, in the order of their due times
 
