@@ -47,8 +47,9 @@ store.tables: store store.disk store.logs store.records
 .client.connections: .client.calls .protocol
 .broker.queues: store store.disk store.logs store.records .broker
 .client.asynchronous: .client.calls .client.connections .client.tracing .client.values .protocol .protocol.schema
-.config: store.logs
 .runtime: store store.disk store.logs .logs .protocol
+.targets: store.records .broker.queues .logs .net .protocol .runtime
+.config: store.logs .protocol .targets
 .broker.files: store store.disk store.logs store.records .broker .broker.queues
 .client.blocking: .client.asynchronous .client.calls .client.connections .client.tracing .client.values .protocol
     .protocol.schema
@@ -68,6 +69,7 @@ store.tables: store store.disk store.logs store.records
 .state.positions: store.logs store.records .config .protocol .runtime .state.counts
 .broker.service: store store.disk store.logs store.records store.tables .broker .broker.actions .broker.files
     .broker.filters .broker.queues .config .logs .protocol .runtime
+.targets.embedded: store store.records .broker.service .protocol .state.counts .targets
 .client: .client.asynchronous .client.blocking .client.calls .client.consuming .client.listening .client.values
     .protocol .protocol.schema
 .receive: store store.logs store.records store.tables .config .names .protocol .runtime .state.positions .state.windows
@@ -90,7 +92,7 @@ delayserver: .client
     .recover.checking .recover.mending .recover.reading .recover.telling .runtime
 .cli.tokens: store.disk store.tables .cli.terminal .client.calls .config .protocol .runtime .tokens
 .dispatch: wheel store store.indexes store.logs store.records store.tables .config .logs .protocol .runtime
-    .state.counts .state.decisions .state.memory .state.windows
+    .state.counts .state.decisions .state.memory .state.windows .targets
 .load: wheel store store.indexes store.logs store.records .config .runtime .state.decisions .state.memory
     .state.positions .state.windows
 .replay: wheel store store.disk store.indexes store.logs store.records store.tables .config .protocol .runtime .state
@@ -102,13 +104,11 @@ delayserver: .client
 .web: delayserver .client .client.asynchronous .client.calls .client.connections .client.tracing .client.values
     .config .logs .metrics .net .protocol .protocol.schema .runtime
 .__main__: .cli
-.dispatch.targets: store store.records .broker.queues .broker.service .config .dispatch .logs .net .protocol .runtime
-    .state.counts .state.memory
 .operations.groups: store store.records store.tables .broker .broker.actions .broker.filters .broker.queues
     .broker.service .config .names .protocol .protocol.schema .receive .runtime .state.connections .state.counts
     .upkeep
 .operations.nodes: store store.records store.tables delayserver .broker.actions .broker.service .config .dispatch
-    .dispatch.targets .logs .names .protocol .receive .runtime .state.memory
+    .logs .names .protocol .receive .runtime .state.memory
 .front: store .config .logs .net .operations.access .operations.nodes .protocol .runtime .state.connections
     .state.positions
 .operations.figures: store.logs store.records store.tables .broker .broker.queues .broker.service .config .dispatch
@@ -125,11 +125,11 @@ delayserver: .client
 .front.handlers: store.records store.tables .config .front .operations .operations.access .operations.figures
     .operations.groups .operations.messages .operations.nodes .operations.sending .protocol .protocol.schema .runtime
     .tokens
-.server: wheel store store.disk store.records store.tables .broker .broker.service .config .dispatch .dispatch.targets
+.server: wheel store store.disk store.records store.tables .broker .broker.service .config .dispatch
     .front .front.handlers .load .logs .names .net .operations .operations.access .operations.figures
     .operations.groups .operations.messages .operations.nodes .operations.sending .outcomes .protocol .receive .replay
     .runtime .startup .state .state.connections .state.counts .state.decisions .state.memory .state.positions
-    .state.windows .upkeep
+    .state.windows .targets .targets.embedded .upkeep
 .cli.running: store store.disk store.tables delayserver .cli.terminal .client .config .logs .net .server .web
 .embedded: store.disk .client.asynchronous .client.blocking .client.connections .config .net .protocol .runtime .server
 ops: .protocol.schema
@@ -199,7 +199,7 @@ FRAME_ROOMS = {
     "delayserver.client.asynchronous",
     "delayserver.client.blocking",
     "delayserver.embedded",
-    "delayserver.dispatch.targets",
+    "delayserver.targets",
     "delayserver.front",
     "delayserver.front.handlers",
     "ops.bench",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from delayserver.config.places import Path, lines_of
@@ -54,10 +54,14 @@ def _plain(settings: Settings, key: str) -> Any:
     value: Any = settings
     for name in key.split("."):
         value = getattr(value, name)
+    return _without_classes(value)
+
+
+def _without_classes(value: Any) -> Any:
+    """Lists and maps. Options that a node does not have, and those that are secret, are left out."""
     if isinstance(value, tuple):
-        return [entry if isinstance(entry, str) else _as_map(asdict(entry)) for entry in value]
-    return value
-
-
-def _as_map(entry: dict[str, Any]) -> dict[str, Any]:
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in entry.items()}
+        return [_without_classes(entry) for entry in value]
+    if not is_dataclass(value):
+        return value
+    shown = {field.name: _without_classes(getattr(value, field.name)) for field in fields(value) if field.repr}
+    return {name: inner for name, inner in shown.items() if inner != {}}

@@ -16,7 +16,7 @@ _TAKEN_OVER = ("groups", "routes")
 def changes(before: Settings, after: Settings) -> list[str]:
     """The changes from one configuration to another, both valid, a sentence each. Raises ConfigError, which names every
     setting that cannot change while the server runs; then nothing may be changed."""
-    fixed = _differences(before, after)
+    fixed = [*_differences(before, after), *_other_options(before, after)]
     if fixed:
         raise ConfigError(
             f"{', '.join(fixed)}: cannot change while the server runs, only groups, their nodes and routes can; nothing "
@@ -29,6 +29,13 @@ def changes(before: Settings, after: Settings) -> list[str]:
         *[said for name, group in new.items() if name in old for said in _node_changes(old[name], group)],
         *_route_changes(before, after),
     ]
+
+
+def _other_options(before: Settings, after: Settings) -> list[str]:
+    """A node that stays keeps its target, and so its options."""
+    was = {node.address: node.options for group in before.groups for node in group.nodes}
+    now = {node.address: node.options for group in after.groups for node in group.nodes}
+    return [f"groups.nodes.options of {each}" for each in was if now.get(each, was[each]) != was[each]]
 
 
 def _node_changes(old: GroupSettings, new: GroupSettings) -> Iterator[str]:

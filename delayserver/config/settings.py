@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from delayserver.targets.options import NodeOptions
+
 MIB = 1 << 20
 
 
@@ -247,12 +249,14 @@ class DispatchSettings:
 
 @dataclass(frozen=True, slots=True)
 class NodeSettings:
-    """A broker node: `embedded`, or HOST:PORT of a server or `delayserver broker`."""
+    """A node: `embedded`, HOST:PORT of a server or `delayserver broker`, or the address of another kind of target."""
 
     address: str = "embedded"
     weight: int = 1
     """Its share of the batches in flight. 0 drains it: it gets no new messages, and what is in flight ends. A running
     server takes a new weight over on SIGHUP."""
+    options: NodeOptions = field(default_factory=NodeOptions)
+    """What its kind of target needs beside the address. The kinds of today have no options."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, get_args, get_origin, get_type_hints
 
-from delayserver.config.settings import Settings
-from delayserver.config.units import parse_address, parse_delay_levels, parse_duration_ms, parse_size_bytes
+from delayserver.config.settings import GroupSettings, NodeSettings, Settings
+from delayserver.config.units import parse_delay_levels, parse_duration_ms, parse_size_bytes
+from delayserver.protocol.addresses import parse_address
+from delayserver.targets.registry import capabilities_of, kind_of, read_address
 from store.logs.windows import check_window_ms
 
 DAY_MS: Final = 86_400_000
@@ -236,6 +238,8 @@ def check_settings(settings: Settings) -> None:
             raise ConfigError(
                 f"groups.nodes.weight: all nodes of {group.name!r} have the weight 0, one must take messages"
             )
+        _check_alike(group)
+    _check_options(settings.groups)
     for route in settings.routes:
         for name in route.groups:
             if name not in group_names and settings.routes == Settings().routes:
@@ -269,6 +273,27 @@ def check_settings(settings: Settings) -> None:
         raise ConfigError(f"storage.{error}") from error
 
 
+def _check_alike(group: GroupSettings) -> None:
+    """Nodes of a group replace each other, so a consumer must find the messages of all of them in the same way."""
+    first, *others = [(node.address, capabilities_of(node.address, node.options)) for node in group.nodes]
+    for address, capabilities in others:
+        for name in ("consumable", "keeps_keys"):
+            if getattr(capabilities, name) != getattr(first[1], name):
+                raise ConfigError(
+                    f"groups.nodes: {first[0]} and {address} of {group.name!r} cannot replace each other, because only one "
+                    f"of them is `{name}`; give each a group of its own"
+                )
+
+
+def _check_options(groups: tuple[GroupSettings, ...]) -> None:
+    """A node has one target, whichever groups share it."""
+    known = {node.address: node.options for group in groups for node in group.nodes}
+    for group in groups:
+        for node in group.nodes:
+            if node.options != known[node.address]:
+                raise ConfigError(f"groups.nodes.options: {node.address} has other options in another group")
+
+
 @cache
 def _types_of(kind: type) -> Mapping[str, Any]:
     """Types of the fields of a dataclass, by name. They are kept: there are few classes, and Python takes long for each."""
@@ -281,7 +306,8 @@ def keys_of(kind: type = Settings, prefix: str = "") -> list[str]:
     hints = _types_of(kind)
     for field in dataclasses.fields(kind):
         inner = _table_type(hints[field.name])
-        keys += keys_of(inner, f"{prefix}{field.name}.") if inner else [prefix + field.name]
+        within = keys_of(inner, f"{prefix}{field.name}.") if inner else []
+        keys += within or [prefix + field.name]
     return keys
 
 
@@ -293,7 +319,17 @@ def _read_table(kind: type, table: object, prefix: str) -> Any:
         if name not in hints:
             known = [key.removeprefix(prefix).partition(".")[0] for key in keys_of(kind, prefix)]
             raise ConfigError(f"unknown key {prefix + name!r}{_nearest(name, known, prefix)}")
-    return kind(**{name: _read_value(hints[name], value, prefix + name) for name, value in table.items()})
+    if kind is NodeSettings:  # the address names the kind of target, which knows its options
+        address = _read_text(table.get("address", NodeSettings().address), prefix + "address")
+        hints, table = {**hints, "options": kind_of(address).options}, {"options": {}, **table}
+    for field in dataclasses.fields(kind):
+        if field.name not in table and field.default is field.default_factory is dataclasses.MISSING:
+            raise ConfigError(f"{prefix}{field.name} is missing")
+    values = {name: _read_value(hints[name], value, prefix + name) for name, value in table.items()}
+    try:
+        return kind(**values)
+    except ValueError as error:
+        raise ConfigError(f"{prefix.rstrip('.')}: {error}") from None
 
 
 def _read_value(hint: Any, value: object, key: str) -> Any:
@@ -351,11 +387,11 @@ def _read_text(value: object, key: str) -> str:
         raise ConfigError(
             f"{key}: expected {listed}, not {_shown(value)}{_nearest(value, choices).partition('; known')[0]}"
         )
-    if key == "groups.nodes.address" and value != "embedded":
+    if key == "groups.nodes.address":
         try:
-            parse_address(value)
+            return read_address(value)
         except ValueError as error:
-            raise ConfigError(f"{key}: {error}, or 'embedded' for the broker in this server") from None
+            raise ConfigError(f"{key}: {error}") from None
     if key == "listen.announced":
         try:
             parse_address(value)

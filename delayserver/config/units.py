@@ -1,4 +1,4 @@
-"""Durations, sizes, instants and addresses as people write them: parsing and formatting. Uses no clock."""
+"""Durations, sizes and instants as people write them: parsing and formatting. Uses no clock."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?) ?([a-z]+)", re.ASCII)
 _EPOCH: Final = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
 _ONE_MS: Final = timedelta(milliseconds=1)
 _BEYOND: Final = float(1 << 63)
-PORT_MAX: Final = 65_535
 LEVELS_MAX: Final = 100
 # As long as a nack may ask for.
 LEVEL_MS_MAX: Final = 30 * 86_400_000
@@ -76,19 +75,6 @@ def parse_instant_ms(text: str) -> int:
         plain = instant.isoformat()
         raise ValueError(f"{_cut(text)} has no zone: write {plain}Z for UTC, or {plain}+01:00 for an offset")
     return -((_EPOCH - instant) // _ONE_MS)
-
-
-def parse_address(text: str) -> tuple[str, int]:
-    """``HOST:PORT`` or ``[V6]:PORT`` as host and port. Raises ValueError."""
-    host, separator, port = text.strip().rpartition(":")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    elif ":" in host:
-        host = ""
-    number = int(port) if port.isascii() and port.isdigit() and len(port) < 10 else 0
-    if not separator or not host or not 0 < number <= PORT_MAX:
-        raise ValueError(f"{_cut(text)} is no address: write HOST:PORT, such as 127.0.0.1:20801 or [::1]:20801")
-    return host, number
 
 
 def format_duration(duration_ms: float) -> str:

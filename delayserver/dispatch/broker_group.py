@@ -20,12 +20,12 @@ import numpy as np
 import trio
 
 from delayserver.config.settings import DispatchSettings
-from delayserver.dispatch.broker_node import DeliveryError, Node, choose
+from delayserver.dispatch.broker_node import Node, choose
 from delayserver.dispatch.delivery import ChangedRowsError, Shipment, by_file, keyed_shipments, shipments
+from delayserver.dispatch.judge import Fate, Judgement, judge, unanswered_elsewhere
 from delayserver.dispatch.key_nodes import KeyNodes
 from delayserver.dispatch.message_reader import AHEAD_MS, MessageReader
 from delayserver.dispatch.verdicts import Verdicts
-from delayserver.protocol.outcomes import DeliverOutcome
 from delayserver.runtime.clock import LOOK_AGAIN_MS
 from delayserver.runtime.marks import Bell
 from delayserver.runtime.runtime import Runtime
@@ -34,8 +34,10 @@ from delayserver.state.memory.group_rows import GroupRows
 from delayserver.state.memory.keyed_lane import Buckets, bucket_of, buckets_of
 from delayserver.state.memory.residency import Residency, again_us
 from delayserver.state.memory.rows import has_order_key
+from delayserver.targets.answer import Answer
+from delayserver.targets.target import DeliveryError
 from store.errors import CorruptionError, DiskError
-from store.records.batches import U8, U32
+from store.records.batches import U32, StoredBatch
 from store.records.redelivery import REDELIVERY
 from wheel.due_rows import DueRows
 
@@ -371,28 +373,33 @@ class BrokerGroup:
                 return []
             rows, batch = rows.take(kept), batch.take(kept)
         batch = batch.with_columns(dispatched_us=dispatched_us)
-        elsewhere = self._verdicts.unanswered_elsewhere(rows, node.health.number, uncertain=shipment.uncertain)
+        elsewhere = None
+        if shipment.uncertain:
+            elsewhere = unanswered_elsewhere(rows.payload, self._verdicts.policy(node))
         if elsewhere is not None or int(batch.redelivery.max()) > REDELIVERY.number_max:
             unanswered = elsewhere if elsewhere is not None else np.zeros(len(rows), np.uint32)
             batch = batch.with_columns(redelivery=REDELIVERY.pack(batch.redelivery, unanswered))
         rows.payload["attempts"] += 1
-        began_us, probe = self._clock.monotonic_us(), node.health.begin()
+        began_us = self._clock.monotonic_us()
+        answer = await self._hand_over(node, batch, began_us, uncertain=shipment.uncertain)
+        self._answered(node, rows, answer, elsewhere, (queued_us, dispatched_us, began_us))
+        return []
+
+    async def _hand_over(self, node: Node, batch: StoredBatch, began_us: int, *, uncertain: bool) -> Answer:
+        probe = node.health.begin()
         try:
             with trio.fail_after(self._settings.deliver_timeout_ms / 1000):
-                answer = await node.broker.deliver(batch, uncertain=shipment.uncertain)
+                answer = await node.target.deliver(batch, uncertain=uncertain)
         except DeliveryError as error:
-            self._failed(node, rows, str(error), began_us, known=error.known)
-            return []
+            return Answer.failed(len(batch), str(error), known=error.known)
         except trio.TooSlowError:
-            self._failed(node, rows, "no answer in time", began_us, known=False)
-            return []
+            return Answer.failed(len(batch), "no answer in time", known=False)
         finally:
             node.health.end(probe)
         self._stages.hand_off.add(self._clock.monotonic_us() - began_us)
-        if len(rows) > LARGE_ROWS:
+        if len(batch) > LARGE_ROWS:
             await self._turns.take()
-        self._answered(node, rows, answer, elsewhere, (queued_us, dispatched_us))
-        return []
+        return answer
 
     def _left_queue(self, rows: DueRows, due_us: int) -> int:
         """When the rows were taken for this attempt, or are due if that is later."""
@@ -400,49 +407,57 @@ class BrokerGroup:
         self._stages.queue.add(queued_us - max(int(rows.payload["released_us"][0]), due_us))
         return queued_us
 
-    def _failed(self, node: Node, rows: DueRows, reason: str, began_us: int, *, known: bool) -> None:
-        self.rows.counters.attempt_failed()
-        node.health.failed(reason, self._clock.monotonic_us(), began_us)
-        if not known:
-            self._verdicts.unanswered(rows, node.health.number)
-        self._retry(rows)
+    def _answered(
+        self, node: Node, rows: DueRows, answer: Answer, elsewhere: U32 | None, times_us: tuple[int, int, int]
+    ) -> None:
+        """`times_us`: when the rows were queued for this attempt, when they were dispatched, and when the hand-over began,
+        which is monotonic."""
+        queued_us, dispatched_us, began_us = times_us
+        judged = judge(rows.payload, answer, self._verdicts.policy(node))
+        if judged.failed:
+            node.health.failed(answer.reason, self._clock.monotonic_us(), began_us)
+        else:
+            node.health.succeeded(self._clock.monotonic_us())
+        if not judged.complete:
+            self.rows.counters.attempt_failed()
+            self._not_taken(node, rows, answer, judged)
+            delivered = judged.places(Fate.DELIVERED)
+            if not len(delivered):
+                return
+            rows, answer = rows.take(delivered), Answer(answer.rows[delivered])
+            elsewhere = elsewhere[delivered] if elsewhere is not None else None
+        self._verdicts.delivered(rows, answer.rows, elsewhere, queued_us=queued_us, dispatched_us=dispatched_us)
+
+    def _not_taken(self, node: Node, rows: DueRows, answer: Answer, judged: Judgement) -> None:
+        """Rows that are not delivered go back, or are given up."""
+        self._verdicts.unanswered(rows, np.flatnonzero(judged.unanswered), node.health.number)
+        dead = judged.places(Fate.DEAD)
+        if len(dead):
+            self._verdicts.dead(rows.take(dead), answer.reason)
+        again = judged.places(Fate.AGAIN)
+        if len(again):
+            self._retry(rows.take(again))
+        aside = judged.places(Fate.ASIDE)
+        if len(aside):
+            self._wait_aside(rows.take(aside))
 
     def _retry(self, rows: DueRows) -> None:
-        self._residency.push_front(self.rows, self._verdicts.dead(rows))
+        self._residency.push_front(self.rows, rows)
 
-    def _refused(self, rows: DueRows) -> None:
-        """Rows that a node has no room for, while it takes others: they wait behind those, each longer every time."""
-        settings, rows = self._settings, self._verdicts.dead(rows)
-        if not len(rows):
-            return
+    def _wait_aside(self, rows: DueRows) -> None:
+        """Rows that a node did not take, while it takes others: they wait behind those, each longer every time."""
         if has_order_key(rows.payload[:1]).any():
-            self._queue.keyed.pause(buckets_of(rows), self._clock.monotonic_us() + self._refused_pause_ms(rows) * 1000)
+            self._queue.keyed.pause(buckets_of(rows), self._clock.monotonic_us() + self._pause_aside_ms(rows) * 1000)
             self._residency.push_front(self.rows, rows)
             return
         if self._queue.rows_aside + len(rows) > min(REFUSED_ROWS_MAX, self._residency.share // 4):
-            self._residency.leave(rows, settings.backoff_ms_max * 1000)
+            self._residency.leave(rows, self._settings.backoff_ms_max * 1000)
             return
-        until_us = self._clock.monotonic_us() + self._refused_pause_ms(rows) * 1000
+        until_us = self._clock.monotonic_us() + self._pause_aside_ms(rows) * 1000
         self._residency.put_aside(self.rows, rows, until_us)
         self._put_aside.ring()
 
-    def _refused_pause_ms(self, rows: DueRows) -> int:
+    def _pause_aside_ms(self, rows: DueRows) -> int:
         settings, attempts = self._settings, int(rows.payload["attempts"].min())
         pause_ms: int = min(settings.backoff_ms_min * 2 ** min(attempts - 1, 30), settings.backoff_ms_max)
         return pause_ms
-
-    def _answered(
-        self, node: Node, rows: DueRows, answer: U8, elsewhere: U32 | None, times_us: tuple[int, int]
-    ) -> None:
-        """`times_us`: when the rows were queued for this attempt, and when they were dispatched."""
-        refused = answer == int(DeliverOutcome.REFUSED)
-        if refused.any():
-            self.rows.counters.attempt_failed()
-            self._refused(rows.take(np.flatnonzero(refused)))
-            rows = rows.take(np.flatnonzero(~refused))
-            answer = answer[~refused]
-            elsewhere = elsewhere[~refused] if elsewhere is not None else None
-        node.health.succeeded(self._clock.monotonic_us())
-        if len(rows):
-            queued_us, dispatched_us = times_us
-            self._verdicts.delivered(rows, answer, elsewhere, queued_us=queued_us, dispatched_us=dispatched_us)

@@ -11,10 +11,10 @@ from collections.abc import Iterable
 import trio
 
 from delayserver.dispatch.broker_group import BrokerGroup
-from delayserver.dispatch.broker_node import Broker, DeliveryError
 from delayserver.logs.events import EventLogger
 from delayserver.runtime.runtime import Runtime
 from delayserver.state.windows.window_book import WindowBook
+from delayserver.targets.target import DeliveryError, Target
 from store.tables.days import DayTable
 
 events = EventLogger()
@@ -55,7 +55,12 @@ class CompleteWindows:
         over_ms = self._clock.now_ms() - self._book.window_ms
         over = {start for start in self._completed if start <= over_ms and self._is_settled(start)}
         self._completed -= over
-        nodes = {node.broker.address: node for group in self._groups for node in group.nodes}
+        nodes = {
+            node.target.address: node
+            for group in self._groups
+            for node in group.nodes
+            if node.capabilities.windows_complete
+        }
         self._undeclared = {address: self._undeclared.get(address, set()) for address in nodes}
         for undeclared in self._undeclared.values():
             undeclared.update(over)
@@ -67,9 +72,9 @@ class CompleteWindows:
                 and not node.health.open_circuit
                 and self._clock.monotonic_us() >= self._again_us.get(address, 0)
             ):
-                await self._declare_to(node.broker, self._undeclared[address])
+                await self._declare_to(node.target, self._undeclared[address])
 
-    async def _declare_to(self, node: Broker, undeclared: set[int]) -> None:
+    async def _declare_to(self, node: Target, undeclared: set[int]) -> None:
         windows = sorted(undeclared)[:WINDOWS_AT_ONCE]
 
         def complete() -> list[int]:

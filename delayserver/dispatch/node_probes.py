@@ -9,8 +9,9 @@ from typing import Final
 import trio
 
 from delayserver.dispatch.broker_group import BrokerGroup
-from delayserver.dispatch.broker_node import DeliveryError, Node
+from delayserver.dispatch.broker_node import Node
 from delayserver.runtime.runtime import Runtime
+from delayserver.targets.target import DeliveryError
 
 PROBE_MS: Final = 1_000
 """How often a failing node is asked. It is one small request."""
@@ -38,7 +39,7 @@ class NodeProbes:
     async def _ask(self, group: BrokerGroup, node: Node, asked: set[Node]) -> None:
         try:
             with trio.fail_after(ANSWER_MS / 1000):
-                await node.broker.probe()
+                await node.target.probe()
         except (DeliveryError, trio.TooSlowError):
             return  # it counts as before: without messages nothing waits for it
         finally:

@@ -1,4 +1,4 @@
-"""The meaning of an attempt for its rows: delivered, expired, given up, or maybe delivered. No row moves here."""
+"""Records what became of the rows of an attempt: delivered, expired, given up, or maybe delivered. No row moves here."""
 
 from __future__ import annotations
 
@@ -6,19 +6,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayserver.config.settings import DispatchSettings
+from delayserver.dispatch.broker_node import Node
 from delayserver.dispatch.delivery import compact_column, outcomes
-from delayserver.protocol.outcomes import DeliverOutcome, Outcome
+from delayserver.dispatch.judge import Policy
+from delayserver.logs.events import EventLogger
+from delayserver.protocol.outcomes import Outcome
 from delayserver.runtime.runtime import Runtime
 from delayserver.state.counts.latency import LatencyHistogram
 from delayserver.state.decisions.decided import Decided
 from delayserver.state.memory.attempted import Attempted
-from delayserver.state.memory.due_records import RECORDED
 from delayserver.state.memory.group_rows import GroupRows
 from delayserver.state.memory.rows import SEVERAL_NODES
+from delayserver.targets.answer import RowAnswer
 from store.records.batches import I64, U8, U32
 from store.records.expiry import expired_rows
 from store.records.redelivery import ATTEMPTS, REDELIVERY
 from wheel.due_rows import DueRows
+
+events = EventLogger()
 
 
 class Verdicts:
@@ -57,16 +62,26 @@ class Verdicts:
         self._give_up(rows.take(np.flatnonzero(expired)), Outcome.EXPIRED, now_us)
         return np.flatnonzero(~expired)
 
-    def dead(self, rows: DueRows) -> DueRows:
-        """Record the rows that had as many attempts as the settings allow; returns the others."""
-        limit = self._settings.dead_letter_attempts
-        if not limit:
-            return rows
-        dead = (rows.payload["attempts"] >= limit) & (rows.payload["uncertain"] == 0)
-        if not dead.any():
-            return rows
-        self._give_up(rows.take(np.flatnonzero(dead)), Outcome.DEAD_LETTERED, self._clock.now_us())
-        return rows.take(np.flatnonzero(~dead))
+    def policy(self, node: Node) -> Policy:
+        """What the judge must know of an answer of this node."""
+        return Policy(
+            node.health.number,
+            self._group.alone,
+            node.capabilities.idempotent,
+            self._settings.dead_letter_attempts,
+        )
+
+    def dead(self, rows: DueRows, reason: str) -> None:
+        """Record rows that are never tried again. `reason`: what the target said."""
+        events.warning(
+            "messages_dead_lettered",
+            "{count} messages of broker group {group} are dead letters: {reason}",
+            count=len(rows),
+            group=self._group.name,
+            reason=reason or "too many attempts",
+        )
+        self._attempted.settled(rows.sequence)
+        self._give_up(rows, Outcome.DEAD_LETTERED, self._clock.now_us())
 
     def _give_up(self, rows: DueRows, outcome: Outcome, now_us: int) -> None:
         self._decided.add(
@@ -74,31 +89,32 @@ class Verdicts:
             compact_column(rows.payload["target_group"]),
         )
 
-    def unanswered(self, rows: DueRows, node: int) -> None:
-        """The node with this number may have taken the rows: its answer did not come."""
-        where, certain = rows.payload["unanswered_node"], rows.payload["uncertain"] == 0
-        rows.payload["unanswered_node"] = np.where(certain | (where == node), node, SEVERAL_NODES)
-        rows.payload["unanswered"] = np.minimum(
-            rows.payload["unanswered"].astype(np.int64) + 1, REDELIVERY.unanswered_max
+    def unanswered(self, rows: DueRows, places: NDArray[np.intp], node: int) -> None:
+        """The node with this number may have taken the rows at these places: their answer did not come."""
+        if not len(places):
+            return
+        payload = rows.payload
+        where, certain = payload["unanswered_node"][places], payload["uncertain"][places] == 0
+        payload["unanswered_node"][places] = np.where(certain | (where == node), node, SEVERAL_NODES)
+        payload["unanswered"][places] = np.minimum(
+            payload["unanswered"][places].astype(np.int64) + 1, REDELIVERY.unanswered_max
         )
-        rows.payload["uncertain"] = 1
-        self._attempted.note(rows.sequence, rows.payload)
-
-    def unanswered_elsewhere(self, rows: DueRows, node: int, *, uncertain: bool) -> U32 | None:
-        """How many hand-overs of each row had no answer, u32[n], where one of them went to another node than this; None
-        where none did. Hand-overs before this start are not known, and count as one."""
-        if not uncertain or self._group.alone:
-            return None
-        other = rows.payload["unanswered_node"] != node
-        counts: U32 = np.where(other, np.maximum(rows.payload["unanswered"], 1), 0).astype(np.uint32)
-        return counts if counts.any() else None
+        payload["uncertain"][places] = 1
+        self._attempted.note(rows.sequence[places], payload[places])
 
     def delivered(
         self, rows: DueRows, answer: U8, elsewhere: U32 | None, *, queued_us: int, dispatched_us: int
     ) -> None:
-        """A node has the rows. `answer`: its DeliverOutcome codes u8[n]; `elsewhere`: what `unanswered_elsewhere` said."""
+        """A node has the rows, or has written their outcomes. `answer`: its RowAnswer codes u8[n]. `elsewhere`: what
+        `unanswered_elsewhere` returned."""
         self._attempted.settled(rows.sequence)
-        duplicate = answer == int(DeliverOutcome.DUPLICATE)
+        recorded = answer == int(RowAnswer.RECORDED)
+        if recorded.any():
+            mine = np.flatnonzero(~recorded)
+            if not len(mine):
+                return
+            rows, answer, elsewhere = rows.take(mine), answer[mine], None if elsewhere is None else elsewhere[mine]
+        duplicate = answer == int(RowAnswer.DUPLICATE)
         maybe_twice = 0
         self._lateness.add(_lateness_us(rows, dispatched_us))
         if elsewhere is not None:
@@ -119,19 +135,6 @@ class Verdicts:
             ),
             compact_column(rows.payload["target_group"]),
         )
-
-
-class InternalVerdicts(Verdicts):
-    """Records what became of the records of an internal group, but for those whose answer has their outcome."""
-
-    def delivered(
-        self, rows: DueRows, answer: U8, elsewhere: U32 | None, *, queued_us: int, dispatched_us: int
-    ) -> None:
-        """As `Verdicts.delivered`."""
-        self._attempted.settled(rows.sequence)
-        mine = np.flatnonzero(answer != RECORDED)
-        if len(mine):
-            super().delivered(rows.take(mine), answer[mine], None, queued_us=queued_us, dispatched_us=dispatched_us)
 
 
 def _lateness_us(rows: DueRows, dispatched_us: int) -> I64:

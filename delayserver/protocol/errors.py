@@ -167,8 +167,8 @@ class ForeignReceipt(Refused):
 
 
 class NotRouted(Refused):
-    """No route of the server's configuration covers this subject or group. The operator adds a route, or the caller has a
-    typo.
+    """No route of the server's configuration covers this subject or group: the operator adds a route, or the caller has a
+    typo. Or consumers cannot pull from the nodes of the group.
     """
 
     error = "not_routed"

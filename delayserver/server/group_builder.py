@@ -8,10 +8,9 @@ from delayserver.config.pacing import Pacing
 from delayserver.config.settings import DispatchSettings
 from delayserver.dispatch.broker_group import BrokerGroup
 from delayserver.dispatch.broker_node import Node
+from delayserver.dispatch.internal_node import InternalNode
 from delayserver.dispatch.message_reader import MessageReader
-from delayserver.dispatch.targets.internal_node import InternalNode
-from delayserver.dispatch.targets.targets import Targets
-from delayserver.dispatch.verdicts import InternalVerdicts, Verdicts
+from delayserver.dispatch.verdicts import Verdicts
 from delayserver.runtime.runtime import Runtime
 from delayserver.state.counts.latency import LatencyHistogram, Lateness
 from delayserver.state.decisions.decided import Decided
@@ -22,6 +21,8 @@ from delayserver.state.memory.group_rows import GroupRows
 from delayserver.state.memory.internal_groups import InternalGroup
 from delayserver.state.memory.node_health import NodeHealth
 from delayserver.state.memory.residency import Residency
+from delayserver.targets.kinds import Capabilities
+from delayserver.targets.targets import Targets
 
 
 class GroupBuilder:
@@ -58,12 +59,14 @@ class GroupBuilder:
     def internal(self, group: InternalGroup, due: DueRecords, settings: DispatchSettings) -> BrokerGroup:
         """An internal group, whose due records go into the queue `due`."""
         rows = self._residency.groups[group.code]
-        verdicts = InternalVerdicts(rows, self._decided, self._attempted, LatencyHistogram(), settings, self._runtime)
+        verdicts = Verdicts(rows, self._decided, self._attempted, LatencyHistogram(), settings, self._runtime)
         ahead_bytes_max = group.records_max * group.record_bytes
         reader = MessageReader(self._files.schedule, self._files.server_id, ahead_bytes_max, self._runtime)
-        nodes = [Node(InternalNode(health.address, due), health) for health in rows.nodes]
+        nodes = [
+            Node(InternalNode(health.address, due), health, Capabilities(idempotent=True)) for health in rows.nodes
+        ]
         return BrokerGroup(rows, nodes, reader, self._residency, verdicts, settings, self._runtime)
 
     def nodes(self, health: Sequence[NodeHealth]) -> list[Node]:
         """The nodes whose health this is."""
-        return [Node(self._targets.at(each.address), each) for each in health]
+        return [Node(self._targets.at(each.address), each, self._targets.capabilities(each.address)) for each in health]

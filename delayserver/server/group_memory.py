@@ -12,6 +12,7 @@ from delayserver.state.memory.group_rows import GroupRows
 from delayserver.state.memory.internal_groups import InternalGroup
 from delayserver.state.memory.node_health import NodeHealth
 from delayserver.state.memory.rows import ROW
+from delayserver.targets.options import NodeOptions
 from store.tables.names import BROKER_GROUP, Names
 from wheel.hashed_wheel import HashedWheel
 
@@ -69,6 +70,11 @@ class GroupMemory:
     def start_ms(self) -> int:
         """Where a wheel begins that is made now."""
         return self._clock.now_ms() // self._wheel.tick_ms * self._wheel.tick_ms
+
+
+def options_by_address(groups: Sequence[GroupSettings]) -> dict[str, NodeOptions]:
+    """The options of all nodes by their addresses."""
+    return {node.address: node.options for group in groups for node in group.nodes}
 
 
 def has_one_node(group: GroupSettings, groups: Sequence[GroupSettings], routes: Sequence[RouteSettings]) -> bool:

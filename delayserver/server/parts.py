@@ -24,8 +24,6 @@ from delayserver.dispatch.complete_windows import CompleteWindows
 from delayserver.dispatch.dispatcher import Dispatcher
 from delayserver.dispatch.fail_over import FailOver
 from delayserver.dispatch.node_probes import NodeProbes
-from delayserver.dispatch.targets.embedded_node import EmbeddedNode
-from delayserver.dispatch.targets.targets import Targets
 from delayserver.front.front import SERVER
 from delayserver.load.loader import Loader
 from delayserver.load.refill import Refill
@@ -104,7 +102,7 @@ from delayserver.runtime.room_wait import RoomWait
 from delayserver.runtime.runtime import Runtime
 from delayserver.runtime.watchdog import Watchdog
 from delayserver.server.group_builder import GroupBuilder
-from delayserver.server.group_memory import GroupMemory, has_one_node
+from delayserver.server.group_memory import GroupMemory, has_one_node, options_by_address
 from delayserver.server.topology import Topology
 from delayserver.startup.opening import Opened, count_accepted, find_lost_broker
 from delayserver.startup.pending_subjects import pending_before
@@ -127,6 +125,9 @@ from delayserver.state.windows.drains import Drains
 from delayserver.state.windows.retired import Retired
 from delayserver.state.windows.window_book import WindowBook
 from delayserver.state.windows.windows import Windows
+from delayserver.targets.embedded.embedded_node import EmbeddedNode
+from delayserver.targets.kinds import ServerIdentity, Surroundings
+from delayserver.targets.targets import Targets
 from delayserver.upkeep.checkpoint_file import CheckpointFile
 from delayserver.upkeep.checkpointing import Checkpointing
 from delayserver.upkeep.housekeeping import Housekeeping
@@ -394,12 +395,15 @@ class Parts:
             self.local_broker, opened.sequences, server_id, settings.storage, self.commit.storage_failed, self._runtime
         )
         self.targets = Targets(
-            EmbeddedNode(self.local_broker, server_id, self.balance.subjects.redeliveries),
-            server_id,
-            self._outside.instance,
-            settings.listen,
-            opened.files.names.name,
-            self._outside.connect,
+            options_by_address(settings.groups),
+            Surroundings(
+                EmbeddedNode(self.local_broker, server_id, self.balance.subjects.redeliveries),
+                ServerIdentity(f"{server_id:012x}", self._outside.instance, settings.listen.server_secret),
+                opened.files.names.name,
+                self._outside.connect,
+                settings.listen.frame_bytes_max,
+                self._runtime,
+            ),
         )
         builder = GroupBuilder(
             opened.files,

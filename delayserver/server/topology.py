@@ -23,13 +23,13 @@ from delayserver.config.settings import GroupSettings, NodeSettings, Settings
 from delayserver.dispatch.broker_group import BrokerGroup
 from delayserver.dispatch.broker_groups import BrokerGroups
 from delayserver.dispatch.broker_node import Node
-from delayserver.dispatch.targets.targets import Targets
 from delayserver.runtime.runtime import Runtime
 from delayserver.server.group_builder import GroupBuilder
-from delayserver.server.group_memory import GroupMemory
+from delayserver.server.group_memory import GroupMemory, options_by_address
 from delayserver.state.memory.node_health import NodeHealth
 from delayserver.state.memory.residency import Residency
 from delayserver.state.memory.routes import Routes
+from delayserver.targets.targets import Targets
 
 
 class Topology:
@@ -60,6 +60,7 @@ class Topology:
         # It looks at every name there is, so it may take a second.
         matched = partial(Routes, after.routes, codes, wheel.routes.names, wheel.routes)
         routes = await self._workers.run(matched)
+        self._targets.learn(options_by_address(after.groups))
         before = {group.name: group for group in self._groups}
         kept = [before[group.name] if group.name in before else self._add(group, codes) for group in after.groups]
         leaving = [group for name, group in before.items() if name not in codes]

@@ -8,18 +8,17 @@ import numpy as np
 import trio
 from numpy.typing import NDArray
 
-from delayserver.dispatch.broker_node import DeliveryError
-from delayserver.protocol.outcomes import DeliverOutcome
 from delayserver.runtime.clock import Clock
+from delayserver.targets.answer import Answer, RowAnswer
+from delayserver.targets.target import DeliveryError, Target
 from store.records.batches import StoredBatch
 
 
-class FakeBroker:
-    """A `Broker`. It keeps everything, repeats too: what is asked of the server is that there are none."""
+class FakeBroker(Target):
+    """A `Target`. It keeps everything, repeats too: what is asked of the server is that there are none."""
 
     def __init__(self, clock: Clock, address: str = "fake") -> None:
         self.address = address
-        self.problem = ""
         self.clock = clock
         self.up = True
         self.known_failures = True
@@ -27,6 +26,7 @@ class FakeBroker:
         self.delay_ms = 0.0
         self.gate: trio.Event | None = None
         self.refuse: Callable[[StoredBatch], NDArray[np.bool_]] | None = None
+        self.answers: Callable[[StoredBatch], Answer] | None = None
         self.attempts: list[int] = []
         self.attempt_rows: list[int] = []
         self.uncertain_attempts = 0
@@ -41,7 +41,7 @@ class FakeBroker:
         self._looked_at: list[int] = []
         self._texts: list[str] = []
 
-    async def deliver(self, batch: StoredBatch, *, uncertain: bool) -> NDArray[np.uint8]:
+    async def deliver(self, batch: StoredBatch, *, uncertain: bool) -> Answer:
         self.attempts.append(self.clock.now_us())
         self.attempt_rows.append(len(batch))
         self.uncertain_attempts += uncertain
@@ -56,9 +56,13 @@ class FakeBroker:
             if self.stores_before_failing:
                 self._store(batch, np.ones(len(batch), dtype=bool))
             raise DeliveryError("it is down", known=self.known_failures)
+        if self.answers is not None:
+            answer = self.answers(batch)
+            self._store(batch, (answer.rows == RowAnswer.STORED) | (answer.rows == RowAnswer.UNKNOWN))
+            return answer
         refused = self.refuse(batch) if self.refuse is not None else np.zeros(len(batch), dtype=bool)
         self._store(batch, ~refused)
-        return np.where(refused, int(DeliverOutcome.REFUSED), int(DeliverOutcome.STORED)).astype(np.uint8)
+        return Answer(np.where(refused, RowAnswer.REFUSED, RowAnswer.STORED).astype(np.uint8))
 
     def _store(self, batch: StoredBatch, wanted: NDArray[np.bool_]) -> None:
         now_us = self.clock.now_us()

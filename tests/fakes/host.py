@@ -289,14 +289,14 @@ class Host:
     def _opened(self, server: DelayServer) -> None:
         self._replace_nodes(server)
         at = server.parts.targets.at
-        server.parts.targets.at = lambda address: self.brokers.get(address) or at(address)  # type: ignore[method-assign,assignment,return-value]
+        server.parts.targets.at = lambda address: self.brokers.get(address) or at(address)  # type: ignore[method-assign]
         self.before_run(server)
 
     def _replace_nodes(self, server: DelayServer) -> None:
         for group in server.parts.groups:
             for node in group.nodes:
-                if node.broker.address in self.brokers:
-                    node.broker = self.brokers[node.broker.address]
+                if node.target.address in self.brokers:
+                    node.target = self.brokers[node.target.address]
 
     async def reload(self, **parts: Any) -> list[str]:
         """These parts of the settings become others, and the server reads them again. A refused reload changes nothing here

@@ -9,10 +9,10 @@ from typing import Any
 
 import trio
 
-from delayserver.dispatch.targets.remote_node import PAUSE_S_MAX
 from delayserver.front.front import BROKER
 from delayserver.operations.nodes.server_fence import HOLD_MS
 from delayserver.protocol.figure_fields import as_map
+from delayserver.targets.remote_node import PAUSE_S_MAX
 from tests.simulation import settings as settings_of
 from tests.simulation.actors import REMOTE_SUBJECTS, SUBJECTS, TIMES_AT_ONCE, Consumer, Producer, look_up
 from tests.simulation.bounds import Bounds

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from delayserver.config.units import format_duration, parse_address, parse_duration_ms, parse_instant_ms
+from delayserver.config.units import format_duration, parse_duration_ms, parse_instant_ms
+from delayserver.protocol.addresses import parse_address
 from delayserver.protocol.operations import DEFAULT_HOST, DEFAULT_PORT
 
 if TYPE_CHECKING:

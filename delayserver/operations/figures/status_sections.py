@@ -234,11 +234,11 @@ class DeliveryReader:
 
     def duplicates(self) -> list[str]:
         """One sentence for each node that reports another process with this server's id."""
-        nodes = {node.broker.address: node.broker for group in self._groups for node in group.nodes}
+        targets = {node.target.address: node.target for group in self._groups for node in group.nodes}
         return [
             f"another process with the id of this server delivers to {address}: stop one of the two"
-            for address, broker in nodes.items()
-            if broker.problem == DuplicateServerId.error
+            for address, target in targets.items()
+            if target.problem == DuplicateServerId.error
         ]
 
 
@@ -256,14 +256,14 @@ def _group(group: BrokerGroup, now_us: int) -> GroupStatus:
         dropped_from_memory=counters.dropped_from_memory,
         nodes=[
             NodeStatus(
-                address=node.broker.address,
+                address=node.target.address,
                 weight=node.health.weight,
                 state=node.health.state if node.health.weight else DRAINING,
                 circuit="open" if node.health.open_circuit else "closed",
                 retry_in_ms=max(node.health.closed_until_us - now_us, 0) // 1000,
                 failures=node.health.failures_total,
                 last_error=node.health.last_error,
-                problem=node.broker.problem,
+                problem=node.target.problem,
             )
             for node in group.nodes
         ],

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from delayserver.dispatch.broker_group import BrokerGroup
 from delayserver.dispatch.broker_groups import BrokerGroups
-from delayserver.dispatch.targets.embedded_node import EMBEDDED
 from delayserver.protocol.arguments import shown
 from delayserver.protocol.errors import NotRouted, PublishedElsewhere
 from delayserver.runtime.clock import Clock
@@ -16,8 +16,8 @@ from delayserver.state.memory.routes import Routes
 @dataclass(frozen=True, slots=True)
 class RouteNode:
     """One node of a group: its address, its weight in the group's deliveries, and what this server knows of it, since when
-    (milliseconds since 1970). `here`: it is the embedded node of this process, and its address is `EMBEDDED`. Only the front
-    knows the address at which a client reaches it."""
+    (milliseconds since 1970). `here`: it is the broker of this process. Only the front knows the address at which a client
+    reaches it."""
 
     address: str
     weight: int
@@ -52,34 +52,49 @@ class Routing:
         """Whether each group has the embedded node of this process."""
         if self._version != self._groups.version:
             self._version = self._groups.version
-            self._all_here = all(any(node.broker.address == EMBEDDED for node in group.nodes) for group in self._groups)
+            self._all_here = all(any(node.capabilities.here for node in group.nodes) for group in self._groups)
         return self._all_here
 
     def of_subject(self, subject: str, order_key: str | None = None) -> Route:
-        """The first group of a subject's route. A subject that matches no pattern goes to the first of all groups."""
-        route = self._routes.match(subject)
-        return self.of_group(route.groups[0] if route is not None else self._groups.first.name, order_key)
+        """The first group of a subject's route. A subject that matches no pattern goes to the first of all groups. Raises
+        NotRouted."""
+        return self._route(self._group_of(subject), order_key)
 
     def require_here(self, subject: str) -> None:
         """Raises PublishedElsewhere if the first group of the subject's route has no node in this process."""
-        nodes = self.of_subject(subject).nodes
+        nodes = self._nodes(self._group_of(subject))
         if all(not node.here and node.address not in self._own_addresses for node in nodes):
             there = ", ".join([node.address for node in nodes])
             raise PublishedElsewhere(f"messages of {shown(subject)} are stored by {there}; publish there, or send")
 
     def of_group(self, name: str, order_key: str | None = None) -> Route:
         """The group of this name. Raises NotRouted."""
+        return self._route(self._group(name), order_key)
+
+    def _group_of(self, subject: str) -> BrokerGroup:
+        route = self._routes.match(subject)
+        return self._group(route.groups[0] if route is not None else self._groups.first.name)
+
+    def _group(self, name: str) -> BrokerGroup:
         group = next((group for group in self._groups if group.name == name), None)
         if group is None:
             raise NotRouted(f"there is no broker group {shown(name)}")
+        return group
+
+    def _route(self, group: BrokerGroup, order_key: str | None) -> Route:
+        """The configuration sees to it that consumers can pull from all nodes of a group, or from none."""
+        if not all(node.capabilities.consumable for node in group.nodes):
+            there = ", ".join([node.target.address for node in group.nodes])
+            raise NotRouted(f"broker group {shown(group.name)} delivers to {there}: consumers cannot pull from there")
+        key_node = None if order_key is None else group.node_of_key(order_key.encode()).target.address
+        return Route(group.name, self._nodes(group), key_node)
+
+    def _nodes(self, group: BrokerGroup) -> list[RouteNode]:
         nodes = []
         now_ms, monotonic_us = self._clock.now_ms(), self._clock.monotonic_us()
         for node in group.nodes:
-            address, health = node.broker.address, node.health
-            here = address == EMBEDDED  # it is this process, which answers
+            health, here = node.health, node.capabilities.here
             state = DRAINING if not health.weight else UP if here else health.state
             since_ms = now_ms - (monotonic_us - health.since_us) // 1000
-            nodes.append(RouteNode(address, health.weight, state, since_ms, here))
-        if order_key is None:
-            return Route(group.name, nodes)
-        return Route(group.name, nodes, group.node_of_key(order_key.encode()).broker.address)
+            nodes.append(RouteNode(node.target.address, health.weight, state, since_ms, here))
+        return nodes

@@ -16,7 +16,7 @@ SAMPLE = Path(__file__).parents[3] / "delayserver.sample.toml"
 
 
 def keys_in(value: Any, prefix: str = "") -> set[str]:
-    if isinstance(value, dict):
+    if isinstance(value, dict) and value:
         return {key for name, inner in value.items() for key in keys_in(inner, f"{prefix}.{name}".lstrip("."))}
     if isinstance(value, list) and value and isinstance(value[0], dict):
         return {key for entry in value for key in keys_in(entry, prefix)}

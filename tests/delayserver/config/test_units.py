@@ -9,7 +9,6 @@ from delayserver.config.units import (
     format_instant,
     format_size,
     format_utc,
-    parse_address,
     parse_duration_ms,
     parse_instant_ms,
     parse_size_bytes,
@@ -69,14 +68,6 @@ def test_an_instant_needs_a_zone_and_the_error_shows_how_to_write_one() -> None:
 
 def test_an_instant_is_rounded_up_so_that_nothing_is_early() -> None:
     assert parse_instant_ms("1970-01-01T00:00:00.000001Z") == 1
-
-
-def test_addresses_are_read_and_refused() -> None:
-    assert parse_address("127.0.0.1:20801") == ("127.0.0.1", 20801)
-    assert parse_address("[::1]:1") == ("::1", 1)
-    for text in ("", "host", ":1", "host:", "host:x", "host:0", "host:70000", "::1"):
-        with pytest.raises(ValueError, match="HOST:PORT"):
-            parse_address(text)
 
 
 def test_figures_for_people_use_at_most_two_units() -> None:

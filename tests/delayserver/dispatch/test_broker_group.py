@@ -15,6 +15,9 @@ from delayserver.config.settings import DispatchSettings, GroupSettings, NodeSet
 from delayserver.dispatch.broker_node import Node, choose
 from delayserver.runtime.clock import SystemClock
 from delayserver.state.memory.node_health import NodeHealth
+from delayserver.targets.answer import Answer, RowAnswer
+from delayserver.targets.kinds import Capabilities
+from store.records.batches import StoredBatch
 from tests.fakes.broker import FakeBroker
 from tests.fakes.clock import SimulatedClock
 from tests.fakes.host import Client, Host, fake_group, faked_settings, small_settings
@@ -270,6 +273,32 @@ async def test_rows_refused_by_the_node_are_retried_and_their_neighbours_are_del
     host.check_balance(pending=0)
 
 
+async def test_each_message_of_a_batch_may_have_an_answer_of_its_own(boot: Boot) -> None:
+    """The node took the first ones, may have the next, has no room for the third kind, and never takes the last."""
+    host = boot(faked_settings(dispatch=QUICK))
+    await host.start()
+    client, node = await host.client(), host.fake("fake")
+    codes = (RowAnswer.STORED, RowAnswer.UNKNOWN, RowAnswer.FAILED, RowAnswer.REJECTED)
+    due_ms = host.now_ms + 100
+    receipts = [(await client.put(str(int(code)), due_ms))["receipt"] for code in codes]
+
+    def first(batch: StoredBatch) -> Answer:
+        node.answers = None
+        assert len(batch) == len(codes)
+        by_body = [codes[int(place)] for place in np.argsort(np.argsort(batch.sequence))]
+        return Answer(np.array(by_body, np.uint8), "it is full")
+
+    node.answers = first
+    await host.until(lambda: len(node.stored) == 4, within_ms=5_000)
+    await host.settled()
+    assert node.texts[:2] == ["1", "4"] and sorted(node.texts[2:]) == ["4", "6"]
+    assert node.uncertain_attempts == 1 and len(node.uncertain) == 1
+    outcomes = await client.lookup(*receipts)
+    assert outcomes == ["delivered", "delivered", "delivered", "dead_lettered"]
+    assert not host.server.parts.groups.first.nodes[0].health.failures_total
+    host.check_balance(pending=0)
+
+
 async def test_dead_lettering_is_asked_for_and_only_after_known_failures(boot: Boot) -> None:
     for known in (True, False):
         host = boot(faked_settings(dispatch=QUICK | {"dead_letter_attempts": 4}), name=f"host{known}")
@@ -355,7 +384,8 @@ def test_the_log_says_once_that_a_node_is_down_and_once_that_it_is_back(caplog: 
 def test_smooth_round_robin_spreads_by_weight_over_the_ready_nodes() -> None:
     settings = DispatchSettings()
     nodes = [
-        Node(FakeBroker(SystemClock()), NodeHealth("n:1", weight, settings, lambda: 0.0)) for weight in (5, 1, 1, 0)
+        Node(FakeBroker(SystemClock()), NodeHealth("n:1", weight, settings, lambda: 0.0), Capabilities())
+        for weight in (5, 1, 1, 0)
     ]
     taken = [nodes.index(node) for _ in range(14) if (node := choose(nodes, 0))]
     assert Counter(taken) == {0: 10, 1: 2, 2: 2}
@@ -444,7 +474,8 @@ def spread(weights: list[int], hold_ms: list[float], seed: int, batches: int = 6
     """How many batches each node gets from workers that each give the next one when the last is answered."""
     chance = Random(seed)
     nodes = [
-        Node(FakeBroker(SystemClock()), NodeHealth("n:1", each, DispatchSettings(), lambda: 0.0)) for each in weights
+        Node(FakeBroker(SystemClock()), NodeHealth("n:1", each, DispatchSettings(), lambda: 0.0), Capabilities())
+        for each in weights
     ]
     given, busy = [0] * len(nodes), list[tuple[float, int, int]]()
     now_ms = 0.0

@@ -25,9 +25,9 @@ from store.errors import CorruptionError, SyncFailedError, UnreadableError
 from store.logs.schedule_log import ScheduleKey
 from store.records.batches import I64, U32
 from tests.delayserver.broker.brokers import HOUR_US, NOW_US, SERVER, drain, messages, open_broker
-from tests.delayserver.dispatch.targets.test_remote_node import pair
 from tests.delayserver.dispatch.test_broker_group import A_THEN_B, QUICK, TWO_GROUPS, put_many
 from tests.delayserver.net.sockets import socket_of
+from tests.delayserver.targets.test_remote_node import pair
 from tests.fakes.clock import SimulatedClock
 from tests.fakes.disk import FakeDisk, FakeFile
 from tests.fakes.host import Host, fake_group, faked_settings, small_settings, texts

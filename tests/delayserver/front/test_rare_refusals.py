@@ -17,8 +17,8 @@ from delayserver.net.transport import connect_socket
 from delayserver.protocol.frames import Request
 from delayserver.state.memory.group_rows import GroupRows
 from store.tables.names import SUBJECT
-from tests.delayserver.dispatch.targets.test_remote_node import pair
 from tests.delayserver.dispatch.test_broker_group import A_THEN_B, QUICK, TWO_GROUPS, put_many
+from tests.delayserver.targets.test_remote_node import pair
 from tests.fakes.clock import SimulatedClock
 from tests.fakes.host import Host, faked_settings, small_settings
 from tests.fakes.network import FakeNetwork
@@ -94,7 +94,7 @@ async def test_a_dead_group_with_many_rows_that_wait_does_not_take_the_event_loo
     await host.sleep_ms(3_000)
     dead = max(server.parts.groups, key=lambda group: len(group.rows.queue))
     names = ("fakeA", "fakeB")
-    down, other = sorted(map(host.fake, names), key=lambda fake: fake is not dead.nodes[0].broker)
+    down, other = sorted(map(host.fake, names), key=lambda fake: fake is not dead.nodes[0].target)
     assert dead.rows.failing and len(dead.rows.queue) > 900
     looked: list[int] = []
     take, match = dead.rows.queue.take, server.parts.routes.match

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import trio
 
-from delayserver.dispatch.broker_node import DeliveryError
-from delayserver.dispatch.targets.internal_node import InternalNode
+from delayserver.dispatch.internal_node import InternalNode
 from delayserver.operations.messages.due_task import DueTask
 from delayserver.protocol.errors import NotReady
 from delayserver.state.memory.due_records import DueRecords
+from delayserver.targets.target import DeliveryError
 from store.errors import DiskFullError
 from store.records.batches import U8, StoredBatch
 from tests.delayserver.conftest import run_simulated
@@ -49,7 +49,7 @@ async def test_two_batches_are_answered_in_parallel_each_with_its_own_answer(nur
     answers: list[list[int]] = []
 
     async def deliver(count: int) -> None:
-        answers.append((await node.deliver(records(count), uncertain=False)).tolist())
+        answers.append((await node.deliver(records(count), uncertain=False)).rows.tolist())
 
     async with trio.open_nursery() as both:
         both.start_soon(deliver, 2)

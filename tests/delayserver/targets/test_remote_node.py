@@ -12,12 +12,13 @@ import pytest
 import trio
 
 from delayserver.config.settings import GroupSettings, NodeSettings, RouteSettings, Settings
-from delayserver.dispatch.broker_node import DeliveryError
-from delayserver.dispatch.targets.remote_node import RemoteNode, ServerIdentity
 from delayserver.front.front import BROKER
 from delayserver.protocol.columns import U8, U32, unpack_column
 from delayserver.protocol.frames import FrameDecoder, decode_request, encode_reply, encode_request
 from delayserver.protocol.proof import make_proof
+from delayserver.targets.kinds import ServerIdentity
+from delayserver.targets.remote_node import RemoteNode
+from delayserver.targets.target import DeliveryError
 from store.records.batches import StoredBatch
 from store.tables.names import SUBJECT
 from tests.fakes.clock import SimulatedClock
@@ -426,7 +427,7 @@ async def test_a_node_that_did_not_answer_gets_no_message_before_it_answers_agai
     outcomes: list[int] = []
 
     async def deliver() -> None:
-        outcomes.extend((await remote.deliver(batch(1, 10), uncertain=True)).tolist())
+        outcomes.extend((await remote.deliver(batch(1, 10), uncertain=True)).rows.tolist())
 
     nursery.start_soon(deliver)
     for expected in ("ping", "deliver"):

@@ -3,37 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from delayserver.broker.service.local_broker import LocalBroker
-from delayserver.dispatch.broker_node import DeliveryError
 from delayserver.protocol.errors import ShuttingDown
 from delayserver.protocol.outcomes import DeliverOutcome
 from delayserver.state.counts.redeliveries import Redeliveries
+from delayserver.targets.answer import Answer
+from delayserver.targets.embedded_kind import EMBEDDED_ADDRESS
+from delayserver.targets.target import DeliveryError, Target
 from store.errors import DiskFullError, UnreadableError
 from store.records.batches import StoredBatch
 from store.records.columns import has_any
 
-# The address by which a configuration names this node.
-EMBEDDED: Final = "embedded"
 
-
-class EmbeddedNode:
+class EmbeddedNode(Target):
     """Hands over within the process: a batch is stored in this step, and `delivered` is said after the broker's sync."""
 
-    address = EMBEDDED
-    problem = ""
+    address = EMBEDDED_ADDRESS
 
     def __init__(self, broker: LocalBroker, server_id: int, redeliveries: Redeliveries) -> None:
         self._broker = broker
         self._server_id = server_id
         self._redeliveries = redeliveries
 
-    async def deliver(self, batch: StoredBatch, *, uncertain: bool) -> NDArray[np.uint8]:
-        """See `Broker.deliver` of the nodes. Raises DeliveryError."""
+    async def deliver(self, batch: StoredBatch, *, uncertain: bool) -> Answer:
+        """See `Target.deliver`. Raises DeliveryError."""
         try:
             if uncertain:
                 delivered = await self._broker.deliver_uncertain(batch, lambda: None)
@@ -50,10 +46,7 @@ class EmbeddedNode:
             raise DeliveryError(str(error), known=True) from error
         except DiskFullError as error:
             raise DeliveryError(str(error), known=False) from error
-        return delivered.outcome
-
-    async def probe(self) -> None:
-        """It is this process. Nothing says without messages whether its disk is full."""
+        return Answer(delivered.outcome)
 
     async def windows_complete(self, windows_ms: Callable[[], list[int]]) -> None:
         """Forget the keys of these windows. It cannot fail."""

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import trio
 from numpy.typing import NDArray
 
 from delayserver.broker.queues.windows import by_window
-from delayserver.dispatch.broker_node import DeliveryError
 from delayserver.logs.events import EventLogger
 from delayserver.net.transport import Connect, Transport
+from delayserver.protocol.addresses import parse_address
 from delayserver.protocol.columns import U8, U32, pack_column, unpack_column
 from delayserver.protocol.errors import (
     DelayServerError,
@@ -34,6 +33,10 @@ from delayserver.protocol.frames import FrameDecoder, decode_reply, encode_bulk_
 from delayserver.protocol.operations import DELIVER, HELLO, PING, PROVE, SUPPORTED_VERSIONS, WINDOW_COMPLETE
 from delayserver.protocol.outcomes import DeliverOutcome
 from delayserver.protocol.proof import make_proof
+from delayserver.targets.answer import Answer
+from delayserver.targets.embedded_kind import EMBEDDED_ADDRESS
+from delayserver.targets.kinds import Capabilities, ServerIdentity, TargetKind
+from delayserver.targets.target import DeliveryError, Target
 from store.records.batches import StoredBatch
 from store.records.columns import has_any
 from store.records.redelivery import REDELIVERY
@@ -60,15 +63,6 @@ LEFT_MAX = 3
 _OLD_SUPERSEDED = "newer connection"
 
 
-@dataclass(frozen=True, slots=True)
-class ServerIdentity:
-    """The sender: its server id (12 hex digits), the instance of this process (16) and the secret that servers share."""
-
-    server_id: str
-    instance: str
-    secret: str
-
-
 class _Waiting:
     """One request without its reply."""
 
@@ -89,7 +83,7 @@ class _Waiting:
 WINDOWS_AT_ONCE = 32
 
 
-class RemoteNode:
+class RemoteNode(Target):
     """One node of a group. `run` owns the connection; `deliver` may be called by several tasks."""
 
     def __init__(
@@ -298,12 +292,12 @@ class RemoteNode:
             )
         self._problem, self._problem_at_s = error.name, trio.current_time()
 
-    async def deliver(self, batch: StoredBatch, *, uncertain: bool) -> NDArray[np.uint8]:
+    async def deliver(self, batch: StoredBatch, *, uncertain: bool) -> Answer:
         """Send one `deliver` for each window of the batch, one after the other if there are order keys. Raises
         DeliveryError."""
         parts = by_window(batch.server_id, batch.window_ms)
         if len(parts) == 1:
-            return await self._deliver(batch, uncertain)
+            return Answer(await self._deliver(batch, uncertain))
         outcome = np.zeros(len(batch), np.uint8)
         failures: list[DeliveryError] = []
 
@@ -329,7 +323,7 @@ class RemoteNode:
                     DeliverOutcome.REFUSED
                 )  # no later message of a key goes before an earlier one
                 break
-        return outcome
+        return Answer(outcome)
 
     async def _deliver(self, batch: StoredBatch, uncertain: bool) -> NDArray[np.uint8]:
         subjects, subject_index = np.unique(batch.subject, return_inverse=True)
@@ -435,3 +429,23 @@ async def _send_all(transport: Transport, frame: bytes) -> None:
         # Part of a frame is out: whatever followed it would be read as its rest.
         transport.close()
         raise
+
+
+def _read_address(text: str) -> str:
+    """HOST:PORT, with or without the scheme before it. Raises ValueError."""
+    address = text.removeprefix("tcp://")
+    try:
+        parse_address(address)
+    except ValueError as error:
+        raise ValueError(f"{error}, or {EMBEDDED_ADDRESS!r} for the broker in this server") from None
+    return address
+
+
+TCP: Final = TargetKind(
+    "tcp",
+    lambda _address, _options: Capabilities(consumable=True, keeps_keys=True, idempotent=True, windows_complete=True),
+    lambda address, _options, around: RemoteNode(
+        address, around.identity, around.frame_bytes_max, around.connect, around.names
+    ),
+    _read_address,
+)

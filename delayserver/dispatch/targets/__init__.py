@@ -1,1 +1,0 @@
-"""One file for each kind of target that a group delivers to."""

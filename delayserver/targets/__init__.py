@@ -1,0 +1,1 @@
+"""Delivery targets: what a node of a broker group is, and one file for each kind of target."""

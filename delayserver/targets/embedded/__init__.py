@@ -1,0 +1,1 @@
+"""The kind of target that knows the broker of this process."""
