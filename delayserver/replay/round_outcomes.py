@@ -50,7 +50,7 @@ class RoundOutcomes:
 
     async def finish_recovery(self) -> None:
         """Record what the first replay met again, as far as the outcomes are not in the files already."""
-        batches, self._waiting = self._waiting or [], None
+        batches, self._waiting = [*(self._waiting or ()), *self._decided.copies_ahead()], None
         if batches:
             await self._record_missing(OutcomeBatch.concatenate(batches))
 

@@ -109,6 +109,8 @@ class Decided:
         self._pins: dict[DispatchKey, int] = {}
         # Sequences decided before their round was published: of one round at most.
         self._early: list[I64] = []
+        # Duplicates that loads met while the start had not replayed them yet. None once it has.
+        self._copies_ahead: list[ScheduleIndex] | None = []
 
     # -- what stages add
 
@@ -145,12 +147,22 @@ class Decided:
 
     def add_lost_copies(self, window_ms: int, copies: ScheduleIndex, missing: NDArray[np.bool_]) -> None:
         """Take the outcomes of duplicates of one window which a crash lost: `missing`, bool[n], says which of them have none
-        in its file. The schedule file has the verdict. Duplicates of a round that is not published yet come with it."""
-        lost = (
-            missing & self.overlays.not_done(window_ms, copies.sequence) & self._positions.has_replayed(copies.sequence)
-        )
-        if lost.any():
-            self.add(suppressed_outcomes(copies.take(np.flatnonzero(lost)), self._clock.now_us()))
+        in its file. The schedule file has the verdict. Duplicates of a round that is not published yet come with it, but for
+        those that an earlier process has placed: see `copies_ahead`."""
+        missing = missing & self.overlays.not_done(window_ms, copies.sequence)
+        replayed = self._positions.has_replayed(copies.sequence)
+        lost, ahead = np.flatnonzero(missing & replayed), np.flatnonzero(missing & ~replayed)
+        if len(ahead) and self._copies_ahead is not None:
+            self._copies_ahead.append(copies.take(ahead))
+        if len(lost):
+            self.add(suppressed_outcomes(copies.take(lost), self._clock.now_us()))
+
+    def copies_ahead(self) -> list[OutcomeBatch]:
+        """The outcomes of duplicates that loads have met before the start had replayed them; to be called once it has. Their
+        rows were in the files, so the replay passed over them, and no round has brought these outcomes. Some may be decided
+        by now."""
+        copies, self._copies_ahead = self._copies_ahead or [], None
+        return [suppressed_outcomes(each, self._clock.now_us()) for each in copies]
 
     def opened(self, messages: MessageBatch) -> None:
         """A round of the message_log is published: its messages have no outcome, but for early ones."""

@@ -227,6 +227,31 @@ async def test_messages_delivered_before_a_loss_of_power_do_not_come_again_when_
     host.check_balance(pending=20)
 
 
+async def test_a_duplicate_whose_outcome_was_lost_is_ended_though_the_replay_finds_it_placed(boot: Boot) -> None:
+    host = boot(faked_settings(storage={"dispatch_reserve_bytes": 1 << 16}))
+    server = await host.start()
+    client = await host.client()
+    due_ms = host.now_ms + 60_000
+    await client.put("once", due_ms, message_id="a")
+    await host.settled()
+    await server.parts.checkpointing.write()
+    await client.put("once", due_ms, message_id="a")
+    await host.settled()
+    assert (await client.status())["deduplicated"] == 1
+    await block_replay(host)
+    for number in range(20):
+        await client.put("x" * 5_000, host.now_ms + HOUR_MS + number * 60_000)
+    await host.kill()
+    for path in host.disk.files("/data/dispatch_log/"):
+        host.disk.remove(path)  # the outcome was not synced; the schedule file says that it is a duplicate
+    await start_with_room(host, 0)
+    await host.until(lambda: host.fake().texts == ["once"], within_ms=60_000)
+    host.disk.capacity_bytes = None
+    await host.until(lambda: host.server.readiness.ready)
+    await host.settled()
+    assert host.check_balance(pending=20)["deduplicated"] == 1
+
+
 async def test_consumers_pull_and_ack_while_the_replay_waits_for_room(boot: Boot) -> None:
     host = await with_backlog(boot)
     await start_with_room(host, 0)
