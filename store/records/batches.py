@@ -6,12 +6,11 @@ Times: `_ms` is milliseconds and `_us` microseconds since 1970 UTC. Sequences st
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from store.records.columns import ColumnBatch, Schema
+from store.records.columns import ColumnBatch
 
 I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
@@ -34,7 +33,7 @@ FLAG_DEAD_LETTER = 2
 
 
 @dataclass(frozen=True, slots=True)
-class MessageBatch(ColumnBatch):
+class MessageBatch(ColumnBatch, kind=KIND_MESSAGES, version=2, steps={"sequence"}, fields_before=(15,)):
     """Accepted messages, in message_log (arrival order) and in schedule_log (the order of their sequence).
 
     `expires_ms` 0: never. `origin_sequence` not 0: an internal record (retry, redispatch) of that message for
@@ -68,38 +67,9 @@ class MessageBatch(ColumnBatch):
     bodies: memoryview
     order_keys: memoryview
 
-    schema: ClassVar[Schema] = Schema(
-        kind=KIND_MESSAGES,
-        version=2,
-        fields=(
-            ("sequence", "<i8"),
-            ("due_ms", "<i8"),
-            ("accepted_us", "<i8"),
-            ("expires_ms", "<i8"),
-            ("origin_sequence", "<i8"),
-            ("duplicate_of", "<i8"),
-            ("replaces_sequence", "<i8"),
-            ("replaces_due_ms", "<i8"),
-            ("id_hash", "<u8"),
-            ("subject", "<u4"),
-            ("target_group", "<u4"),
-            ("redelivery", "<u4"),
-            ("ids_length", "<u4"),
-            ("properties_length", "<u4"),
-            ("bodies_length", "<u4"),
-            ("order_hash", "<u8"),
-            ("tag", "<u4"),
-            ("flags", "<u4"),
-            ("order_keys_length", "<u4"),
-        ),
-        blobs=("ids", "properties", "bodies", "order_keys"),
-        steps=frozenset({"sequence"}),
-        fields_before=(15,),
-    )
-
 
 @dataclass(frozen=True, slots=True)
-class CancelBatch(ColumnBatch):
+class CancelBatch(ColumnBatch, kind=KIND_CANCELS, version=3, steps={"sequence"}, fields_before=(4, 6)):
     """Cancels and rollbacks as control records of message_log: the message is named by its sequence and due time.
 
     `replaced_by_sequence` and `replaced_by_due_ms` not 0: a reschedule or a commit put that message in its place. Such a
@@ -117,26 +87,9 @@ class CancelBatch(ColumnBatch):
     outcome: U8
     origin_sequence: I64
 
-    schema: ClassVar[Schema] = Schema(
-        kind=KIND_CANCELS,
-        version=3,
-        fields=(
-            ("sequence", "<i8"),
-            ("due_ms", "<i8"),
-            ("requested_us", "<i8"),
-            ("subject", "<u4"),
-            ("replaced_by_sequence", "<i8"),
-            ("replaced_by_due_ms", "<i8"),
-            ("outcome", "|u1"),
-            ("origin_sequence", "<i8"),
-        ),
-        steps=frozenset({"sequence"}),
-        fields_before=(4, 6),
-    )
-
 
 @dataclass(frozen=True, slots=True)
-class OutcomeBatch(ColumnBatch):
+class OutcomeBatch(ColumnBatch, kind=KIND_OUTCOMES, version=2, steps={"sequence"}, fields_before=(14,)):
     """Outcomes of messages, in dispatch_log. `outcome` holds the protocol's codes (4 delivered to 8 dead-lettered, and 12
     rolled back).
 
@@ -164,34 +117,9 @@ class OutcomeBatch(ColumnBatch):
     replaced_by_sequence: I64
     replaced_by_due_ms: I64
 
-    schema: ClassVar[Schema] = Schema(
-        kind=KIND_OUTCOMES,
-        version=2,
-        fields=(
-            ("sequence", "<i8"),
-            ("due_ms", "<i8"),
-            ("accepted_us", "<i8"),
-            ("loaded_us", "<i8"),
-            ("released_us", "<i8"),
-            ("queued_us", "<i8"),
-            ("dispatched_us", "<i8"),
-            ("settled_us", "<i8"),
-            ("origin_sequence", "<i8"),
-            ("subject", "<u4"),
-            ("broker_group", "<u4"),
-            ("attempts", "<u4"),
-            ("redelivery", "<u4"),
-            ("outcome", "|u1"),
-            ("replaced_by_sequence", "<i8"),
-            ("replaced_by_due_ms", "<i8"),
-        ),
-        steps=frozenset({"sequence"}),
-        fields_before=(14,),
-    )
-
 
 @dataclass(frozen=True, slots=True)
-class NameBatch(ColumnBatch):
+class NameBatch(ColumnBatch, kind=KIND_NAMES, version=1, steps={"code"}):
     """Interned names: code (counts up from 1), kind (0 subject, 1 consumer group, 2 broker group, 3 tag, 4 of the server)
     and UTF-8 text."""
 
@@ -200,17 +128,9 @@ class NameBatch(ColumnBatch):
     names_length: U32
     names: memoryview
 
-    schema: ClassVar[Schema] = Schema(
-        kind=KIND_NAMES,
-        version=1,
-        fields=(("code", "<u4"), ("name_kind", "<u4"), ("names_length", "<u4")),
-        blobs=("names",),
-        steps=frozenset({"code"}),
-    )
-
 
 @dataclass(frozen=True, slots=True)
-class StoredBatch(ColumnBatch):
+class StoredBatch(ColumnBatch, kind=KIND_STORED, version=2, steps={"sequence", "position"}, fields_before=(15,)):
     """Delivered messages in the broker's store, grouped by (subject, target_group).
 
     `position` counts up from 0 within the consume queue of (subject, target_group), so the store alone can rebuild
@@ -244,38 +164,9 @@ class StoredBatch(ColumnBatch):
     bodies: memoryview
     order_keys: memoryview
 
-    schema: ClassVar[Schema] = Schema(
-        kind=KIND_STORED,
-        version=2,
-        fields=(
-            ("sequence", "<i8"),
-            ("position", "<i8"),
-            ("due_ms", "<i8"),
-            ("accepted_us", "<i8"),
-            ("dispatched_us", "<i8"),
-            ("expires_ms", "<i8"),
-            ("origin_sequence", "<i8"),
-            ("server_id", "<i8"),
-            ("window_ms", "<i8"),
-            ("subject", "<u4"),
-            ("target_group", "<u4"),
-            ("redelivery", "<u4"),
-            ("ids_length", "<u4"),
-            ("properties_length", "<u4"),
-            ("bodies_length", "<u4"),
-            ("order_hash", "<u8"),
-            ("tag", "<u4"),
-            ("flags", "<u4"),
-            ("order_keys_length", "<u4"),
-        ),
-        blobs=("ids", "properties", "bodies", "order_keys"),
-        steps=frozenset({"sequence", "position"}),
-        fields_before=(15,),
-    )
-
 
 @dataclass(frozen=True, slots=True)
-class ProgressBatch(ColumnBatch):
+class ProgressBatch(ColumnBatch, kind=KIND_PROGRESS, version=2, fields_before=(7,)):
     """Progress of consumer groups, in the broker's progress log: positions `start` to `stop` (not included) of a queue.
 
     `retry` 1: of the group's retry queue. `change` 0: acked; `times` of the messages were not acked by a consumer but
@@ -301,25 +192,9 @@ class ProgressBatch(ColumnBatch):
     change: U8
     anew: U8
 
-    schema: ClassVar[Schema] = Schema(
-        kind=KIND_PROGRESS,
-        version=2,
-        fields=(
-            ("start", "<i8"),
-            ("stop", "<i8"),
-            ("subject", "<u4"),
-            ("consumer_group", "<u4"),
-            ("times", "<u4"),
-            ("retry", "|u1"),
-            ("change", "|u1"),
-            ("anew", "|u1"),
-        ),
-        fields_before=(7,),
-    )
-
 
 @dataclass(frozen=True, slots=True)
-class RunBatch(ColumnBatch):
+class RunBatch(ColumnBatch, kind=KIND_RUNS, version=1, steps={"position"}):
     """Index rows of one consume queue: from `position` on, `row_count` messages stand in the stored record at
     `store_offset`, from its row `row_start` on."""
 
@@ -328,16 +203,9 @@ class RunBatch(ColumnBatch):
     row_start: U32
     row_count: U32
 
-    schema: ClassVar[Schema] = Schema(
-        kind=KIND_RUNS,
-        version=1,
-        fields=(("position", "<i8"), ("store_offset", "<i8"), ("row_start", "<u4"), ("row_count", "<u4")),
-        steps=frozenset({"position"}),
-    )
-
 
 @dataclass(frozen=True, slots=True)
-class LedgerBatch(ColumnBatch):
+class LedgerBatch(ColumnBatch, kind=KIND_LEDGER, version=2, fields_before=(10,)):
     """Counts of a window that is about to be deleted: a row for each subject, all rows of a window in one record.
 
     `coarse` 1: the files of a coarse day, which share `start_ms` with the day's first minute. `accepted` leaves
@@ -356,28 +224,9 @@ class LedgerBatch(ColumnBatch):
     last_sequence: I64
     rolled_back: I64
 
-    schema: ClassVar[Schema] = Schema(
-        kind=KIND_LEDGER,
-        version=2,
-        fields=(
-            ("start_ms", "<i8"),
-            ("subject", "<u4"),
-            ("coarse", "<u4"),
-            ("accepted", "<i8"),
-            ("delivered", "<i8"),
-            ("cancelled", "<i8"),
-            ("expired", "<i8"),
-            ("deduplicated", "<i8"),
-            ("dead_lettered", "<i8"),
-            ("last_sequence", "<i8"),
-            ("rolled_back", "<i8"),
-        ),
-        fields_before=(10,),
-    )
-
 
 @dataclass(frozen=True, slots=True)
-class IndexBatch(ColumnBatch):
+class IndexBatch(ColumnBatch, kind=KIND_INDEX, version=1):
     """One bucket of an index of a segment of the broker's store, in the order of `hash` (a 64-bit hash as a signed number).
     The record at store offset `place` has a message of this hash in its row `row`.
 
@@ -388,7 +237,3 @@ class IndexBatch(ColumnBatch):
     hash: I64
     place: I64
     row: U32
-
-    schema: ClassVar[Schema] = Schema(
-        kind=KIND_INDEX, version=1, fields=(("hash", "<i8"), ("place", "<i8"), ("row", "<u4"))
-    )

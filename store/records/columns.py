@@ -10,7 +10,7 @@ the bytes.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from itertools import pairwise
@@ -60,11 +60,37 @@ class Schema:
         return self.kind << 8 | self.version
 
 
+# The types that a column of a batch may be declared with. A blob is declared as a memoryview.
+_DTYPES = {"I64": "<i8", "U64": "<u8", "U32": "<u4", "U8": "|u1"}
+
+
 @dataclass(frozen=True, slots=True)
 class ColumnBatch:
-    """Base of all batches: `n` rows, all columns of that length (or broadcast to it)."""
+    """Base of all batches: `n` rows, all columns of that length (or broadcast to it).
+
+    A batch states its columns, then its blobs, in the order of their bytes. Its schema is made of these and of the words
+    behind its base: `kind`, `version`, `steps` and `fields_before` as in `Schema`.
+    """
 
     schema: ClassVar[Schema]
+
+    def __init_subclass__(
+        cls, *, kind: int = 0, version: int = 1, steps: Set[str] = frozenset(), fields_before: tuple[int, ...] = ()
+    ) -> None:
+        if "schema" in cls.__dict__:
+            return  # a dataclass with slots makes its class twice
+        declared: dict[str, str] = cls.__annotations__
+        assert {*declared.values()} <= {*_DTYPES, "memoryview"}, (
+            f"{cls.__name__}: a column of another type has no bytes"
+        )
+        cls.schema = Schema(
+            kind,
+            version,
+            tuple([(name, _DTYPES[type_]) for name, type_ in declared.items() if type_ in _DTYPES]),
+            tuple([name for name, type_ in declared.items() if type_ == "memoryview"]),
+            frozenset(steps),
+            fields_before,
+        )
 
     def __len__(self) -> int:
         return len(getattr(self, self.schema.fields[0][0]))

@@ -207,3 +207,10 @@ def test_pick_gives_the_rows_that_take_gives() -> None:
         one, other = getattr(taken, name), getattr(picked, name)
         assert bytes(one) == bytes(other), name
     assert picked.subject.strides == (0,)
+
+
+def test_a_column_of_a_type_that_has_no_bytes_is_refused() -> None:
+    with pytest.raises(AssertionError, match="Odd"):
+
+        class Odd(ColumnBatch, kind=98):
+            sequence: float

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -11,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from store.records.batches import I64, U8, U32
-from store.records.columns import ColumnBatch, Schema, decode_columns, encode_columns
+from store.records.columns import ColumnBatch, decode_columns, encode_columns
 from store.records.versions import decode_versions, knows, lowest_schema, newest_block, schema_at
 
 KIND = 99
 
 
 @dataclass(frozen=True, slots=True)
-class Grown(ColumnBatch):
+class Grown(ColumnBatch, kind=KIND, version=3, steps={"sequence"}, fields_before=(3, 10)):
     """Version 1: three fields and a blob. Version 2: seven more and a blob, so the directory grows. Version 3: one more."""
 
     sequence: I64
@@ -34,27 +33,6 @@ class Grown(ColumnBatch):
     last: I64
     bodies: memoryview
     tags: memoryview
-
-    schema: ClassVar[Schema] = Schema(
-        kind=KIND,
-        version=3,
-        fields=(
-            ("sequence", "<i8"),
-            ("flags", "|u1"),
-            ("bodies_length", "<u4"),
-            ("a", "<i8"),
-            ("b", "<i8"),
-            ("c", "<i8"),
-            ("d", "<i8"),
-            ("e", "<i8"),
-            ("tags_length", "<u4"),
-            ("f", "|u1"),
-            ("last", "<i8"),
-        ),
-        blobs=("bodies", "tags"),
-        steps=frozenset({"sequence"}),
-        fields_before=(3, 10),
-    )
 
 
 def grown(count: int, **columns: object) -> Grown:
