@@ -87,9 +87,15 @@ def _below(field: Field, kind: Kind, rows: Rows) -> Rows:
 def _samples(field: Field, figure: Figure, rows: Rows) -> Iterable[Sample]:
     if field.label:
         return _samples_by_key(field, field.label, figure, rows)
-    metric, name, scale, where = figure.metric, field.name, field.scale, figure.where
-    found = [(labels, _number(value, figure)) for labels, row in rows if (value := row.get(name)) is not None]
-    return [Sample(metric, {**labels, **where} if where else labels, number * scale) for labels, number in found]
+    metric, name, scale = figure.metric, field.name, field.scale
+    if figure.where:
+        rows = [({**labels, **figure.where}, row) for labels, row in rows]
+    return [
+        # By far the most are integers: they take no call.
+        Sample(metric, labels, (float(value) if type(value) is int else _number(value, figure)) * scale)
+        for labels, row in rows
+        if (value := row.get(name)) is not None
+    ]
 
 
 def _number(value: Any, figure: Figure) -> float:
