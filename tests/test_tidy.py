@@ -112,7 +112,7 @@ delayserver: .client
 .front: store .config .logs .net .operations.access .operations.nodes .protocol .runtime .state.connections
     .state.positions
 .operations.figures: store.logs store.records store.tables .broker .broker.queues .broker.service .config .dispatch
-    .load .operations.access .operations.groups .operations.nodes .protocol .receive .runtime .state
+    .load .operations.access .operations.groups .operations.nodes .protocol .protocol.schema .receive .runtime .state
     .state.connections .state.counts .state.decisions .state.memory .state.positions .state.windows .upkeep
 .operations.sending: store store.indexes store.logs store.records store.tables .broker.service .config .names
     .operations.nodes .protocol .receive .recover.reading .runtime .state .state.decisions .state.positions

@@ -11,10 +11,6 @@ from delayserver.client.blocking.client import Client
 from delayserver.client.blocking.transaction_operations import Transaction
 from delayserver.client.calls.figure_calls import (
     Metrics,
-    PendingBucket,
-    PendingPage,
-    PendingSubject,
-    PendingSubjectsPage,
 )
 from delayserver.client.calls.find_calls import FoundMessage
 from delayserver.client.calls.policy_calls import GroupPolicy, PolicyChanges
@@ -63,6 +59,12 @@ from delayserver.protocol.frames import OneWayRefused
 from delayserver.protocol.limits import Limits
 from delayserver.protocol.outcomes import Outcome
 from delayserver.protocol.schema.dead_letters import DeadLetter, DropResult, ResendResult
+from delayserver.protocol.schema.pending import (
+    PendingBucket,
+    PendingPage,
+    PendingSubject,
+    PendingSubjectsPage,
+)
 from delayserver.protocol.schema.transactions import OpenTransaction, OpenTransactionsPage
 from delayserver.protocol.schema.waiting_keys import RetryKeysResult, SkipResult, WaitingKey
 

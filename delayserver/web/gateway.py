@@ -49,7 +49,6 @@ from delayserver.web.routes import NOT_HERE
 from delayserver.web.schemas import (
     AckReply,
     AckRequest,
-    Bucket,
     Changes,
     ChosenLetters,
     CommitRequest,
@@ -87,7 +86,6 @@ from delayserver.web.schemas import (
     SessionState,
     SkipRequest,
     Sought,
-    SubjectPending,
     WaitingKeysShown,
 )
 from delayserver.web.scraping import ROUTE, Scraping
@@ -214,9 +212,9 @@ class Gateway:
             if query.from_ms is not None or query.to_ms is not None:
                 raise invalid("by=subject counts all times together: leave from and to out")
             subjects = await client.calls.pending_by_subject()
-            return json_answer(Pending(subjects=[SubjectPending(each.subject, each.pending) for each in subjects]))
+            return json_answer(Pending(subjects=subjects))
         buckets = await client.calls.pending(query.by, from_ms=query.from_ms, to_ms=query.to_ms)
-        return json_answer(Pending([Bucket(each.start_ms, each.width_ms, each.pending) for each in buckets]))
+        return json_answer(Pending(buckets))
 
     async def status(self, request: Request, names: Mapping[str, str]) -> Response:
         """The server's status."""

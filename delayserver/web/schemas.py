@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from delayserver.protocol.schema.dead_letters import DeadLetter
+from delayserver.protocol.schema.pending import PendingBucket, PendingSubject
 from delayserver.protocol.schema.waiting_keys import WaitingKey
 from delayserver.web.bodies import Encoding, PullEncoding, PullForm
 
@@ -473,26 +474,11 @@ class ProblemDocument(Struct, omit_defaults=True):
     unreadable: int | None = None
 
 
-class Bucket(Struct):
-    """The pending messages of some time."""
-
-    start_ms: int
-    width_ms: int
-    pending: int
-
-
-class SubjectPending(Struct):
-    """The pending messages of a subject."""
-
-    subject: str
-    pending: int
-
-
 class Pending(Struct):
     """The times at which messages are due, or their subjects. A day far ahead is one bucket with its own width."""
 
-    buckets: list[Bucket] | UnsetType = UNSET
-    subjects: list[SubjectPending] | UnsetType = UNSET
+    buckets: list[PendingBucket] | UnsetType = UNSET
+    subjects: list[PendingSubject] | UnsetType = UNSET
 
 
 class LoginRequest(Struct):

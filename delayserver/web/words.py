@@ -111,7 +111,6 @@ WORDS: Final[Mapping[str, Words]] = {
     "order_key": Words("Messages of one key come to a group one after the other.", "customer-42"),
     "original_receipt": Words("The receipt of the message of which this is a copy.", _RECEIPT),
     "outcome": Words("What became of the message.", "pending"),
-    "pending": Words("How many messages wait for their due time.", 5),
     "policy": Words("The fields of the policy that are set for this group.", {"attempts": 5}),
     "PrepareRequest.policy": Words("What the server does where the producer's group does not answer.", "rollback"),
     "position": Words("The place of the message in the queue of its subject at this node.", 41),
@@ -135,7 +134,6 @@ WORDS: Final[Mapping[str, Words]] = {
     "sequence": Words("The number that the server gave the message when it accepted it.", 46),
     "server_id": Words("The server that accepted the message.", "5f3a9c0d2b71"),
     "start": Words("Where a new group begins: `earliest`, `latest`, or a time in milliseconds since 1970.", "latest"),
-    "start_ms": Words("When this time begins, in milliseconds since 1970.", _DUE_MS),
     "status": Words("The status code of the problem.", 422),
     "Health.status": Words("`ok`: the server answers. `ready`: it serves all operations.", "ok"),
     "subject": Words("The name by which consumers pull.", "orders"),
@@ -161,7 +159,6 @@ WORDS: Final[Mapping[str, Words]] = {
     "waiting_keys": Words("Order keys that wait for a message that has failed.", 0),
     "waiting_in_place": Words("Messages that wait in their place in the queue for their redelivery.", 0),
     "where": Words("A filter: an expression over properties.", "price > 3 AND country = 'de'"),
-    "width_ms": Words("How long this time is, in milliseconds.", 60_000),
 }
 
 PATHS: Final[Mapping[str, Words]] = {

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 import click
+from msgspec.structs import asdict
 
 from delayserver.cli.terminal import options
 from delayserver.cli.terminal.output import print_json, visible

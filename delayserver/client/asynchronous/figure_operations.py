@@ -10,14 +10,14 @@ from typing import TypeVar
 
 from delayserver.client.calls import figure_calls
 from delayserver.client.calls.core import Call
-from delayserver.client.calls.figure_calls import (
-    Metrics,
+from delayserver.client.calls.figure_calls import Metrics
+from delayserver.client.values.timing import Instant, instant_ms
+from delayserver.protocol.schema.pending import (
     PendingBucket,
     PendingPage,
     PendingSubject,
     PendingSubjectsPage,
 )
-from delayserver.client.values.timing import Instant, instant_ms
 
 T = TypeVar("T")
 

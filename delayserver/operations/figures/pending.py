@@ -7,7 +7,6 @@ The files of a window count their rows. So the work grows with the windows that 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
@@ -15,6 +14,14 @@ import numpy as np
 
 from delayserver.operations.access.access import Access
 from delayserver.protocol.errors import NotReady
+from delayserver.protocol.schema.pending import (
+    CountBySubject,
+    CountByTime,
+    PendingBucket,
+    PendingPage,
+    PendingSubject,
+    PendingSubjectsPage,
+)
 from delayserver.runtime.fair_turns import Work
 from delayserver.state.counts.balance import Balance
 from delayserver.state.files import Files
@@ -28,11 +35,7 @@ from store.tables.names import Names
 MINUTE_MS: Final = 60_000
 HOUR_MS: Final = 3_600_000
 
-BUCKETS_AT_ONCE_MAX: Final = 1_440
-"""Buckets of a reply: the minutes of a day."""
-
-SUBJECTS_AT_ONCE_MAX: Final = 4_096
-"""Subjects of a reply. With names of 255 bytes that is a megabyte."""
+_UNITS_MS: Final = {"minute": MINUTE_MS, "hour": HOUR_MS}
 
 SCANNED_MAX: Final = 65_536
 """Names compared for a client that may not see all: some 50 ms of work, in slices."""
@@ -42,41 +45,6 @@ NAMES_AT_ONCE: Final = 256
 
 _WINDOWS_AT_ONCE: Final = 64
 """Windows added up between two slices: some 200 µs."""
-
-
-@dataclass(frozen=True, slots=True)
-class PendingBucket:
-    """Messages without a durable outcome that are due in `width_ms` from `start_ms` on."""
-
-    start_ms: int
-    width_ms: int
-    pending: int
-
-
-@dataclass(frozen=True, slots=True)
-class PendingPage:
-    """Buckets in the order of their times. The next page begins at `next_ms`, None at the end. `unplaced`: accepted messages
-    that are in no bucket yet, since the replay has not reached them."""
-
-    buckets: list[PendingBucket]
-    next_ms: int | None
-    unplaced: int
-
-
-@dataclass(frozen=True, slots=True)
-class SubjectPending:
-    """Messages of a subject without a durable outcome."""
-
-    subject: str
-    pending: int
-
-
-@dataclass(frozen=True, slots=True)
-class SubjectsPage:
-    """Some subjects with pending messages. The next page comes behind `next`, None at the end."""
-
-    subjects: list[SubjectPending]
-    next: int | None
 
 
 class PendingSubjects:
@@ -91,14 +59,15 @@ class PendingSubjects:
         """Whether the counters are known. After an upgrade or a crash the server may have to count them first."""
         return self._counts.is_counted
 
-    async def page(self, after: int, count_max: int, work: Work) -> SubjectsPage:
-        """The subjects behind the code `after` that have pending messages, in the order in which they became known.
-        Raises NotReady."""
-        pending = self._require()[after + 1 :]
+    async def page(self, asked: CountBySubject, work: Work, access: Access) -> PendingSubjectsPage:
+        """The subjects behind the code `after` that have pending messages, in the order in which they became known. Those
+        that are not open to the client are left out. Raises NotReady."""
+        pending = self._require()[asked.after + 1 :]
         codes = np.flatnonzero(pending)
-        chosen = codes[:count_max]
-        found = await self._told((chosen + after + 1).tolist(), pending[chosen].tolist(), work)
-        return SubjectsPage(found, int(chosen[-1]) + after + 1 if len(codes) > count_max else None)
+        chosen = codes[: asked.max]
+        found = await self._told((chosen + asked.after + 1).tolist(), pending[chosen].tolist(), work)
+        rows = [row for row in found if access.may(row.subject)]
+        return PendingSubjectsPage(rows, int(chosen[-1]) + asked.after + 1 if len(codes) > asked.max else None)
 
     async def largest(self, count_max: int, work: Work, access: Access) -> dict[str, int]:
         """The subjects with the most pending messages that are open to the client, the most first; none until they are
@@ -127,11 +96,11 @@ class PendingSubjects:
             raise NotReady("the pending messages of each subject are being counted", retry_after_ms=1000)
         return self._counts.pending()
 
-    async def _told(self, codes: list[int], counts: list[int], work: Work) -> list[SubjectPending]:
+    async def _told(self, codes: list[int], counts: list[int], work: Work) -> list[PendingSubject]:
         found = []
         for code, count in zip(codes, counts, strict=True):
             await work.items()
-            found.append(SubjectPending(self._names.name(code), count))
+            found.append(PendingSubject(self._names.name(code), count))
         return found
 
 
@@ -147,11 +116,12 @@ class Pending:
         self._balance = balance
         self.subjects = PendingSubjects(balance, files.names)
 
-    async def by_time(self, from_ms: int, to_ms: int, unit_ms: int, count_max: int, work: Work) -> PendingPage:
-        """The first buckets of `unit_ms` with pending messages that begin in [from_ms, to_ms).
+    async def by_time(self, asked: CountByTime, work: Work, _access: Access) -> PendingPage:
+        """The first buckets with pending messages that begin in [from_ms, to_ms).
 
         A day that has one file, or is on its way to minutes, is one bucket. Each bucket was true in a step of this call."""
         book, buckets, next_ms = self._book, list[PendingBucket](), None
+        from_ms, to_ms, unit_ms, count_max = asked.from_ms, asked.to_ms, _UNITS_MS[asked.by], asked.max
         if book.window_ms < unit_ms:  # otherwise a bucket begins where its window does
             from_ms, to_ms = _rounded_up(from_ms, unit_ms), _rounded_up(to_ms, unit_ms)
         days = deque(self._days_between(from_ms, to_ms))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from delayserver.client.calls.figure_calls import PendingBucket, PendingSubject
+from delayserver.client import PendingBucket, PendingSubject
 from delayserver.protocol.errors import InvalidArgument
 from tests.delayserver.cli.conftest import Server, serving
 from tests.delayserver.client.both import Connect
