@@ -396,6 +396,8 @@ class BrokerGroup:
             return Answer.failed(len(batch), "no answer in time", known=False)
         finally:
             node.health.end(probe)
+            if probe and len(self._queue.keyed):  # these wait for the end of this one attempt
+                self._queue.keyed.changed.ring()
         self._stages.hand_off.add(self._clock.monotonic_us() - began_us)
         if len(batch) > LARGE_ROWS:
             await self._turns.take()

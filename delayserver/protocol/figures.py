@@ -222,7 +222,7 @@ class NodeStatus(Struct, frozen=True):
     last_error: Annotated[str, words("Why the last attempt failed.")]
     problem: Annotated[str, gauge(
         "node_problem", "1 while an operator must mend something.", "Broker groups/Nodes",
-        field="A sentence for the operator, or empty.",
+        field="The name of the error that an operator must mend, or empty.",
     )]  # fmt: skip
 
 

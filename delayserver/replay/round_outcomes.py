@@ -69,7 +69,11 @@ class RoundOutcomes:
                     self._record_undone(key, rows, self._decided.outcome_of(key, index, rows.sequence))
             except CorruptionError as error:
                 self._damage.report(error)
-                self._record_undone(key, rows, await self._decided.told(key, rows.sequence))
+                told = await self._decided.told(key, rows.sequence)
+                open_rows = np.flatnonzero(
+                    self._decided.is_unknown(rows.due_ms, rows.sequence)
+                )  # not decided meanwhile
+                self._record_undone(key, rows.take(open_rows), told[open_rows])
 
     def _record_undone(self, key: DispatchKey, rows: OutcomeBatch, known: U8) -> None:
         """`known`: outcome codes u8[n], TOO_LATE where damage hides whether there is one. Those are recorded once more

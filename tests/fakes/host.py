@@ -339,7 +339,9 @@ class Host:
         await self._down.wait()
 
     async def client(self) -> Client:
-        """A new connection."""
+        """A new connection. Raises RuntimeError from the error that the server has died of."""
+        if self.died_of is not None:
+            raise RuntimeError("the server has died") from self.died_of
         return Client(await self.network.connect(f"{self.name}:1"))
 
     # -- waiting

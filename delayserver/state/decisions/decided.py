@@ -110,7 +110,7 @@ class Decided:
         # Sequences decided before their round was published: of one round at most.
         self._early: list[I64] = []
         # Duplicates that loads met while the start had not replayed them yet. None once it has.
-        self._copies_ahead: list[ScheduleIndex] | None = []
+        self._copies_ahead: dict[int, ScheduleIndex] | None = {}
 
     # -- what stages add
 
@@ -153,7 +153,9 @@ class Decided:
         replayed = self._positions.has_replayed(copies.sequence)
         lost, ahead = np.flatnonzero(missing & replayed), np.flatnonzero(missing & ~replayed)
         if len(ahead) and self._copies_ahead is not None:
-            self._copies_ahead.append(copies.take(ahead))
+            before = self._copies_ahead.get(window_ms, copies.take(ahead[:0]))
+            new = ahead[~is_member(copies.sequence[ahead], before.sequence)]  # a window may be loaded again and again
+            self._copies_ahead[window_ms] = ScheduleIndex.concatenate([before, copies.take(new)])
         if len(lost):
             self.add(suppressed_outcomes(copies.take(lost), self._clock.now_us()))
 
@@ -161,8 +163,8 @@ class Decided:
         """The outcomes of duplicates that loads have met before the start had replayed them; to be called once it has. Their
         rows were in the files, so the replay passed over them, and no round has brought these outcomes. Some may be decided
         by now."""
-        copies, self._copies_ahead = self._copies_ahead or [], None
-        return [suppressed_outcomes(each, self._clock.now_us()) for each in copies]
+        copies, self._copies_ahead = self._copies_ahead or {}, None
+        return [suppressed_outcomes(each, self._clock.now_us()) for each in copies.values()]
 
     def opened(self, messages: MessageBatch) -> None:
         """A round of the message_log is published: its messages have no outcome, but for early ones."""

@@ -11,6 +11,9 @@ import pytest
 import trio
 
 from delayserver.config.settings import GroupSettings, NodeSettings, RouteSettings
+from delayserver.targets.answer import Answer
+from delayserver.targets.target import DeliveryError
+from store.records.batches import StoredBatch
 from tests.delayserver.dispatch.test_broker_group import A_THEN_B, TWO_GROUPS, put_many
 from tests.fakes.broker import FakeBroker
 from tests.fakes.host import Client, Host, faked_settings, small_settings
@@ -372,3 +375,42 @@ async def test_a_clock_that_steps_back_by_milliseconds_keeps_the_order_of_a_key(
         host.clock.step(-2)
         await host.until(lambda: len(node.stored) == 2 * number + 2)  # noqa: B023
     assert inversions(node) == []
+
+
+async def test_rows_with_a_key_wait_no_longer_than_an_attempt_that_became_the_probe_of_its_node(
+    boot: Boot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one_by_one = {"backoff_ms_min": 40, "backoff_ms_max": 40, "batch_messages_max": 1, "workers": 2}
+    host = boot(faked_settings(dispatch=one_by_one))
+    server = await host.start()
+    client, node = await host.client(), host.fake()
+    reader, probe, reads, tries = next(iter(server.parts.groups)).reader, trio.Event(), [0], [0]
+    read, deliver = reader.read, node.deliver
+
+    async def second_is_slow(shipment: Any) -> Any:
+        reads[0] += 1
+        if reads[0] == 2:
+            await host.clock.sleep_ms(8)
+        return await read(shipment)
+
+    async def first_fails_meanwhile(batch: StoredBatch, *, uncertain: bool) -> Answer:
+        tries[0] += 1
+        if tries[0] == 1:
+            await host.clock.sleep_ms(3)
+            raise DeliveryError("it is down", known=True)
+        if tries[0] == 2:
+            await probe.wait()
+        return await deliver(batch, uncertain=uncertain)
+
+    monkeypatch.setattr(reader, "read", second_is_slow)
+    monkeypatch.setattr(node, "deliver", first_fails_meanwhile)
+    await put_many(client, 2, host.now_ms, "s")
+    await host.until(lambda: tries[0] == 2)
+    await client.put("keyed", host.now_ms, order_key="k")
+    await host.sleep_ms(110)  # the pause of the node is over, and the second attempt is its probe
+    assert not node.stored
+    ended_ms = host.now_ms
+    probe.set()
+    await host.until(lambda: len(node.stored) == 3)
+    (keyed,) = [sequence for sequence in node.stored if node.bodies[sequence] == b"keyed"]
+    assert node.at_us[keyed] / 1000 - ended_ms < 50

@@ -6,11 +6,9 @@ It writes in a task of its own, so that deliveries of several workers share one 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
 import trio
 
 from delayserver.runtime.marks import Bell
@@ -20,6 +18,7 @@ from delayserver.targets.kinds import Capabilities, TargetKind
 from delayserver.targets.options import NodeOptions
 from delayserver.targets.target import DeliveryError, Target
 from store.records.batches import StoredBatch
+from store.records.columns import ragged_rows
 
 
 @dataclass(frozen=True)
@@ -34,6 +33,21 @@ class LinesOptions(NodeOptions):
             raise ValueError(f"end: expected one character, not {len(self.end)}")
 
 
+class _Lines:
+    """Lines of one delivery that wait for the next write, and how it ended. The result is the delivery's own: the next
+    write may end before its task goes on."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.written = trio.Event()
+        self.error = ""
+
+    def end(self, error: str) -> None:
+        """The lines are on the disk; or not, for this reason."""
+        self.error = error
+        self.written.set()
+
+
 class LinesTarget(Target):
     """Appends to the file that the address names."""
 
@@ -42,9 +56,7 @@ class LinesTarget(Target):
         self._path = address.removeprefix("lines://")
         self._options = options
         self._workers = runtime.workers
-        # Lines of deliveries that wait for the next write, and what to set when they are on the disk.
-        self._waiting: list[tuple[bytes, trio.Event]] = []
-        self._error = ""
+        self._waiting: list[_Lines] = []
         self._asked = Bell()
 
     async def run(self) -> None:
@@ -52,43 +64,47 @@ class LinesTarget(Target):
             self._asked.hush()
             waiting, self._waiting = self._waiting, []
             if waiting:
-                self._error = await self._workers.run(partial(self._append, b"".join([lines for lines, _ in waiting])))
-                for _, written in waiting:
-                    written.set()
+                error = await self._workers.run(partial(self._append, b"".join([lines.data for lines in waiting])))
+                for lines in waiting:
+                    lines.end(error)
             await self._asked.rung()
 
     async def deliver(self, batch: StoredBatch, *, uncertain: bool) -> Answer:
         end = self._options.end.encode()
         answer = Answer.stored(len(batch))
         lines = []
-        for place, body in enumerate(_bodies(batch)):
+        for place, body in enumerate(ragged_rows(batch.bodies, batch.bodies_length)):
             if end in body or len(body) > self._options.line_bytes_max:
                 answer.rows[place] = RowAnswer.REJECTED
             else:
                 lines.append(body + end)
-        written = trio.Event()
-        self._waiting.append((b"".join(lines), written))
+        mine = _Lines(b"".join(lines))
+        self._waiting.append(mine)
         self._asked.ring()
-        await written.wait()
-        if self._error:
-            raise DeliveryError(self._error, known=False)
+        await mine.written.wait()
+        if mine.error:
+            raise DeliveryError(mine.error, known=False)
         return Answer(answer.rows, "the body is too long for a line, or has the end of a line in it")
 
     def _append(self, lines: bytes) -> str:
-        """Any thread. Returns the error; "" for none."""
+        """Any thread. Returns the error; "" for none. A crash or a failed write can leave a torn line, which gets its end
+        first."""
         try:
-            with open(self._path, "ab") as file:
+            with open(self._path, "ab+") as file:
+                if file.tell():
+                    file.seek(-1, os.SEEK_END)
+                    lines = lines if file.read(1) == self._options.end.encode() else self._options.end.encode() + lines
                 file.write(lines)
                 file.flush()
                 os.fsync(file.fileno())
+            directory = os.open(os.path.dirname(self._path), os.O_RDONLY)
+            try:
+                os.fsync(directory)  # a new file is there after a crash only when its directory says so
+            finally:
+                os.close(directory)
         except OSError as error:
             return str(error)
         return ""
-
-
-def _bodies(batch: StoredBatch) -> Iterator[bytes]:
-    stops = np.cumsum(batch.bodies_length).tolist()
-    return (bytes(batch.bodies[start:stop]) for start, stop in zip([0, *stops], stops, strict=False))
 
 
 def _read_address(text: str) -> str:
