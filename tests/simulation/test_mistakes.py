@@ -36,7 +36,7 @@ NOTICED_BY = {
     "a_gate_that_waits_for_nothing": 23,
     "a_read_that_ends_wakes_no_pull": 5,
     "ack_before_sync": 2,
-    "back_to_a_group_that_is_gone": 45,
+    "back_to_a_group_that_is_gone": 141,
     "batches_of_one_key_at_once": 10,
     "cancelled_and_delivered": 4,
     "checkpoint_before_sync": 2,
