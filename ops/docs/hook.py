@@ -5,6 +5,7 @@ The site shows nothing that is committed twice: a page such as the wire protocol
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +20,10 @@ ROOT: Final = Path(__file__).parents[2]
 
 # Pages that stand alone in their tab, so that a menu beside them would have one entry.
 WITHOUT_MENU: Final = {"index.md", "tutorial.md"}
+
+# A fence whose language has a name behind it, as those of PROTOCOL.md. Markdown on the site opens no such fence. Options
+# such as `title="shop.py"` are its own.
+_NAMED_FENCE: Final = re.compile(r"^(```\w+) [^\n=]+$", re.MULTILINE)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -40,7 +45,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             waiting += new
     for page, path in made.items():
         text = (ROOT / path).read_text()
-        shown = with_links_of_the_site(text, path, page) if path.endswith(".md") else source_page(path, text)
+        if path.endswith(".md"):
+            shown = _NAMED_FENCE.sub(r"\1", with_links_of_the_site(text, path, page))
+        else:
+            shown = source_page(path, text)
         files.append(File.generated(config, page, content=shown))
     return files
 

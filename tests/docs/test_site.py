@@ -33,7 +33,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if built := os.environ.get("BUILT_SITE"):
         return Path(built)
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    # With --quiet, MkDocs counts no warnings, and --strict does nothing.
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -112,6 +113,16 @@ def test_a_request_shows_its_fields() -> None:
 )
 def test_documents_of_the_repository_are_pages(site: Path, page: str, text: str) -> None:
     assert text in text_of(site, page)
+
+
+def test_the_page_of_the_protocol_has_all_of_its_source(site: Path) -> None:
+    source = re.sub(r"^```.*?^```$", "", (ROOT / "PROTOCOL.md").read_text(), flags=re.MULTILINE | re.DOTALL)
+    page = (site / "reference" / "protocol" / "index.html").read_text()
+    tables = len(re.findall(r"^\|[-|]+\|$", source, re.MULTILINE))
+    assert tables > 50
+    assert page.count("<table>") == tables
+    assert re.findall(r"<h([1-6]) ", page) == [str(len(signs)) for signs in re.findall(r"^(#+) ", source, re.MULTILINE)]
+    assert "```" not in text_of(site, "reference/protocol")
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=[path.relative_to(ROOT).as_posix() for path in DOCUMENTS])
