@@ -72,8 +72,16 @@ def read_request(arguments: Mapping[str, Any], *kinds: type[T]) -> T:
 
 
 def arguments_of(request: Request) -> dict[str, Any]:
-    """The map of arguments of a request. A value of no type of the wire is refused where the frame is made."""
-    arguments: dict[str, Any] = msgspec.to_builtins(request, builtin_types=(bytes,), enc_hook=lambda value: value)
+    """The map of arguments of a request. It holds the values themselves: one of no type of the wire is refused where the
+    frame is made."""
+    kind = type(request)
+    tag = kind.__struct_config__.tag
+    arguments: dict[str, Any] = {} if tag is None else {ACTION: tag}
+    for name, default in _defaults_of(kind):
+        value = getattr(request, name)
+        # The types too: a foreign value may compare with anything, and need not answer with a truth value.
+        if type(value) is not type(default) or value != default:
+            arguments[name] = value
     return arguments
 
 
@@ -131,6 +139,11 @@ def _fields_of(kind: type[Struct]) -> tuple[tuple[str, Any], ...]:
     """Names of fields, and the value with which the wire has no such field."""
     fields = [(field.name, field.default if facts_of(field).left_out else _NOTHING) for field in described(kind)]
     return tuple(fields)
+
+
+@cache
+def _defaults_of(kind: type[Struct]) -> tuple[tuple[str, Any], ...]:
+    return tuple([(field.name, field.default) for field in described(kind)])
 
 
 @cache
