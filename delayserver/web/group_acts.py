@@ -35,6 +35,7 @@ from delayserver.web.schemas import (
     SkipRequest,
     Sought,
     Stored,
+    WaitingKeyShown,
     WaitingKeysShown,
 )
 from delayserver.web.timing import TEXT_MAX
@@ -124,7 +125,7 @@ class GroupActs:
         query = read_query(request.query_params, WaitingKeysQuery)
         client = await self._clients.of_request(request.scope)
         found = await client.calls.waiting_keys(names["subject"], names["group"], query.max, after=query.after)
-        return json_answer(WaitingKeysShown(found))
+        return json_answer(WaitingKeysShown([WaitingKeyShown(**msgspec.structs.asdict(each)) for each in found]))
 
     async def skip(self, request: Request, names: Mapping[str, str]) -> Response:
         """Make dead letters of the messages for which keys wait."""

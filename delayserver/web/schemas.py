@@ -9,7 +9,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from delayserver.protocol.schema.dead_letters import DeadLetter
 from delayserver.protocol.schema.pending import PendingBucket, PendingSubject
-from delayserver.protocol.schema.waiting_keys import WaitingKey
+from delayserver.protocol.schema.waiting_keys import NextMs, WaitingKey
 from delayserver.web.bodies import Encoding, PullEncoding, PullForm
 
 I64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -326,10 +326,16 @@ class ChosenLetters(Struct, forbid_unknown_fields=True):
     positions: Positions | None = None
 
 
+class WaitingKeyShown(WaitingKey, frozen=True, kw_only=True, omit_defaults=True):
+    """An order key that waits for a message that has failed."""
+
+    next_ms: NextMs | None = None
+
+
 class WaitingKeysShown(Struct):
     """Waiting keys, in the order of their positions."""
 
-    keys: list[WaitingKey]
+    keys: list[WaitingKeyShown]
 
 
 class SkipRequest(Struct, forbid_unknown_fields=True):

@@ -24,6 +24,10 @@ SKIP_MAX: Final = 1024
 RETRY_MAX: Final = 1 << 16
 
 Left: TypeAlias = Annotated[int, says("Keys that still wait.", 7)]
+NextMs: TypeAlias = Annotated[
+    int,
+    says("When its pause or its lease ends, in milliseconds since 1970. While it is `ready` there is none.", DUE_MS),
+]
 
 
 class ListWaitingKeys(Request, frozen=True, tag_field="action", tag="list"):
@@ -54,7 +58,7 @@ class RetryWaitingKeys(Request, frozen=True, tag_field="action", tag="retry"):
     max: Annotated[int, says("At most so many messages.", 100, ge=1, le=RETRY_MAX)] = RETRY_MAX
 
 
-class WaitingKey(Reply, frozen=True, kw_only=True):
+class WaitingKey(Reply, frozen=True):
     """An order key that waits for a message that has failed. ``position`` names the message, for `skip_waiting_keys` and
     `retry_waiting_keys`."""
 
@@ -74,16 +78,7 @@ class WaitingKey(Reply, frozen=True, kw_only=True):
         int,
         says("When it first failed, in milliseconds since 1970. The node knows of failures since its start.", DUE_MS),
     ]
-    next_ms: (
-        Annotated[
-            int,
-            says(
-                "When its pause or its lease ends, in milliseconds since 1970. While it is `ready` there is none.",
-                DUE_MS,
-            ),
-        ]
-        | None
-    ) = None
+    next_ms: NextMs | None
     behind: Annotated[int, says("Later messages of the key that wait, of those that the group has looked at.", 4)]
     due_ms: DueMs
     sequence: Sequence

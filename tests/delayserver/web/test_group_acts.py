@@ -85,9 +85,12 @@ def test_waiting_keys_are_shown_tried_again_and_skipped(web: Web) -> None:
     assert web.post(f"{path}/nack", {"deliveries": [message["delivery"]]}).status == 200
     (key,) = web.ask("GET", f"{path}/waiting-keys").json["keys"]
     assert (key["order_key"], key["attempts"], key["state"]) == ("k", 1, "paused")
+    assert list(key) == ["position", "order_key", "message_id", "state", "attempts", "since_ms", "behind", "due_ms",
+                         "sequence", "server_id", "next_ms"]  # fmt: skip
     assert web.ask("GET", path).json["waiting_keys"] == 1
     chosen = {"positions": [key["position"]]}
     assert web.post(f"{path}/waiting-keys/retry", chosen).json == {"retried": 1, "left": 1}
+    assert "next_ms" not in web.ask("GET", f"{path}/waiting-keys").json["keys"][0]
     assert (web.post(f"{path}/waiting-keys/skip", chosen).json["error"]) == "policy_invalid"
     assert web.ask("PATCH", f"{path}/policy", {"attempts": 9}).status == 200
     assert web.post(f"{path}/waiting-keys/skip", chosen).json == {"skipped": 1, "left": 0}
