@@ -57,11 +57,11 @@ def _largest(rows: Sequence[Reply], by: str) -> Sequence[Reply]:
 
 
 def _add_table(families: dict[str, Metric], kind: Kind, rows: Rows) -> None:
-    """Add the samples of a table to their families."""
+    """Add the samples of a table to their families. Those of a list without rows are declared, without samples."""
     for field in fields_of(kind):
         if field.figure:
             samples = list(_samples(field, field.figure, rows))
-            if samples:
+            if samples or not rows:
                 family = Metric(PREFIX + field.figure.name, field.figure.help, field.figure.kind)
                 families.setdefault(family.name, family).samples.extend(samples)
         if field.rows:

@@ -106,6 +106,15 @@ def test_a_server_that_sends_only_its_status_can_be_scraped() -> None:
     assert samples(whole)["delayserver_messages_accepted_total", ()] == 105
 
 
+def test_the_pending_messages_of_no_subject_are_declared() -> None:
+    body, _ = exposition(reply(subjects=0), CollectorRegistry(), "")
+    lines = [line for line in body.decode().splitlines() if "delayserver_subject_pending" in line]
+    assert lines == [
+        "# HELP delayserver_subject_pending Pending messages of a subject.",
+        "# TYPE delayserver_subject_pending gauge",
+    ]
+
+
 def test_a_server_that_does_not_answer_is_down() -> None:
     assert samples(None) == {("delayserver_up", ()): 0}
 
