@@ -466,6 +466,8 @@ def _value_of(settings: Settings, key: str) -> int:
 
 
 def _nearest(name: str, known: list[str] | tuple[str, ...], prefix: str = "") -> str:
+    if not known:  # only a kind of target may have no keys
+        return "; this kind of node has no options"
     matches = difflib.get_close_matches(name, known, n=1)
     if matches:
         return f", did you mean {prefix + matches[0]!r}?"

@@ -89,6 +89,10 @@ REFUSED = {
     "unknown section": ("[listn]\nport = 1", "unknown key 'listn', did you mean 'listen'?"),
     "unknown key": ("[listen]\nprot = 1", "unknown key 'listen.prot', did you mean 'listen.port'?"),
     "unknown key without a likeness": ("[wheel]\nzzzz = 1", "unknown key 'wheel.zzzz'; known are: wheel.tick_ms"),
+    "option of a node without options": (
+        "[[groups]]\nnodes = [{address = '127.0.0.1:20801', options = {a = 1}}]",
+        "unknown key 'groups.nodes.options.a'; this kind of node has no options",
+    ),
     "unknown key of a node": ("[[groups]]\nnodes = [{adress = 'x'}]", "did you mean 'groups.nodes.address'?"),
     "text for a number": ("[listen]\nport = 'http'", "listen.port: expected a whole number, not 'http'"),
     "truth for a number": ("[listen]\nport = true", "listen.port: expected a whole number, not True"),
