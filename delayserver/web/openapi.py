@@ -70,6 +70,8 @@ class _Schemas:
         found, self.components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
         self._found = list(zip(types, found, strict=True))
         for name, component in self.components.items():
+            if "description" in component:
+                component["description"] = _plain(component["description"])
             for field, schema in component.get("properties", {}).items():
                 component["properties"][field] = _described(name, field, schema)
 
@@ -138,9 +140,15 @@ def _described(kind: str, field: str, schema: dict[str, Any]) -> dict[str, Any]:
         (each for each in [schema, *schema.get("anyOf", ())] if "description" in each and "$ref" not in each), None
     )
     if own is not None:
-        return {**schema, "description": own["description"], "examples": own.get("examples", [])}
+        examples = {"examples": own["examples"]} if own.get("examples") else {}
+        return {**schema, "description": own["description"], **examples}
     said = words_of(kind, field)
     return {**_without_docstring(schema), "description": said.says, **_example(said)}
+
+
+def _plain(docstring: str) -> str:
+    """A docstring as one paragraph."""
+    return " ".join(docstring.split()).replace("``", "`")
 
 
 def _without_docstring(schema: dict[str, Any]) -> dict[str, Any]:

@@ -52,12 +52,17 @@ class OpenTransaction(Reply, frozen=True):
     checks_max: Annotated[int, says("How often the server asks the producer's group.", 5)]
     policy: Annotated[
         str,
-        says("`rollback` or `commit`: what the server does where the producer's group does not answer.", "rollback"),
+        # Words of the document alone: a client reads a later server's word too.
+        says(
+            "`rollback` or `commit`: what the server does where the producer's group does not answer.",
+            "rollback",
+            extra_json_schema={"enum": ["commit", "rollback"]},
+        ),
     ]
 
 
 class OpenTransactionsPage(Reply, frozen=True):
-    """Some open transactions. It may be empty. The next page comes behind ``next``; None: there is none."""
+    """Some open transactions. It may be empty. The next page comes behind ``next``, and the last one has none."""
 
     transactions: Annotated[list[OpenTransaction], says("The open transactions.")]
     next: Annotated[str, says("From where to ask for more. The last page has none.", "1800000000000.2.46")] | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]
@@ -111,6 +112,18 @@ def test_every_property_and_parameter_has_words_and_nearly_all_have_an_example(w
     # No words are left behind by a field that is gone.
     names = {*fields, *[name.partition(".")[2] for name in fields]}
     assert set(WORDS) <= names
+
+
+def test_descriptions_are_plain_and_no_list_of_examples_is_empty(web: Web) -> None:
+    schemas = document_of(web)["components"]["schemas"]
+    texts = [each.get("description", "") for each in schemas.values()]
+    assert [text for text in texts if "``" in text or "\n" in text] == []
+    assert '"examples": []' not in json.dumps(schemas)
+
+
+def test_the_policy_of_an_open_transaction_is_one_of_two_words(web: Web) -> None:
+    policy = document_of(web)["components"]["schemas"]["OpenTransaction"]["properties"]["policy"]
+    assert policy["enum"] == ["commit", "rollback"]
 
 
 def test_every_operation_says_what_it_does(web: Web) -> None:
