@@ -6,13 +6,11 @@ import random
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Final
 
 import trio
 
 from delayserver.client import AsyncClient, DelayServerError, Delivery, Listener, Message, Outcome, Retry
-from ops.torture.shop.figures import Probes
 from ops.torture.shop.ledger import Ledger
 
 ROW_SUBJECTS: Final = 1500
@@ -43,10 +41,9 @@ def number_of(body: bytes) -> int:
 class Shop:
     """All actors of a day. Each `async` method is one actor; `run` starts them and ends them at `closing`."""
 
-    def __init__(self, client: AsyncClient, ledger: Ledger, probes: Probes, chance: random.Random, rate: float) -> None:
+    def __init__(self, client: AsyncClient, ledger: Ledger, chance: random.Random, rate: float) -> None:
         self._client = client
         self._ledger = ledger
-        self._probes = probes
         self._chance = chance
         # Of all pauses of senders: 1.0 sends some 250 messages a second.
         self._pause = 1.0 / rate
@@ -70,13 +67,11 @@ class Shop:
         """No sender begins anything new."""
         self._closing.set()
 
-    async def consume(self, prober: AsyncClient) -> None:
-        """The till, the post and the clerk of dead letters, until cancelled. `prober` measures round trips: the requests of
-        the whole shop wait for one another in the shop's own client."""
+    async def consume(self) -> None:
+        """The till, the post and the clerk of dead letters, until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._listen)
             nursery.start_soon(self._for_ever, self._clerk)
-            nursery.start_soon(self._for_ever, partial(self._probe, prober))
 
     async def _loop(self, step: Callable[[], Awaitable[None]]) -> None:
         while not self._closing.is_set():
@@ -251,12 +246,3 @@ class Shop:
                     self._ledger.dead(number_of(letter.body or b""))
                 await self._client.drop_dead_letters(subject, TILL, positions=[letter.position for letter in letters])
         await trio.sleep(2.0)
-
-    async def _probe(self, client: AsyncClient) -> None:
-        """An ordinary client: it sends a message, waits for it, and acks it."""
-        started = time.perf_counter()
-        await client.send("probe", b"0 probe", delay_ms=0)
-        pulled = await client.pull("probe", "probe", 10, wait_s=10.0)
-        await client.ack("probe", "probe", pulled)
-        self._probes.add((time.perf_counter() - started) * 1000)
-        await trio.sleep(1.0)

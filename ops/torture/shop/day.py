@@ -21,6 +21,7 @@ from ops.torture.shop.actors import POST, TILL, Shop, now_ms
 from ops.torture.shop.figures import Probes, Sample, look
 from ops.torture.shop.flat import SAMPLES_MIN, Bound, growth
 from ops.torture.shop.ledger import Ledger
+from ops.torture.shop.prober import Prober
 from ops.torture.shop.watchers import Watchers
 
 CONFIG: Final = """\
@@ -108,6 +109,7 @@ class Day:
         self._server = TorturedServer(plan.directory, config, self._data_dir, ports)
         self._ledger, self._probes = Ledger(), Probes()
         self._watchers = Watchers(ports[1], self._ledger.counts)
+        self._prober = Prober(self._probes)
         self._samples: list[Sample] = []
         self._report = DayReport()
         self._began = time.monotonic()
@@ -118,20 +120,21 @@ class Day:
         self._server.start()
         self._began = self._started = time.monotonic()
         self._watchers.start()
+        self._prober.start(self._server.address)
         try:
-            address = self._server.address
-            async with AsyncClient(address, timeout_s=60.0) as client, AsyncClient(address, timeout_s=60.0) as prober:
-                await self._live(client, prober)
+            async with AsyncClient(self._server.address, timeout_s=60.0) as client:
+                await self._live(client)
         finally:
             self._watchers.stop()
+            self._prober.stop()
             self._report.seconds = round(time.monotonic() - self._began, 1)
             self._server.clean_up()
         return self._verdict()
 
-    async def _live(self, client: AsyncClient, prober: AsyncClient) -> None:
-        shop = Shop(client, self._ledger, self._probes, random.Random(self._plan.seed), self._plan.rate)
+    async def _live(self, client: AsyncClient) -> None:
+        shop = Shop(client, self._ledger, random.Random(self._plan.seed), self._plan.rate)
         async with trio.open_nursery() as consumers:
-            consumers.start_soon(shop.consume, prober)
+            consumers.start_soon(shop.consume)
             async with trio.open_nursery() as day:
                 day.start_soon(shop.run)
                 day.start_soon(self._sample)
