@@ -32,7 +32,7 @@ SEEDS = tuple(dict.fromkeys([*QUICK, *range(40)]))
 # others are tried, and a new number here saves that time.
 NOTICED_BY = {
     "a_batch_in_the_order_of_acceptance": 10,
-    "a_gate_that_forgets_running_commits": 23,
+    "a_gate_that_forgets_running_commits": 58,
     "a_gate_that_waits_for_nothing": 23,
     "a_read_that_ends_wakes_no_pull": 5,
     "ack_before_sync": 2,
@@ -60,7 +60,7 @@ NOTICED_BY = {
     "pages_of_subjects_that_skip_one": 2,
     "policy_decides_at_once": 0,
     "prepared_is_seen": 4,
-    "published_answered_before_its_sync": 9,
+    "published_answered_before_its_sync": 61,
     "queues_emptied_for_nobody": 2,
     "read_skips_one": 4,
     "recovery_looks_at_last_two_segments": 5,
