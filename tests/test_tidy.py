@@ -131,7 +131,7 @@ delayserver: .client
     .runtime .startup .state .state.connections .state.counts .state.decisions .state.memory .state.positions
     .state.windows .targets .targets.embedded .upkeep
 .cli.running: store store.disk store.tables delayserver .cli.terminal .client .config .logs .net .server .web
-.embedded: store.disk .client.asynchronous .client.blocking .client.connections .config .net .protocol .runtime .server
+.embedded: store store.disk .client.asynchronous .client.blocking .client.connections .config .net .protocol .runtime .server
 ops: .protocol.schema
 ops.deploy: .protocol
 ops.examples: .client

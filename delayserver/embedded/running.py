@@ -20,6 +20,7 @@ from delayserver.runtime.runtime import Runtime
 from delayserver.runtime.workers import ThreadWorkers
 from delayserver.server.delay_server import DelayServer
 from store.disk.filesystem import FileSystem
+from store.errors import SyncFailedError
 
 T = TypeVar("T")
 
@@ -94,7 +95,9 @@ class Running:
 
 
 def _leaf(error: BaseException) -> BaseException:
-    """The one error of a group that a nursery made."""
+    """The one error of a group that a nursery made. A task that waits for a sync when the server ends fails as well."""
+    if isinstance(error, BaseExceptionGroup):
+        error = error.split(SyncFailedError)[1] or error
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error

@@ -21,6 +21,7 @@ import trio
 from delayserver import embedded
 from delayserver.client import Outcome
 from delayserver.config.toml_file import ConfigError
+from delayserver.embedded.running import _leaf
 from delayserver.protocol.errors import ConnectionLost, DiskFull, RequestTimedOut
 from store.errors import LockedError, SyncFailedError
 from tests.delayserver.embedded.places import memory_of
@@ -55,6 +56,12 @@ def test_a_crash_of_the_server_raises_in_the_next_call_and_at_the_end_of_the_blo
                 here.ping()
         threading.Event().wait(0.01)
     assert isinstance(raised.value.__cause__, ZeroDivisionError)
+
+
+def test_the_cause_of_a_crash_is_not_the_wait_for_a_sync_that_it_ended() -> None:
+    bug, follows = ZeroDivisionError("a bug"), SyncFailedError("an earlier sync of the broker failed")
+    assert _leaf(ExceptionGroup("", [bug, ExceptionGroup("", [ExceptionGroup("", [follows])])])) is bug
+    assert _leaf(ExceptionGroup("", [ExceptionGroup("", [follows])])) is follows
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="the open files of a process are in /proc")
