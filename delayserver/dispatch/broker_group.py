@@ -284,14 +284,11 @@ class BrokerGroup:
     # -- hand-overs
 
     async def _deliver(self, node: Node, rows: DueRows) -> None:
-        was_failing = node.health.failures > 0
         node.health.take()
         try:
             await self._deliver_parts(node, self._begin(shipments(rows)))
         finally:
             node.health.give()
-            if was_failing and len(self._queue.keyed):  # these wait for the end of this one attempt
-                self._queue.keyed.changed.ring()
 
     def _begin(self, parts: list[Shipment]) -> dict[int, Shipment]:
         """Every row is in flight from the step in which it left the queue: a cancel must find it somewhere."""

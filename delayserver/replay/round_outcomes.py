@@ -70,10 +70,9 @@ class RoundOutcomes:
             except CorruptionError as error:
                 self._damage.report(error)
                 told = await self._decided.told(key, rows.sequence)
-                open_rows = np.flatnonzero(
-                    self._decided.is_unknown(rows.due_ms, rows.sequence)
-                )  # not decided meanwhile
-                self._record_undone(key, rows.take(open_rows), told[open_rows])
+                # Others may have been decided while the file was read.
+                undecided = np.flatnonzero(self._decided.is_unknown(rows.due_ms, rows.sequence))
+                self._record_undone(key, rows.take(undecided), told[undecided])
 
     def _record_undone(self, key: DispatchKey, rows: OutcomeBatch, known: U8) -> None:
         """`known`: outcome codes u8[n], TOO_LATE where damage hides whether there is one. Those are recorded once more
