@@ -132,12 +132,12 @@ delayserver: .client
     .state.windows .targets .targets.embedded .upkeep
 .cli.running: store store.disk store.tables delayserver .cli.terminal .client .config .logs .net .server .web
 .embedded: store store.disk .client.asynchronous .client.blocking .client.connections .config .net .protocol .runtime .server
-ops: .protocol.schema
+ops:
 ops.deploy: .protocol
 ops.examples: .client
 ops.torture: .client .protocol
 ops.torture.shop: .client ops.torture
-ops.docs: .cli .client .config .metrics .protocol .web
+ops.docs: .cli .client .config .metrics .protocol .protocol.schema .web
 ops.fuzz: store store.disk store.logs store.records store.tables .broker .broker.files .broker.filters .broker.queues
     .config .protocol .recover.checking .recover.telling .web
 ops.bench: store.disk delayserver .cli.terminal .client .config .protocol .server

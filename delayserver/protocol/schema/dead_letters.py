@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Final
 
-from delayserver.protocol.schema.structs import Reply, Request, says
+from delayserver.protocol.schema.structs import Reply, says
 from delayserver.protocol.schema.words import (
     DUE_MS,
     After,
     DueMs,
-    Group,
     MessageId,
+    OfGroup,
     Positions,
     Sequence,
     ServerId,
-    Subject,
 )
 
 # Letters of one request: a step on the event loop reads them, and looks into the properties of each.
@@ -27,21 +26,17 @@ RATE_MIN, RATE_MAX = 1e-4, 1e6
 FIRST_MS_MAX: Final = 30 * 86_400_000
 
 
-class ListDeadLetters(Request, frozen=True, tag_field="action", tag="list"):
+class ListDeadLetters(OfGroup, frozen=True, tag_field="action", tag="list"):
     """Some dead letters, oldest first."""
 
-    subject: Subject
-    group: Group
     bodies: Annotated[bool, says("True: each row has its `body`.", True)] = False
     after: After = -1
     max: Annotated[int, says("At most so many letters.", 100, ge=1, le=LIST_MAX)] = LIST_MAX
 
 
-class ResendDeadLetters(Request, frozen=True, tag_field="action", tag="resend"):
+class ResendDeadLetters(OfGroup, frozen=True, tag_field="action", tag="resend"):
     """Sends letters to their group again."""
 
-    subject: Subject
-    group: Group
     positions: Positions | None = None
     max: Annotated[int, says("At most so many letters.", 100, ge=1, le=RESEND_MAX)] = RESEND_MAX
     rate: (
@@ -62,11 +57,9 @@ class ResendDeadLetters(Request, frozen=True, tag_field="action", tag="resend"):
     ] = 0
 
 
-class DropDeadLetters(Request, frozen=True, tag_field="action", tag="drop"):
+class DropDeadLetters(OfGroup, frozen=True, tag_field="action", tag="drop"):
     """Removes letters for good."""
 
-    subject: Subject
-    group: Group
     positions: Positions | None = None
     max: Annotated[int, says("At most so many letters.", 100, ge=1, le=DROP_MAX)] = DROP_MAX
 

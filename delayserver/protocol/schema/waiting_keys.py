@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Final, TypeAlias
 
-from delayserver.protocol.schema.structs import Reply, Request, says
+from delayserver.protocol.schema.structs import Reply, says
 from delayserver.protocol.schema.words import (
     DUE_MS,
     After,
     DueMs,
-    Group,
     MessageId,
+    OfGroup,
     Positions,
     Reason,
     Sequence,
     ServerId,
-    Subject,
 )
 
 # Keys of one request: a step on the event loop reads a message of each.
@@ -30,30 +29,24 @@ NextMs: TypeAlias = Annotated[
 ]
 
 
-class ListWaitingKeys(Request, frozen=True, tag_field="action", tag="list"):
+class ListWaitingKeys(OfGroup, frozen=True, tag_field="action", tag="list"):
     """Some waiting keys, in the order of their positions."""
 
-    subject: Subject
-    group: Group
     after: After = -1
     max: Annotated[int, says("At most so many keys.", 100, ge=1, le=LIST_MAX)] = LIST_MAX
 
 
-class SkipWaitingKeys(Request, frozen=True, tag_field="action", tag="skip"):
+class SkipWaitingKeys(OfGroup, frozen=True, tag_field="action", tag="skip"):
     """Makes dead letters of messages for which keys wait."""
 
-    subject: Subject
-    group: Group
     positions: Positions | None = None
     max: Annotated[int, says("At most so many messages.", 100, ge=1, le=SKIP_MAX)] = SKIP_MAX
     reason: Reason = ""
 
 
-class RetryWaitingKeys(Request, frozen=True, tag_field="action", tag="retry"):
+class RetryWaitingKeys(OfGroup, frozen=True, tag_field="action", tag="retry"):
     """Ends the pauses of messages for which keys wait."""
 
-    subject: Subject
-    group: Group
     positions: Positions | None = None
     max: Annotated[int, says("At most so many messages.", 100, ge=1, le=RETRY_MAX)] = RETRY_MAX
 

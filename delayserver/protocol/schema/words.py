@@ -6,7 +6,7 @@ from typing import Annotated, Final, TypeAlias
 
 from msgspec import Meta
 
-from delayserver.protocol.schema.structs import says
+from delayserver.protocol.schema.structs import Request, says
 
 POSITION_MAX: Final = (1 << 48) - 1
 REASON_BYTES_MAX: Final = 1024
@@ -28,3 +28,10 @@ Positions: TypeAlias = Annotated[
     list[Annotated[int, Meta(ge=0, le=POSITION_MAX)]],
     says("These messages. Without it the first ones.", [41, 42], expected="a list of positions"),
 ]
+
+
+class OfGroup(Request, frozen=True):
+    """A request about a consumer group."""
+
+    subject: Subject
+    group: Group

@@ -107,7 +107,7 @@ def test_the_clients_draw_and_read_the_columns_of_the_page() -> None:
 
 
 def test_the_table_of_status_is_that_of_the_figures() -> None:
-    assert with_figures(TEXT) == TEXT, "run python -m tests.delayserver.protocol.vectors"
+    assert with_figures(TEXT) == TEXT, "run: python -m ops.docs.protocol_tables"
     assert "| broker_groups.NAME.nodes[].circuit | text | " in TEXT
 
 

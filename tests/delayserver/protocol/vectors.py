@@ -21,7 +21,6 @@ from delayserver.protocol.frames import encode_frame
 from delayserver.protocol.limits import DEFAULT_LIMITS
 from delayserver.protocol.proof import make_proof
 from delayserver.protocol.receipts import derived_message_id, format_receipt
-from ops.docs.figure_tables import with_figures
 from ops.docs.frame_pages import drawn
 
 ROOT = Path(__file__).parents[3]
@@ -1075,4 +1074,4 @@ def with_values(page: str) -> str:
 
 if __name__ == "__main__":
     VECTORS.write_text(text())
-    PAGE.write_text(with_figures(with_values(PAGE.read_text())))
+    PAGE.write_text(with_values(PAGE.read_text()))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ops.protocol_tables import PAGE, page
+from ops.docs.protocol_tables import PAGE, page
 
 
 def test_the_tables_of_the_page_are_those_of_the_types() -> None:
-    assert page(PAGE.read_text()) == PAGE.read_text(), "run: python -m ops.protocol_tables"
+    assert page(PAGE.read_text()) == PAGE.read_text(), "run: python -m ops.docs.protocol_tables"

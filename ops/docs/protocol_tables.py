@@ -1,4 +1,4 @@
-"""Makes the tables of PROTOCOL.md whose fields have types: ``python -m ops.protocol_tables``.
+"""Makes the tables of PROTOCOL.md whose fields have types: ``python -m ops.docs.protocol_tables``.
 
 A table stands between ``<!-- table: waiting_keys.WaitingKey -->``, which names a file of `protocol/schema` and a type of it,
 and ``<!-- end of table -->``. Several types, with commas between, are the requests of one operation, by action.
@@ -15,8 +15,9 @@ from typing import Final
 from msgspec import Struct, inspect
 
 from delayserver.protocol.schema.structs import Request, described, facts_of, plain
+from ops.docs.figure_tables import with_figures
 
-PAGE: Final = Path(__file__).parents[1] / "PROTOCOL.md"
+PAGE: Final = Path(__file__).parents[2] / "PROTOCOL.md"
 _TABLE: Final = re.compile(r"(<!-- table: (\w+)\.([\w, ]+) -->\n\n).*?(\n<!-- end of table -->)", re.DOTALL)
 _WORDS: Final[dict[type[inspect.Type], str]] = {
     inspect.IntType: "int",
@@ -35,8 +36,9 @@ _SHARED: Final = frozenset({"subject", "group"})
 
 
 def page(text: str) -> str:
-    """The page with all its tables made anew."""
-    return _TABLE.sub(lambda found: found[1] + _table(found[2], found[3].split(", ")) + found[4], text)
+    """The page with all its tables made anew, that of the figures too."""
+    text = _TABLE.sub(lambda found: found[1] + _table(found[2], found[3].split(", ")) + found[4], text)
+    return with_figures(text)
 
 
 def _table(module: str, names: Sequence[str]) -> str:
