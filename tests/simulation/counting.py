@@ -109,9 +109,7 @@ class Counting:
 
     async def _repeat(self, client: Client, act: Callable[[Client], Any], done: trio.Event) -> None:
         while not self.ending:
-            if not self._host.open.is_set():
-                with trio.move_on_after(1):
-                    await self._host.open.wait()
+            if not await self._host.serves():
                 continue
             await self._guarded(client, act)
         done.set()

@@ -88,9 +88,7 @@ class GivingUp:
     async def run(self) -> None:
         """Fail until the end is near."""
         while not self.ending:
-            if not self._host.open.is_set():
-                with trio.move_on_after(1):
-                    await self._host.open.wait()
+            if not await self._host.serves():
                 continue
             await self._guarded(self._act)
         self.ended.set()

@@ -123,6 +123,14 @@ class Host:
         """Whether its broker lets go of messages that a group holds for too long."""
         return bool(self.settings.broker.lag_bytes_max or self.settings.broker.lag_ms_max)
 
+    async def serves(self) -> bool:
+        """Whether a client may go on. If not, this waits a second at most, and the client asks again."""
+        if self.open.is_set():
+            return True
+        with trio.move_on_after(1):
+            await self.open.wait()
+        return False
+
     async def up_or_down(self) -> None:
         """Return when the life that was asked for is ready or over."""
         async with trio.open_nursery() as nursery:

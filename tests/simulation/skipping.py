@@ -62,9 +62,7 @@ class Skipping:
     async def run(self) -> None:
         """Operate until the end is near."""
         while not self.ending:
-            if not self._host.open.is_set():
-                with trio.move_on_after(1):
-                    await self._host.open.wait()
+            if not await self._host.serves():
                 continue
             await self._guarded(self._act)
         self._ended.set()
