@@ -190,7 +190,7 @@ class Parts:
         settings, storage, files = self._settings, self._settings.storage, opened.files
         self.book = WindowBook(files.schedule, files.dispatch, files.days, storage.window_ms)
         self.book.open()
-        self.retired = Retired(files.ledger, self.book, self._runtime.damage)
+        self.retired = Retired(files.ledger, self.book)
         self.cursors = LoadCursors(storage.window_ms, self.book.start_of)
         drained = opened.found.checkpoint.coarse_days
         positions = dict(zip(drained.start_ms.tolist(), drained.drain_offset.tolist(), strict=True))

@@ -252,10 +252,7 @@ def _has_gone(
         return False
     # The day was retired with all its minutes. After a step of the clock it may have got messages again.
     mark = placed.get(ScheduleKey(start_ms, Source.DAY))
-    try:
-        return mark is None or mark.last_sequence <= ledger.last_sequence_between(start_ms, start_ms + DAY_MS)
-    except CorruptionError:  # the ledger reports it
-        return True
+    return mark is None or mark.last_sequence <= ledger.last_sequence_between(start_ms, start_ms + DAY_MS)
 
 
 def _refuse_lost_tables(fs: FileSystem, path: str) -> None:

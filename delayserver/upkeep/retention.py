@@ -102,7 +102,7 @@ class Retention:
         """Whether the ledger counts all that the files of a window hold."""
         try:
             return self._last_known(start_ms) <= self._retired.up_to(start_ms)
-        except (CorruptionError, DiskError) as error:
+        except DiskError as error:
             self._damage.report(error)
             return False
 
@@ -333,10 +333,7 @@ class Retention:
         """Removes files of a window that the ledger counts. False where a late message, a load or damage keeps any."""
         if self._cursors.is_loading(start_ms):  # a clock that was ahead is back in the window: a later pass removes it
             return False
-        try:
-            retired_to = self._retired.up_to(start_ms)
-        except (CorruptionError, DiskError):  # `_enter` has reported it: the window keeps its files
-            return False
+        retired_to = self._retired.up_to(start_ms)
         for key in self._book.files(start_ms):
             if key in self._schedule and not self._schedule.remove(key, retired_to, durable=False):
                 return False

@@ -2,7 +2,8 @@
 
 One record holds all rows of one or more whole windows. A crash between writing a window and deleting its files has it
 written again; the later record replaces the earlier one, so nothing is counted twice. In memory there are the totals
-per subject and, for each window, where its record stands.
+per subject and, for each window, where its record stands and the last sequence that it counts. So the replay, which asks
+for that sequence, meets no disk.
 
 A window a minute makes half a million records a year, and a start reads them all. So now and then the file is written
 anew, with many windows in each record: then a year is some hundred records.
@@ -106,12 +107,15 @@ class Ledger:
         keys, inverse = np.unique(_keys(rows), return_inverse=True)
         latest = np.zeros(len(keys), np.intp)
         np.maximum.at(latest, inverse, record)
-        self._add(rows.take(np.flatnonzero(record == latest[inverse])), 1)
+        standing = np.flatnonzero(record == latest[inverse])
+        self._add(rows.take(standing), 1)
         segment, windows = self._file
-        replaced = windows.get_many(keys)
+        replaced = windows.offsets(keys)
         for place in np.flatnonzero(replaced).tolist():
             self._add(_rows_at(segment, int(replaced[place]), int(keys[place])), -1)
-        windows.set_many(keys, np.array(offsets, np.int64)[latest])
+        last = np.zeros(len(keys), np.int64)
+        np.maximum.at(last, inverse[standing], rows.last_sequence[standing])
+        windows.put(keys, np.array(offsets, np.int64)[latest], last)
 
     def _count(self, batch: LedgerBatch) -> None:
         self.highest_sequence = max(self.highest_sequence, int(batch.last_sequence.max(initial=0)))
@@ -180,7 +184,8 @@ class Ledger:
         if self._previous is not None:
             self._previous.close()
         moved = _WindowIndex()
-        moved.set_many(np.concatenate(keys), np.concatenate(offsets))
+        every = np.concatenate(keys)
+        moved.put(every, np.concatenate(offsets), windows.last_sequences(every))
         # Somebody may still be reading the old file: it is closed when the next one takes this one's place.
         self._file, self._previous, self._listed = (made, moved), old, False
         self._records, self._rows = len(keys) - 1, rows
@@ -202,25 +207,18 @@ class Ledger:
         """The rows of a window, one for each subject; none if it is not recorded. Raises CorruptionError."""
         key = _key(start_ms, coarse)
         segment, windows = self._file
-        offset = windows.get(key)
+        offset = windows.offset(key)
         return _rows_at(segment, offset, key) if offset else LedgerBatch.filled(0)
 
     def last_sequence(self, start_ms: int) -> int:
         """The last sequence that is counted for a window, 0 if it is not recorded: only rows behind it count beside the
-        ledger. Raises CorruptionError."""
-        return int(self.window(start_ms).last_sequence.max(initial=0))
+        ledger."""
+        return self._file[1].last_sequence(_key(start_ms, False))
 
     def last_sequence_between(self, start_ms: int, stop_ms: int) -> int:
-        """The highest `last_sequence` of the windows that start in [start_ms, stop_ms), 0 if none is recorded. Raises
-        CorruptionError."""
-        segment, windows = self._file
-        keys = windows.keys_between(_key(start_ms, False), _key(stop_ms, False))
-        last = 0
-        for offset in np.unique(windows.get_many(keys)).tolist():
-            batch = _read_twice(segment, offset)
-            mine = (batch.start_ms >= start_ms) & (batch.start_ms < stop_ms)
-            last = max(last, int(batch.last_sequence[mine].max(initial=0)))
-        return last
+        """The highest `last_sequence` of the windows that start in [start_ms, stop_ms), 0 if none is recorded."""
+        windows = self._file[1]
+        return int(windows.last_sequences(windows.keys_between(_key(start_ms, False), _key(stop_ms, False))).max(initial=0))
 
     def has_between(self, start_ms: int, stop_ms: int) -> bool:
         """Whether any window that starts in [start_ms, stop_ms) is recorded."""
@@ -228,7 +226,7 @@ class Ledger:
 
     def has(self, start_ms: int, *, coarse: bool = False) -> bool:
         """Whether a window is recorded, and so its files may go."""
-        return bool(self._file[1].get(_key(start_ms, coarse)))
+        return bool(self._file[1].offset(_key(start_ms, coarse)))
 
     def __len__(self) -> int:
         """Count of windows."""
@@ -269,7 +267,7 @@ def _merged(segment: Segment, windows: _WindowIndex) -> Iterator[LedgerBatch]:
     for header, batch in segment.records():
         assert isinstance(batch, LedgerBatch)
         keys, inverse = np.unique(_keys(batch), return_inverse=True)
-        stands = np.flatnonzero((windows.get_many(keys) == header.offset)[inverse])
+        stands = np.flatnonzero((windows.offsets(keys) == header.offset)[inverse])
         waiting.append(batch.take(stands))
         rows += len(stands)
         if rows >= MERGED_ROWS:
@@ -280,7 +278,8 @@ def _merged(segment: Segment, windows: _WindowIndex) -> Iterator[LedgerBatch]:
 
 
 class _WindowIndex:
-    """Record offset by key. Recent ones in a dict, the others in sorted arrays: 16 bytes a window, 8 MB for a year.
+    """Record offset and last sequence by key. Recent ones in a dict, the others in sorted arrays: 24 bytes a window, 12 MB
+    for a year.
 
     One writer; readers in other threads look into the dict first, and find in the arrays what has left it.
     """
@@ -288,45 +287,62 @@ class _WindowIndex:
     __slots__ = ("_recent", "_sorted")
 
     def __init__(self) -> None:
-        self._sorted = (np.zeros(0, np.int64), np.zeros(0, np.int64))
-        self._recent: dict[int, int] = {}
+        # Keys, ascending, and for each its offset and its last sequence.
+        self._sorted = (np.zeros(0, np.int64), np.zeros((2, 0), np.int64))
+        self._recent: dict[int, tuple[int, int]] = {}
 
     def __len__(self) -> int:
         return len(self.keys())
 
-    def get(self, key: int) -> int:
-        """The offset, 0 if there is none."""
+    def offset(self, key: int) -> int:
+        """Where its record stands, 0 if there is none."""
+        return self._get(key)[0]
+
+    def last_sequence(self, key: int) -> int:
+        """The last sequence that its record counts, 0 if there is none."""
+        return self._get(key)[1]
+
+    def offsets(self, wanted: I64) -> I64:
+        """The offset of each, 0 where there is none."""
+        return self._get_many(wanted, 0)
+
+    def last_sequences(self, wanted: I64) -> I64:
+        """The last sequence of each, 0 where there is none."""
+        return self._get_many(wanted, 1)
+
+    def _get(self, key: int) -> tuple[int, int]:
         recent = self._recent.get(key)
         if recent is not None:
             return recent
-        keys, offsets = self._sorted
+        keys, values = self._sorted
         index = int(np.searchsorted(keys, key))
-        return int(offsets[index]) if index < len(keys) and keys[index] == key else 0
+        return (int(values[0, index]), int(values[1, index])) if index < len(keys) and keys[index] == key else (0, 0)
 
-    def get_many(self, wanted: I64) -> I64:
-        """The offset of each, 0 where there is none."""
-        recent = np.array([self._recent.get(key, 0) for key in wanted.tolist()] if self._recent else 0, np.int64)
-        keys, offsets = self._sorted
+    def _get_many(self, wanted: I64, column: int) -> I64:
+        of_recent = [self._recent.get(key, (0, 0))[column] for key in wanted.tolist()] if self._recent else 0
+        recent = np.array(of_recent, np.int64)
+        keys, values = self._sorted
         if not len(keys):
             return np.broadcast_to(recent, wanted.shape)
         index = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-        found: I64 = np.where(recent, recent, np.where(keys[index] == wanted, offsets[index], 0))
+        found: I64 = np.where(recent, recent, np.where(keys[index] == wanted, values[column, index], 0))
         return found
 
-    def set_many(self, keys: I64, offsets: I64) -> None:
-        """Stores the offset of each key. Large batches go straight to the arrays."""
+    def put(self, keys: I64, offsets: I64, last_sequences: I64) -> None:
+        """Store the offset and the last sequence of each key. Large batches go straight to the arrays."""
         if len(keys) < _RECENT_MAX:
-            self._recent |= zip(keys.tolist(), offsets.tolist(), strict=True)
+            pairs = zip(offsets.tolist(), last_sequences.tolist(), strict=True)
+            self._recent |= zip(keys.tolist(), pairs, strict=True)
         if len(self._recent) >= _RECENT_MAX or len(keys) >= _RECENT_MAX:
             self.keys()
         if len(keys) >= _RECENT_MAX:
-            self._put(keys, offsets)
+            self._sort_in(keys, np.stack([offsets, last_sequences]))
 
     def keys(self) -> I64:
         """Ascending."""
         if self._recent:
-            count = len(self._recent)
-            self._put(np.fromiter(self._recent, np.int64, count), np.fromiter(self._recent.values(), np.int64, count))
+            recent = np.array([(key, *values) for key, values in self._recent.items()], np.int64).T
+            self._sort_in(recent[0], recent[1:])
             self._recent = {}
         return self._sorted[0]
 
@@ -337,10 +353,10 @@ class _WindowIndex:
         older = keys[np.searchsorted(keys, low) : np.searchsorted(keys, high)]
         return np.union1d(older, np.array(recent, np.int64)) if recent else older
 
-    def _put(self, keys: I64, offsets: I64) -> None:
-        offsets = np.concatenate([offsets, self._sorted[1]])
+    def _sort_in(self, keys: I64, values: I64) -> None:
+        values = np.concatenate([values, self._sorted[1]], axis=1)
         keys, first = np.unique(np.concatenate([keys, self._sorted[0]]), return_index=True)
-        self._sorted = (keys, offsets[first])  # the first of equals: the recent one
+        self._sorted = (keys, values[:, first])  # the first of equals: the recent one
 
 
 def _assert_distinct(rows: LedgerBatch) -> None:

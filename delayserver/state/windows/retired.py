@@ -8,9 +8,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from delayserver.runtime.damage import DamageReport
 from delayserver.state.windows.window_book import WindowBook
-from store.errors import CorruptionError
 from store.logs.schedule_log import ScheduleKey
 from store.logs.windows import DAY_MS
 from store.records.batches import I64
@@ -20,12 +18,11 @@ from store.tables.ledger import Ledger
 class Retired:
     """Answers from the ledger, which is in memory; for any thread."""
 
-    __slots__ = ("_book", "_damage", "_ledger", "_removed")
+    __slots__ = ("_book", "_ledger", "_removed")
 
-    def __init__(self, ledger: Ledger, book: WindowBook, damage: DamageReport) -> None:
+    def __init__(self, ledger: Ledger, book: WindowBook) -> None:
         self._ledger = ledger
         self._book = book
-        self._damage = damage
         self._removed: deque[ScheduleKey] = deque()
 
     def remove(self, files: Iterable[ScheduleKey]) -> None:
@@ -46,19 +43,12 @@ class Retired:
     def up_to(self, start_ms: int) -> int:
         """The last sequence that went with this window, 0 if it was never retired: a replay has nothing to do below.
 
-        A whole day goes with all its minutes, of which those with messages are in the ledger. Raises CorruptionError."""
+        A whole day goes with all its minutes, of which those with messages are in the ledger."""
         if self._book.is_whole(start_ms):
             return self._ledger.last_sequence_between(start_ms, start_ms + DAY_MS)
         return self._ledger.last_sequence(start_ms)
 
     def are(self, start_ms: int, sequence: I64) -> NDArray[np.bool_]:
-        """Which of n messages of one window (of a whole day, or of a minute of it) may have been retired with it, bool[n].
-        Damage in the ledger leaves that possible."""
-        if not self.has(start_ms):
-            return np.zeros(len(sequence), dtype=bool)
-        try:
-            retired: NDArray[np.bool_] = sequence <= self.up_to(start_ms)
-        except CorruptionError as error:
-            self._damage.report(error)
-            return np.ones(len(sequence), dtype=bool)
+        """Which of n messages of one window (of a whole day, or of a minute of it) were retired with it, bool[n]."""
+        retired: NDArray[np.bool_] = sequence <= self.up_to(start_ms)
         return retired

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import store.tables.ledger as ledger_module
-from store.errors import DiskError, DiskFullError, FormatError, SyncFailedError
+from store.errors import CorruptionError, DiskError, DiskFullError, FormatError, SyncFailedError
 from store.records.batches import LedgerBatch
 from store.records.segment import FILE_LEDGER, Damage, Segment
 from store.tables.ledger import Ledger
@@ -94,6 +94,18 @@ def test_the_last_sequence_over_the_minutes_of_a_day_is_found() -> None:
         last = [current.last_sequence_between(low * MINUTE, high * MINUTE) for low, high in spans]
         assert last == [0, 50, 50, 90, 0]
         assert [current.has_between(low * MINUTE, high * MINUTE) for low, high in spans] == [x > 0 for x in last]
+
+
+def test_the_last_sequence_of_a_window_is_known_though_its_record_cannot_be_read() -> None:
+    fs = disk()
+    ledger = Ledger.open(fs, "/d", 7)
+    ledger.append(rows(MINUTE, [1], 5))
+    ledger.append(rows(2 * MINUTE, [1], 9))
+    fs.flip_bit("/d/ledger.log", fs.size("/d/ledger.log") - 40)
+    with pytest.raises(CorruptionError):
+        ledger.window(2 * MINUTE)
+    assert ledger.last_sequence(2 * MINUTE) == 90
+    assert ledger.last_sequence_between(MINUTE, 3 * MINUTE) == 90
 
 
 def test_a_code_that_no_subject_can_have_is_damage_and_no_table_is_made_up_to_it() -> None:
