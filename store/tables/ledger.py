@@ -218,7 +218,9 @@ class Ledger:
     def last_sequence_between(self, start_ms: int, stop_ms: int) -> int:
         """The highest `last_sequence` of the windows that start in [start_ms, stop_ms), 0 if none is recorded."""
         windows = self._file[1]
-        return int(windows.last_sequences(windows.keys_between(_key(start_ms, False), _key(stop_ms, False))).max(initial=0))
+        return int(
+            windows.last_sequences(windows.keys_between(_key(start_ms, False), _key(stop_ms, False))).max(initial=0)
+        )
 
     def has_between(self, start_ms: int, stop_ms: int) -> bool:
         """Whether any window that starts in [start_ms, stop_ms) is recorded."""

@@ -20,6 +20,7 @@ from delayserver.state.decisions.decided import Decided
 from delayserver.state.memory.attempted import Attempted
 from delayserver.state.memory.group_rows import GroupRows
 from delayserver.state.memory.group_wheels import GroupWheels
+from delayserver.state.memory.left_rows import LeftRows
 from delayserver.state.memory.loaded_rows import LoadedRows
 from delayserver.state.memory.order_gate import loaded_ms
 from delayserver.state.memory.rows import has_order_key
@@ -77,8 +78,7 @@ class Residency:
         self.emptied = Bell()
         # Rows of room that a load waits for; None if no load waits.
         self._room_wanted: int | None = None
-        # When to read rows again that were left on disk (monotonic), by group code, place of the route, and window.
-        self._read_again: dict[tuple[int, int, int], int] = {}
+        self._left = LeftRows()
         self.evictions = 0
 
     # -- the groups
@@ -98,7 +98,7 @@ class Residency:
         in flight stay; see `push_front`."""
         for group in self.groups.values():
             group.give_up_waiting()
-        self._read_again.clear()
+        self._left.clear()
         self.evict_after(KEY_LOWEST)
         self.loadable.ring()
 
@@ -182,9 +182,9 @@ class Residency:
 
     def admissible(self, loaded: LoadedRows, undecided: Mask) -> LoadedRows:
         """The rows read from files that may enter memory: neither a file (`undecided`, bool[n]) nor a draining day has an
-        outcome of them, no cancel holds them, and they are neither in a queue nor in flight. Rows whose attempts had no
-        answer are marked so again. Add the rows in the same step."""
-        wanted = undecided & self._decided.holds.not_held(loaded.sequence)
+        outcome of them, no cancel holds them, they do not rest, and they are neither in a queue nor in flight. Rows whose
+        attempts had no answer are marked so again. Add the rows in the same step."""
+        wanted = undecided & self._decided.holds.not_held(loaded.sequence) & ~self._left.resting(loaded.sequence)
         overlays = self._decided.overlays
         if overlays:
             days = day_starts(loaded.rows["window_ms"])
@@ -436,23 +436,24 @@ class Residency:
 
     def leave(self, rows: DueRows, pause_us: int) -> None:
         """Rows in flight stay on disk. Their windows are read again after a pause."""
+        until_us = self._clock.monotonic_us() + pause_us
+        places, windows = self._routes.places(rows.payload["subject"]), rows.payload["window_ms"]
         for code, place, window, _first in self._windows([rows]):
             if self._routes.have_changed:
                 self.groups[code].released(_last_key(rows.due_ms, rows.sequence))
-            # The first pause counts: a row that is left again and again does not put off those that were left before.
-            self._read_again.setdefault((code, place, window), self._clock.monotonic_us() + pause_us)
+            mine = (places == place) & (windows == window)
+            self._left.leave((code, place, window), rows.sequence[mine], until_us)
 
     def read_later(self, group: GroupRows, places: list[int], window_ms: int, error: Exception) -> None:
         """A spilled window cannot be read now, for this reason: read it again after a pause."""
         for place in places:
             if group.code in self.groups:  # what a group that is gone has left is loaded
-                self._read_again[group.code, place, window_ms] = self._clock.monotonic_us() + again_us(error)
+                until_us = self._clock.monotonic_us() + again_us(error)
+                self._left.put_off((group.code, place, window_ms), until_us)
 
     def spilled(self) -> list[tuple[GroupRows, int | None]]:
         """Groups with windows to read back now, and the place of a route whose rows alone are to be read; None: all rows."""
-        now_us = self._clock.monotonic_us()
-        for code, place, window in [which for which, then_us in self._read_again.items() if then_us <= now_us]:
-            del self._read_again[code, place, window]
+        for code, place, window in self._left.take_over(self._clock.monotonic_us()):
             self.groups[code].spilled.add(window, place)
         ways = [(group, place) for group in self.groups.values() for place in (None, *group.spilled.places)]
         return [way for way in ways if self.may_read_back(*way)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from heapq import heappop, heappush
 from random import Random
 
@@ -270,6 +271,33 @@ async def test_rows_refused_by_the_node_are_retried_and_their_neighbours_are_del
     await host.until(lambda: len(fake.stored) == 10, within_ms=2_000)
     await host.settled()
     assert len(set(fake.stored)) == 10
+    host.check_balance(pending=0)
+
+
+async def test_refused_rows_that_left_memory_rest_while_others_of_their_window_are_read_back(boot: Boot) -> None:
+    settings = QUICK | {"backoff_ms_max": 60_000}
+    host = boot(small_settings(dispatch=settings, wheel={"rows_max": 400}, groups=TWO_GROUPS, routes=EACH_ITS_OWN))
+    await host.start()
+    client, fake = await host.client(), host.fake("fakeA")
+    refused_ms = host.now_ms
+    fake.refuse = lambda batch: batch.due_ms == refused_ms
+
+    def delivered(count: int) -> bool:
+        return len(fake.stored) == count
+
+    await put_many(client, 1_000, refused_ms, "a")
+    await host.until(lambda: sum(fake.attempt_rows) >= 1_000)
+    for number in range(1, 11):  # each of these fills the queue, and leaves it in part
+        fake.gate = trio.Event()
+        await put_many(client, 500, refused_ms + 1, "a")
+        await host.sleep_ms(20)
+        fake.gate.set()
+        await host.until(partial(delivered, 500 * number), within_ms=4_000)
+    assert sum(fake.attempt_rows) < 7_000  # each once; a few of the refused ones wait in memory, and are tried again
+    fake.refuse = None
+    await host.until(lambda: len(fake.stored) == 6_000, within_ms=120_000)
+    await host.settled()
+    assert len(set(fake.stored)) == 6_000
     host.check_balance(pending=0)
 
 

@@ -1,0 +1,71 @@
+"""Rows that left memory for a time of rest: a node refused them, or their record cannot be read.
+
+Their windows are read again when that time is over. Until then a read of the same window, for other rows of it, leaves
+them where they are: otherwise they would come back at once, and be handed over again and again.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from store.records.batches import I64
+
+# So many rows are known one by one, 8 bytes each. Others come back with the next read of their window.
+ROWS_KNOWN_MAX = 1 << 17
+
+# A window of one route of a group: group code, place of the route, start in ms.
+Place = tuple[int, int, int]
+
+
+class LeftRows:
+    """Windows to read again, each at its time, and the rows of them that rest until then. Times are monotonic."""
+
+    __slots__ = ("_known", "_resting", "_sorted", "_until_us")
+
+    def __init__(self) -> None:
+        self._until_us: dict[Place, int] = {}
+        self._resting: dict[Place, list[I64]] = {}
+        self._known = 0
+        # All sequences that rest, ascending; None when they have changed.
+        self._sorted: I64 | None = None
+
+    def leave(self, place: Place, sequences: I64, until_us: int) -> None:
+        """Rows of a window rest until then, or until the window is read again for rows that were left before: these do not
+        wait longer because of the later ones."""
+        self._until_us.setdefault(place, until_us)
+        if self._known + len(sequences) <= ROWS_KNOWN_MAX:
+            self._resting.setdefault(place, []).append(sequences)
+            self._known += len(sequences)
+            self._sorted = None
+
+    def put_off(self, place: Place, until_us: int) -> None:
+        """The window cannot be read before then."""
+        self._until_us[place] = until_us
+
+    def take_over(self, now_us: int) -> list[Place]:
+        """The windows whose time is over; their rows rest no more."""
+        over = [place for place, until_us in self._until_us.items() if until_us <= now_us]
+        for place in over:
+            del self._until_us[place]
+            gone = self._resting.pop(place, None)
+            if gone:
+                self._known -= sum(map(len, gone))
+                self._sorted = None
+        return over
+
+    def resting(self, sequence: I64) -> NDArray[np.bool_]:
+        """True for rows that rest, bool[n]."""
+        if not self._known:
+            return np.zeros(len(sequence), bool)
+        if self._sorted is None:
+            self._sorted = np.sort(np.concatenate([part for parts in self._resting.values() for part in parts]))
+        places = np.minimum(np.searchsorted(self._sorted, sequence), len(self._sorted) - 1)
+        found: NDArray[np.bool_] = self._sorted[places] == sequence
+        return found
+
+    def clear(self) -> None:
+        """Forget all: a load brings the rows."""
+        self._until_us.clear()
+        self._resting.clear()
+        self._known, self._sorted = 0, None
