@@ -6,6 +6,7 @@ import ast
 import io
 import re
 import tokenize
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cache
 from graphlib import TopologicalSorter
@@ -232,6 +233,9 @@ CHANCE_CALLS = ("random.", "secrets.", "uuid.")
 
 def sources(*folders: str) -> list[Path]:
     return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+OURS = sources("delayserver", "store", "wheel")
 
 
 def name_of(path: Path) -> str:
@@ -567,7 +571,7 @@ def test_a_wrong_arrow_is_found(room: str, code: str) -> None:
 def test_time_disk_and_chance_come_in_through_their_doors_alone() -> None:
     found = [
         f"{name_of(path)}:{line} uses {what}"
-        for path in sources("delayserver", "store", "wheel")
+        for path in OURS
         for line, what in wrong_doors(name_of(path), parsed(path))
     ]
     assert found == []
@@ -714,7 +718,7 @@ def _is_own(owner: ast.expr, made: set[str]) -> bool:
 def test_no_statement_assigns_an_attribute_of_another_object() -> None:
     found = [
         f"{name_of(path)}:{line} assigns {what}"
-        for path in sources("delayserver", "store", "wheel")
+        for path in OURS
         for line, what in assigned_elsewhere(parsed(path))
         if what not in OF_LIBRARIES and not what.endswith(("__cause__", "__context__"))
     ]
@@ -761,11 +765,7 @@ def _acts(node: ast.stmt) -> bool:
 
 
 def test_constructors_take_few_parameters() -> None:
-    found = [
-        f"{name_of(path)}:{line} {name}"
-        for path in sources("delayserver", "store", "wheel")
-        for line, name in long_constructors(parsed(path))
-    ]
+    found = [f"{name_of(path)}:{line} {name}" for path in OURS for line, name in long_constructors(parsed(path))]
     assert found == []
 
 
@@ -869,3 +869,62 @@ def test_tests_reach_into_private_parts_only_at_the_places_of_this_table() -> No
 
 def test_a_reach_into_a_private_part_is_found() -> None:
     assert reaches(ast.parse("self._a; other._b; super()._c; os._exit(1); x.__dict__; f(y)._d")) == {"_b", "_d"}
+
+
+# A reader who greps for a name finds the one thing. These still occur more than once: the lists only become shorter.
+REPEATED_CLASSES = """
+Ended Sought Answer Asked Attempts Balance Bell Bucket Connection ConnectionMemory Connections ConsumerGroup Consuming
+Cursor Delivery Fate FindQuery Finding Found GroupPolicy Lease Letters Limits Listener MessageReader Moved
+Node Pending PendingSubjects Place Policies Policy Positions Problem Progress Published Reply Request Room
+Route Routes Rows Run Sending Share Source Step Stored Table ThreadWorkers Turns Wanted Workers
+"""
+REPEATED_FILES = """
+addresses.py balance.py broker.py cancel.py check.py checkpoint.py columns.py consuming.py dead_letters.py
+deliveries.py delivering.py dump.py errors.py export.py finding.py group_rows.py groups.py identity.py
+kinds.py limits.py lines.py listener.py lookup.py marks.py messages.py metrics.py names.py opening.py
+operations.py options.py outcome_rows.py pending.py places.py policies.py positions.py process.py progress.py
+publish.py pulled.py reading.py receipts.py redelivery.py redispatch.py redispatching.py reload.py
+reschedule.py retention.py retries.py room.py routes.py rows.py run.py send.py status.py subjects.py timing.py
+tokens.py trace.py transactions.py turns.py units.py waiting_keys.py windows.py words.py
+"""
+# /openapi.json shows the names of these classes, and VERSIONING.md keeps those of the client: one noun may stand in both.
+SHOWN = "delayserver/web/schemas.py"
+# The twin of a file in `client/asynchronous`, made by `ops/blocking_client.py`.
+TWINS = "delayserver/client/blocking/"
+
+
+def repeated(named: Iterable[tuple[str, str]]) -> list[str]:
+    """Names that stand in two places or more, of (name, place)."""
+    count = Counter(name for name, _ in named)
+    return sorted(name for name, times in count.items() if times > 1)
+
+
+def public_classes(modules: Iterable[tuple[str, ast.Module]]) -> list[tuple[str, str]]:
+    """(name, place) of the classes of modules, without documents of HTTP that bear the name of a class of the client."""
+    all_of_them = [(node.name, name) for name, tree in modules for node in tree.body if isinstance(node, ast.ClassDef)]
+    of_client = {name for name, place in all_of_them if place.startswith("delayserver/client/")}
+    return [each for each in all_of_them if each[0][0] != "_" and not (each[1] == SHOWN and each[0] in of_client)]
+
+
+def test_each_public_class_has_a_name_of_its_own() -> None:
+    places = public_classes((name_of(path), parsed(path)) for path in OURS)
+    assert repeated(places) == sorted(REPEATED_CLASSES.split()), "give it a name of its own, or shorten the list"
+
+
+def test_each_module_has_a_file_name_of_its_own() -> None:
+    files = [path for path in OURS if path.name != "__init__.py" and not name_of(path).startswith(TWINS)]
+    assert repeated((path.name, name_of(path)) for path in files) == sorted(REPEATED_FILES.split()), (
+        "rename it, or shorten the list"
+    )
+
+
+@pytest.mark.parametrize(
+    ("rooms", "found"),
+    [
+        (["delayserver/load/a.py", SHOWN], ["A"]),
+        (["delayserver/client/values/a.py", "delayserver/client/calls/a.py"], ["A"]),
+        (["delayserver/client/values/a.py", SHOWN], []),
+    ],
+)
+def test_a_repeated_name_is_found(rooms: list[str], found: list[str]) -> None:
+    assert repeated(public_classes((room, ast.parse("class A: ...\nclass _B: ...")) for room in rooms)) == found
