@@ -64,8 +64,8 @@ def redispatch(
 ) -> None:
     """Deliver messages again that are due in a range and have an outcome already, for brokers that lost data.
 
-    With DIR the server must be stopped, and the deliveries begin at its next start; with --server a running one does it
-    now. Where that one has a listen.server_secret, name its configuration with --config; without one it takes this from its
+    With --server a running server does it now. With DIR the server must be stopped, and the deliveries begin at its next
+    start; that way is deprecated and goes with version 0.3.0. Where that one has a listen.server_secret, name its configuration with --config; without one it takes this from its
     own host alone. Message ids stay the same, so consumers that are idempotent by id notice nothing. What was cancelled is
     never delivered. Begin with --dry-run. Interrupted, it can be run again on a DIR: what waits for the next start already
     is left out. What damage hides (with DIR, a missing file too) is named and counted, the rest is delivered; then the exit
@@ -91,6 +91,7 @@ def redispatch(
                 done = _slices(client, arguments)
     else:
         assert directory is not None
+        click.echo("redispatch with DIR is deprecated and goes with version 0.3.0: start the server, use --server", err=True)
         done = _offline(directory, from_ms, to_ms, subject, outcomes, dry_run, yes)
     _report(done, dry_run=dry_run, online=server is not None, as_json=as_json)
 
