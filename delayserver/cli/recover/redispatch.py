@@ -91,7 +91,9 @@ def redispatch(
                 done = _slices(client, arguments)
     else:
         assert directory is not None
-        click.echo("redispatch with DIR is deprecated and goes with version 0.3.0: start the server, use --server", err=True)
+        click.echo(
+            "redispatch with DIR is deprecated and goes with version 0.3.0: start the server, use --server", err=True
+        )
         done = _offline(directory, from_ms, to_ms, subject, outcomes, dry_run, yes)
     _report(done, dry_run=dry_run, online=server is not None, as_json=as_json)
 
