@@ -928,3 +928,46 @@ def test_each_module_has_a_file_name_of_its_own() -> None:
 )
 def test_a_repeated_name_is_found(rooms: list[str], found: list[str]) -> None:
     assert repeated(public_classes((room, ast.parse("class A: ...\nclass _B: ...")) for room in rooms)) == found
+
+
+_CONTAINERS = {"Counter", "OrderedDict", "SortedDict", "SortedList", "defaultdict", "deque", "dict", "list", "set"}
+_DISPLAYS = (ast.Dict, ast.List, ast.Set, ast.DictComp, ast.ListComp, ast.SetComp)
+
+
+def containers_without_writer(tree: ast.Module) -> list[str]:
+    """Public classes that make a container for themselves, where no docstring says who writes."""
+    silent = []
+    for made in nodes(tree):
+        if isinstance(made, ast.ClassDef) and not made.name.startswith("_"):
+            values = [
+                node.value
+                for node in ast.walk(made)
+                if isinstance(node, ast.Assign | ast.AnnAssign) and "self." in ast.unparse(node).split("=")[0]
+            ]
+            has_any = any(
+                isinstance(value, _DISPLAYS)
+                or (isinstance(value, ast.Call) and dotted(value.func).rpartition(".")[2] in _CONTAINERS)
+                for value in values
+            )
+            documented = [made, tree, *[part for part in made.body if isinstance(part, ast.FunctionDef)]]
+            texts = [ast.get_docstring(part) or "" for part in documented if isinstance(part, _DOCUMENTED)]
+            if has_any and not any(re.search(r"[Ww]riters?\b", text) for text in texts):
+                silent.append(made.name)
+    return silent
+
+
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef)
+
+
+def test_each_container_of_state_names_its_writer() -> None:
+    found = {name_of(path): containers_without_writer(parsed(path)) for path in sources("delayserver/state")}
+    assert {name: classes for name, classes in found.items() if classes} == {}
+
+
+@pytest.mark.parametrize(
+    ("docstring", "value", "count"),
+    [("Rows.", "[]", 1), ("Rows. Writer: the start.", "{}", 0), ("Rows.", "deque()", 1), ("Rows.", "0", 0)],
+)
+def test_a_container_without_a_writer_is_found(docstring: str, value: str, count: int) -> None:
+    code = f'class Rows:\n    """{docstring}"""\n    def __init__(self):\n        self._rows = {value}'
+    assert len(containers_without_writer(ast.parse(code))) == count

@@ -64,12 +64,13 @@ def redispatch(
 ) -> None:
     """Deliver messages again that are due in a range and have an outcome already, for brokers that lost data.
 
-    With --server a running server does it now. With DIR the server must be stopped, and the deliveries begin at its next
-    start; that way is deprecated and goes with version 0.3.0. Where that one has a listen.server_secret, name its configuration with --config; without one it takes this from its
-    own host alone. Message ids stay the same, so consumers that are idempotent by id notice nothing. What was cancelled is
-    never delivered. Begin with --dry-run. Interrupted, it can be run again on a DIR: what waits for the next start already
-    is left out. What damage hides (with DIR, a missing file too) is named and counted, the rest is delivered; then the exit
-    code is 1. A dry run does not read the bytes of messages, so it notices less.
+    With --server a running server does it now. Where that one has a listen.server_secret, name its configuration with
+    --config; without one it takes this from its own host alone. With DIR the server must be stopped, and the deliveries
+    begin at its next start; that way is deprecated and goes with version 0.3.0. Message ids stay the same, so consumers that
+    are idempotent by id notice nothing. What was cancelled is never delivered. Begin with --dry-run. Interrupted, it can be
+    run again on a DIR: what waits for the next start already is left out. What damage hides (with DIR, a missing file too)
+    is named and counted, the rest is delivered; then the exit code is 1. A dry run does not read the bytes of messages, so
+    it notices less.
     """
     if (directory is None) == (server is None):
         raise click.UsageError("name either a DIR (the server is stopped) or a running server with --server HOST:PORT")

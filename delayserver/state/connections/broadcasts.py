@@ -10,7 +10,7 @@ Name = tuple[str, str]
 
 
 class Broadcasts:
-    """Next positions by name. They hold back no message, and end with their consumer."""
+    """Next positions by name. They hold back no message, and end with their consumer. Writer: the pulls of the consumer."""
 
     __slots__ = ("_ended", "_places")
 

@@ -112,7 +112,8 @@ class Share:
 
 
 class ConnectionMemory:
-    """The shares of all connections, and the pool for what goes beyond their allowances. One for a server."""
+    """The shares of all connections, and the pool for what goes beyond their allowances. One for a server. Writers: the
+    connections."""
 
     def __init__(self, bytes_max: int, allowance_bytes: int, unsent_bytes_max: int, client_bytes_max: int) -> None:
         """`client_bytes_max`: the share of one client in the pool of `bytes_max`."""

@@ -8,7 +8,7 @@ from delayserver.state.connections.parties import Parties
 
 
 class Connections:
-    """One for a server. The fronts write it, `status` reads it."""
+    """One for a server. Writers: the fronts; `status` reads it."""
 
     __slots__ = ("errors", "memory", "newcomers", "one_way_refused", "open", "parties")
 

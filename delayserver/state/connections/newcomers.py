@@ -30,7 +30,7 @@ class Newcomer:
 
 
 class Newcomers:
-    """All new connections, the oldest first."""
+    """All new connections, the oldest first. Writers: the connections."""
 
     def __init__(self) -> None:
         self._all: dict[int, Newcomer] = {}

@@ -46,7 +46,7 @@ class Party:
 
 
 class Parties:
-    """All clients that have connections, and those that had some just now."""
+    """All clients that have connections, and those that had some just now. Writers: the connections."""
 
     def __init__(self, shared_networks: tuple[str, ...]) -> None:
         """In `shared_networks` an address stands for many clients: each connection is a client of its own there."""

@@ -89,7 +89,8 @@ class LatencyHistogram:
 
 
 class Lateness:
-    """The lateness of all deliveries since the start, by broker group. A group that a reload removed keeps its counts."""
+    """The lateness of all deliveries since the start, by broker group. A group that a reload removed keeps its counts.
+    Writer: the verdicts of dispatch."""
 
     def __init__(self) -> None:
         self._groups: dict[str, LatencyHistogram] = {}

@@ -68,7 +68,7 @@ class _Steps:
 
 
 class WaitingAges:
-    """The counts of all groups. A group without any has no entry."""
+    """The counts of all groups. A group without any has no entry. Writer of each: the one who made it."""
 
     __slots__ = ("_groups",)
 

@@ -46,7 +46,8 @@ HOT_ROWS = 1024
 
 
 class Decided:
-    """Outcomes on their way to dispatch_log, and the questions that are asked of them. For the event loop."""
+    """Outcomes on their way to dispatch_log, and the questions that are asked of them. For the event loop. Writers: the
+    verdicts of dispatch, cancels, the replay; the recorder takes what it writes."""
 
     def __init__(
         self,

@@ -14,7 +14,8 @@ from store.records.membership import is_member
 
 
 class Holds:
-    """Sequences of held messages. For the event loop."""
+    """Sequences of held messages. For the event loop. Writers: cancels and check-backs hold, they and the replay
+    release; the start."""
 
     __slots__ = ("_at_start", "_held", "_released")
 

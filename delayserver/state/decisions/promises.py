@@ -21,7 +21,7 @@ PART_ROWS = 4096
 
 class Promises:
     """Sequences in parts, oldest first, each with the position behind it. For the event loop. As many as there are outcomes
-    that wait to be written, at most."""
+    that wait to be written, at most. Writer: `Decided`."""
 
     __slots__ = ("_parts", "_sealed")
 

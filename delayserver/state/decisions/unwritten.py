@@ -11,8 +11,8 @@ from store.records.batches import I64, OutcomeBatch
 
 
 class Unwritten:
-    """Batches of outcomes in the order in which they came: those of a running write, and those behind it. `Decided` bounds
-    their rows: past its bound no part decides more."""
+    """Batches of outcomes in the order in which they came: those of a running write, and those behind it. `Decided`
+    bounds their rows: past its bound no part decides more. Writer: `Decided`."""
 
     __slots__ = ("_waiting", "_writing")
 

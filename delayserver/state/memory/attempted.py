@@ -19,7 +19,7 @@ I64 = NDArray[np.int64]
 
 class Attempted:
     """Attempts with an unknown result. Before this start: of what was due before `due_before_ms`, and accepted before
-    `sequence_before`."""
+    `sequence_before`. Writer: the verdicts of dispatch."""
 
     __slots__ = ("_unknown", "due_before_ms", "sequence_before")
 

@@ -42,7 +42,8 @@ class DueBatch:
 
 
 class DueRecords:
-    """Batches in the order in which they came due. For the event loop."""
+    """Batches in the order in which they came due. For the event loop. Writers: the internal node puts in, the task of
+    the server takes out."""
 
     def __init__(self, batches_max: int, timeout_ms: int) -> None:
         """`batches_max`: that of the internal group, whose workers each wait for the answer of one batch. `timeout_ms`: the

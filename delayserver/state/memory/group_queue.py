@@ -26,7 +26,8 @@ LONG_QUEUE_ROWS = 4096
 
 
 class GroupQueue:
-    """A queue of chunks of rows, taken from the front by count and bytes.
+    """A queue of chunks of rows, taken from the front by count and bytes. Writers: `Residency` puts in, the broker group
+    takes out.
 
     A question about some messages gives their due times too: it looks only into the chunks that hold rows of such due
     times, so its cost does not grow with the length of the queue.
@@ -268,7 +269,8 @@ class GroupQueue:
 
 class Spilled:
     """Windows of rows that left memory, by the place of their route: those of one may have a stand-in while the others
-    wait. Of each window the first of these rows is known: those before it are in memory."""
+    wait. Of each window the first of these rows is known: those before it are in memory. Writers: `Residency` adds, the
+    refill takes."""
 
     def __init__(self) -> None:
         self._windows: dict[int, SortedDict[int, Key]] = {}  # none of them empty

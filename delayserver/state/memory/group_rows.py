@@ -56,7 +56,8 @@ class GroupCounters:
 
 
 class GroupRows:
-    """The queue of a group, its attempts in flight, and the windows whose rows had to leave memory. For the event loop."""
+    """The queue of a group, its attempts in flight, and the windows whose rows had to leave memory. For the event loop.
+    Writers: `Residency` for the queue, the broker group for the attempts."""
 
     def __init__(
         self,

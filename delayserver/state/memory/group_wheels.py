@@ -30,7 +30,7 @@ BACKLOG_MS = 2_000
 
 
 class GroupWheels:
-    """Rows by the group that their subject is routed to."""
+    """Rows by the group that their subject is routed to. Writers: `Residency` puts in, the dispatcher takes out."""
 
     def __init__(
         self,

@@ -41,7 +41,8 @@ def bucket_of(order_key: bytes) -> int:
 
 
 class KeyedLane:
-    """The lane. Its chunks do not overlap, and each is in order."""
+    """The lane. Its chunks do not overlap, and each is in order. Writers: the queue puts in, the broker group takes out
+    and pauses buckets."""
 
     def __init__(self) -> None:
         # Rung when rows may be taken that could not be taken before.

@@ -19,7 +19,8 @@ Place = tuple[int, int, int]
 
 
 class LeftRows:
-    """Windows to read again, each at its time, and the rows of them that rest until then. Times are monotonic."""
+    """Windows to read again, each at its time, and the rows of them that rest until then. Times are monotonic. Writer:
+    `Residency`."""
 
     __slots__ = ("_known", "_resting", "_sorted", "_until_us")
 

@@ -47,7 +47,7 @@ REFUSED_AGAIN_US = 1_000_000
 
 
 class Residency:
-    """Which rows memory holds, within `wheel.rows_max`."""
+    """Which rows memory holds, within `wheel.rows_max`. Writer of all rows in wheels and queues."""
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ from store.tables.names import OWN, Names
 
 
 class Routes:
-    """Subject codes to group codes, as an array that grows with the table of names."""
+    """Subject codes to group codes, as an array that grows with the table of names. Writer: the topology."""
 
     def __init__(
         self,

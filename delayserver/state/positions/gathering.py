@@ -33,7 +33,8 @@ class Committed(NamedTuple):
 
 
 class CommitGroup:
-    """The rows of one commit: those of many sends, which become one record, and batches of one record each."""
+    """The rows of one commit: those of many sends, which become one record, and batches of one record each. Writer: the
+    group commit."""
 
     __slots__ = ("accepted_us", "batches", "dones", "first_sequence", "gathered_us", "rows", "rows_dones", "size_bytes")
 
@@ -89,7 +90,7 @@ class CommitGroup:
 
 
 class Gathering:
-    """Groups in the order of their commits. For the event loop."""
+    """Groups in the order of their commits. For the event loop. Writer: the group commit."""
 
     __slots__ = ("_clock", "_committing", "_groups", "_settings", "size_bytes")
 

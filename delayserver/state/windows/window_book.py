@@ -22,7 +22,8 @@ _FINE = (Source.DIRECT, Source.FROM_DAY)
 
 
 class WindowBook:
-    """Keeps the incomplete windows in order."""
+    """Keeps the incomplete windows in order. Writers: who changes rows of a log counts the windows again; the start notes
+    orphans, the loader what it cannot read, `Residency` what leaves memory, retention forgets."""
 
     def __init__(self, schedule: ScheduleLog, dispatch: DispatchLog, days: DayTable, window_ms: int) -> None:
         self._schedule = schedule
