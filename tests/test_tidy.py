@@ -106,8 +106,8 @@ delayserver: .client
     .config .logs .metrics .net .protocol .protocol.schema .runtime
 .__main__: .cli
 .operations.groups: store store.records store.tables .broker .broker.actions .broker.filters .broker.queues
-    .broker.service .config .names .protocol .protocol.schema .receive .runtime .state.connections .state.counts
-    .upkeep
+    .broker.service .config .names .operations.access .protocol .protocol.schema .receive .runtime .state.connections
+    .state.counts .upkeep
 .operations.nodes: store store.records store.tables delayserver .broker.actions .broker.service .config .dispatch
     .logs .names .protocol .receive .runtime .state.memory
 .front: store .config .logs .net .operations.access .operations.nodes .protocol .runtime .state.connections
@@ -873,7 +873,7 @@ def test_a_reach_into_a_private_part_is_found() -> None:
 
 # A reader who greps for a name finds the one thing. These still occur more than once: the lists only become shorter.
 REPEATED_CLASSES = """
-Ended Sought Answer Asked Attempts Balance Bell Bucket Connection ConnectionMemory Connections ConsumerGroup Consuming
+Ended Answer Asked Attempts Balance Bell Bucket Connection ConnectionMemory Connections ConsumerGroup Consuming
 Cursor Delivery Fate FindQuery Finding Found GroupPolicy Lease Letters Limits Listener MessageReader Moved
 Node Pending PendingSubjects Place Policies Policy Positions Problem Progress Published Reply Request Room
 Route Routes Rows Run Sending Share Source Step Stored Table ThreadWorkers Turns Wanted Workers

@@ -31,7 +31,6 @@ from delayserver.client.values.messages import (
     CancelResult,
     ColumnsPublished,
     ColumnsSent,
-    ConsumerGroup,
     Delivery,
     DuplicateRow,
     ExtendResult,
@@ -48,7 +47,6 @@ from delayserver.client.values.messages import (
     Route,
     SendResult,
     ServerInfo,
-    Sought,
     Status,
 )
 from delayserver.client.values.pulled import PulledColumns
@@ -59,6 +57,7 @@ from delayserver.protocol.frames import OneWayRefused
 from delayserver.protocol.limits import Limits
 from delayserver.protocol.outcomes import Outcome
 from delayserver.protocol.schema.dead_letters import DeadLetter, DropResult, ResendResult
+from delayserver.protocol.schema.groups import ConsumerGroup, Sought
 from delayserver.protocol.schema.pending import (
     PendingBucket,
     PendingPage,

@@ -10,11 +10,12 @@ from delayserver.operations.figures.pending import Pending
 from delayserver.operations.figures.status import Status
 from delayserver.operations.figures.subjects import Subjects
 from delayserver.operations.groups.broadcasting import Broadcasting
+from delayserver.operations.groups.consumer_groups import ConsumerGroups
 from delayserver.operations.groups.consuming import Consuming
 from delayserver.operations.groups.dead_letters import DeadLetterOperations
 from delayserver.operations.groups.finding import Finding
 from delayserver.operations.groups.policies import Policies
-from delayserver.operations.groups.positions import QueuePositions
+from delayserver.operations.groups.queue_reads import QueueReads
 from delayserver.operations.groups.waiting_keys import WaitingKeyOperations
 from delayserver.operations.messages.cancel import Cancel
 from delayserver.operations.messages.lookup import Lookup
@@ -64,7 +65,8 @@ class Operations:
     subjects: Subjects
     publish: Publish
     policies: Policies
-    positions: QueuePositions
+    groups: ConsumerGroups
+    reads: QueueReads
     broadcasting: Broadcasting
     finding: Finding
     dead_letters: DeadLetterOperations

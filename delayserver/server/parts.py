@@ -47,6 +47,7 @@ from delayserver.operations.figures.status_sections import (
 )
 from delayserver.operations.figures.subjects import Subjects
 from delayserver.operations.groups.broadcasting import Broadcasting
+from delayserver.operations.groups.consumer_groups import ConsumerGroups
 from delayserver.operations.groups.consuming import Consuming
 from delayserver.operations.groups.dead_letters import DeadLetterOperations
 from delayserver.operations.groups.filtering import FilterCompiler
@@ -54,7 +55,7 @@ from delayserver.operations.groups.finding import Finding
 from delayserver.operations.groups.first_messages import FirstMessages
 from delayserver.operations.groups.group_filters import GroupFilters
 from delayserver.operations.groups.policies import Policies
-from delayserver.operations.groups.positions import QueuePositions
+from delayserver.operations.groups.queue_reads import QueueReads
 from delayserver.operations.groups.redelivery import Redelivery
 from delayserver.operations.groups.waiting_keys import WaitingKeyOperations
 from delayserver.operations.messages.cancel import Cancel
@@ -558,13 +559,7 @@ class Parts:
         names = opened.files.names
         own_addresses = frozenset(f"{host}:{port}" for host, port in addresses)
         routing = Routing(self.routes, self.groups, own_addresses, self._clock)
-        looking = QueuePositions(
-            self.local_broker,
-            self.redelivery,
-            self.names,
-            self.first_messages,
-            self._runtime,
-        )
+        reads = QueueReads(self.local_broker, self.names, self.first_messages, self._runtime)
         return Operations(
             identity=self.identity,
             status=self.status,
@@ -575,9 +570,10 @@ class Parts:
             consuming=self.consuming,
             subjects=Subjects(opened.files.names),
             publish=Publish(self.identity.server_id, self._admission(), self.intake, routing, self.publishing, names),
-            positions=looking,
-            broadcasting=Broadcasting(self.local_broker, looking, self.names, self._runtime),
-            finding=Finding(self.local_broker, looking, self.names),
+            groups=ConsumerGroups(self.local_broker, self.redelivery, self.names),
+            reads=reads,
+            broadcasting=Broadcasting(self.local_broker, reads, self.names, self._runtime),
+            finding=Finding(self.local_broker, reads, self.names),
             dead_letters=DeadLetterOperations(self.local_broker, self.redelivery, self.names, self._clock),
             waiting_keys=WaitingKeyOperations(self.local_broker, self.redelivery, self.names, self._clock),
             policies=self.policies,

@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from delayserver.client.calls.pull_calls import GIVE_BACK_S
 from delayserver.client.calls.send_calls import check_message
-from delayserver.client.values.messages import ConsumerGroup, Delivery, Message
+from delayserver.client.values.messages import Delivery, Message
 from delayserver.protocol.errors import BatchTooLarge, DelayServerError, QueueFull
 from delayserver.web.answers import PING, event, event_stream, json_answer, read_json, read_query
 from delayserver.web.bodies import (
@@ -44,7 +44,6 @@ from delayserver.web.schemas import (
     DeliveriesRequest,
     ExtendReply,
     ExtendRequest,
-    Group,
     Groups,
     NackReply,
     NackRequest,
@@ -223,7 +222,7 @@ class Consuming:
         """The consumer groups and their lag."""
         query = read_query(request.query_params, GroupsQuery)
         client = await self._clients.of_request(request.scope)
-        return _groups(await client.calls.groups(query.subject))
+        return json_answer(Groups(await client.calls.groups(query.subject)))
 
     async def groups_of_subject(self, request: Request, names: Mapping[str, str]) -> Response:
         """The consumer groups of a subject and their lag."""
@@ -231,7 +230,7 @@ class Consuming:
         found = await client.calls.groups(names["subject"])
         if not found:
             await client.routes.require_here(names["subject"])
-        return _groups(found)
+        return json_answer(Groups(found))
 
     async def _read(self, request: Request) -> bytes:
         return await self._bodies.read(request.scope, request.receive, REQUEST_BYTES_MAX)
@@ -349,31 +348,6 @@ class _Stream:
         if numbers:
             names = self._names
             await self._client.calls.nack(names["subject"], names["group"], numbers, timedelta(), unseen=True)
-
-
-def _groups(groups: Sequence[ConsumerGroup]) -> Response:
-    return json_answer(Groups([group_document(group) for group in groups]))
-
-
-def group_document(group: ConsumerGroup) -> Group:
-    """The progress of a group as a document."""
-    return Group(
-        subject=group.subject,
-        group=group.group,
-        lag=group.lag,
-        leased=group.leased,
-        retrying=group.retrying,
-        position=group.position,
-        end=group.end,
-        expired=group.expired,
-        oldest_ms=group.oldest_ms,
-        waiting_in_place=group.waiting_in_place,
-        dead_letters=group.dead_letters,
-        waiting_keys=group.waiting_keys,
-        filtered=group.filtered,
-        tags=group.tags,
-        where=group.where,
-    )
 
 
 async def unless_gone(request: Request, call: Callable[[], Awaitable[T]]) -> T:

@@ -17,6 +17,7 @@ from delayserver.logs.events import EventLogger
 from delayserver.metrics.http_figures import HttpFigures
 from delayserver.protocol.errors import DelayServerError
 from delayserver.protocol.schema.dead_letters import DropResult
+from delayserver.protocol.schema.groups import ConsumerGroup, Sought
 from delayserver.protocol.schema.transactions import OpenTransactionsPage
 from delayserver.protocol.schema.waiting_keys import RetryKeysResult, SkipResult
 from delayserver.web.answers import EVENTS, JSON, Send, json_answer, problem_answer, read_query
@@ -58,7 +59,6 @@ from delayserver.web.schemas import (
     ExtendReply,
     ExtendRequest,
     Fate,
-    Group,
     Groups,
     Health,
     Letters,
@@ -85,7 +85,6 @@ from delayserver.web.schemas import (
     Sent,
     SessionState,
     SkipRequest,
-    Sought,
     WaitingKeysShown,
 )
 from delayserver.web.scraping import ROUTE, Scraping
@@ -287,7 +286,8 @@ def _of_groups(acts: GroupActs) -> list[Endpoint]:
     letters, waiting = f"{GROUP}/dead-letters", f"{GROUP}/waiting-keys"
     policy = Answer("The policy", Policy)
     return [
-        Endpoint("GET", GROUP, acts.group, "One consumer group", {200: Answer("Its progress", Group)}, errors=(404, 421)),
+        Endpoint("GET", GROUP, acts.group, "One consumer group", {200: Answer("Its progress", ConsumerGroup)},
+                 errors=(404, 421)),
         Endpoint("DELETE", GROUP, acts.remove, "Forget a consumer group",
                  {204: Answer("It is forgotten; a later pull makes a new one", media="")}, errors=(404, 421)),
         Endpoint("POST", f"{GROUP}/seek", acts.seek, "Let a consumer group go on at another position",

@@ -18,7 +18,7 @@ from delayserver.protocol.schema.dead_letters import DeadLetter
 from delayserver.web.answers import json_answer, read_json, read_query
 from delayserver.web.bodies import BodyForm, BodyReader, shown_body
 from delayserver.web.clients import Clients, TokenClient
-from delayserver.web.consuming import REQUEST_BYTES_MAX, group_document, unless_gone
+from delayserver.web.consuming import REQUEST_BYTES_MAX, unless_gone
 from delayserver.web.problems import Problem, invalid
 from delayserver.web.queries import LettersQuery, ReadQuery, WaitingKeysQuery
 from delayserver.web.schemas import (
@@ -33,7 +33,6 @@ from delayserver.web.schemas import (
     RetryRequest,
     Seek,
     SkipRequest,
-    Sought,
     Stored,
     WaitingKeyShown,
     WaitingKeysShown,
@@ -59,13 +58,12 @@ class GroupActs:
     async def group(self, request: Request, names: Mapping[str, str]) -> Response:
         """The progress of one group."""
         client = await self._clients.of_request(request.scope)
-        return json_answer(group_document(await client.calls.group(names["subject"], names["group"])))
+        return json_answer(await client.calls.group(names["subject"], names["group"]))
 
     async def seek(self, request: Request, names: Mapping[str, str]) -> Response:
         """Let the group go on at another position."""
         client, asked = await self._asked(request, _seek_decoder)
-        found = await client.calls.seek(names["subject"], names["group"], _goal(asked))
-        return json_answer(Sought(found.position, found.first, found.end))
+        return json_answer(await client.calls.seek(names["subject"], names["group"], _goal(asked)))
 
     async def remove(self, request: Request, names: Mapping[str, str]) -> Response:
         """Forget the group. Its messages are kept for other groups."""

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from delayserver.protocol.schema.dead_letters import DeadLetter
+from delayserver.protocol.schema.groups import ConsumerGroup, SeekTo
 from delayserver.protocol.schema.pending import PendingBucket, PendingSubject
 from delayserver.protocol.schema.waiting_keys import NextMs, WaitingKey
 from delayserver.web.bodies import Encoding, PullEncoding, PullForm
@@ -129,30 +130,10 @@ class Published(Struct):
     position: int
 
 
-class Group(Struct, omit_defaults=True):
-    """The progress of a consumer group. `lag` counts messages that are not acked; `oldest_ms` is when the oldest was due."""
-
-    subject: str
-    group: str
-    lag: int
-    leased: int
-    retrying: int
-    position: int
-    end: int
-    expired: int
-    oldest_ms: int | None = None
-    waiting_in_place: int = 0
-    dead_letters: int = 0
-    waiting_keys: int = 0
-    filtered: int = 0
-    tags: str | None = None
-    where: str | None = None
-
-
 class Groups(Struct):
     """Consumer groups."""
 
-    groups: list[Group]
+    groups: list[ConsumerGroup]
 
 
 class PullRequest(Struct, forbid_unknown_fields=True):
@@ -261,18 +242,10 @@ class ExtendReply(Struct):
 class Seek(Struct, forbid_unknown_fields=True):
     """Where a group goes on: exactly one of the four."""
 
-    to: Literal["earliest", "latest"] | None = None
+    to: SeekTo | None = None
     position: Milliseconds | None = None
     at: str | None = None
     time_ms: I64 | None = None
-
-
-class Sought(Struct):
-    """Where a group goes on now."""
-
-    position: int
-    first: int
-    end: int
 
 
 class PolicyChange(Struct, forbid_unknown_fields=True, omit_defaults=True):

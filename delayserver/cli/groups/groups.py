@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 import click
+from msgspec.structs import asdict
 
 from delayserver.cli.groups.group_policy import policy
 from delayserver.cli.groups.waiting_keys import list_waiting, retry_waiting, skip_waiting
@@ -16,7 +16,7 @@ from delayserver.config.units import format_duration
 from delayserver.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
-    from delayserver.client.values.messages import ConsumerGroup
+    from delayserver.client import ConsumerGroup
 
 HEADINGS = (
     "SUBJECT",

@@ -41,7 +41,6 @@ from delayserver.client.values.messages import (
     AckResult,
     CancelResult,
     ColumnsSent,
-    ConsumerGroup,
     Delivery,
     ExtendResult,
     LookupResult,
@@ -66,6 +65,7 @@ from delayserver.client.values.timing import (
 )
 from delayserver.protocol.errors import DelayServerError, InvalidArgument
 from delayserver.protocol.limits import Limits
+from delayserver.protocol.schema.groups import ConsumerGroup
 
 T = TypeVar("T")
 
@@ -200,10 +200,10 @@ class AsyncOperations(
 
     async def groups(self, subject: str | None = None) -> list[ConsumerGroup]:
         """The consumer groups of this node, or those of one subject, asked for a page at a time."""
-        page = await self._run(message_calls.groups_call(subject, None))
+        page = await self._run(position_calls.groups_call(subject, None))
         groups = page.groups
         while page.next is not None:
-            page = await self._run(message_calls.groups_call(subject, page.next))
+            page = await self._run(position_calls.groups_call(subject, page.next))
             groups += page.groups
         return groups
 

@@ -42,7 +42,6 @@ from delayserver.client.values.messages import (
     AckResult,
     CancelResult,
     ColumnsSent,
-    ConsumerGroup,
     Delivery,
     ExtendResult,
     LookupResult,
@@ -67,6 +66,7 @@ from delayserver.client.values.timing import (
 )
 from delayserver.protocol.errors import DelayServerError, InvalidArgument
 from delayserver.protocol.limits import Limits
+from delayserver.protocol.schema.groups import ConsumerGroup
 
 T = TypeVar("T")
 
@@ -201,10 +201,10 @@ class BlockingOperations(
 
     def groups(self, subject: str | None = None) -> list[ConsumerGroup]:
         """The consumer groups of this node, or those of one subject, asked for a page at a time."""
-        page = self._run(message_calls.groups_call(subject, None))
+        page = self._run(position_calls.groups_call(subject, None))
         groups = page.groups
         while page.next is not None:
-            page = self._run(message_calls.groups_call(subject, page.next))
+            page = self._run(position_calls.groups_call(subject, page.next))
             groups += page.groups
         return groups
 

@@ -8,12 +8,12 @@ from delayserver.client.calls.core import Call, described_call
 from delayserver.protocol.errors import InvalidArgument
 from delayserver.protocol.operations import METRICS, PENDING
 from delayserver.protocol.schema.pending import (
-    TIME_MS_MAX,
     CountBySubject,
     CountByTime,
     PendingPage,
     PendingSubjectsPage,
 )
+from delayserver.protocol.schema.words import TIME_MS_MAX
 
 Metrics = dict[str, Any]
 """The map of `metrics` as the server sends it. Later servers may add keys."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -13,8 +12,6 @@ from delayserver.client.calls.core import Call
 from delayserver.client.calls.send_calls import doubt_rows, text_map
 from delayserver.client.values.messages import (
     CancelResult,
-    ConsumerGroup,
-    GroupsPage,
     LookupResult,
     MessageKey,
     Node,
@@ -26,7 +23,7 @@ from delayserver.client.values.messages import (
 from delayserver.client.values.timing import Instant
 from delayserver.protocol.columns import I64, U8, pack_column, unpack_column
 from delayserver.protocol.errors import DelayServerError, InvalidArgument, MalformedFrame, error_from_map
-from delayserver.protocol.operations import CANCEL, GROUPS, LOOKUP, RELOAD, RESCHEDULE, ROUTE, STATUS
+from delayserver.protocol.operations import CANCEL, LOOKUP, RELOAD, RESCHEDULE, ROUTE, STATUS
 from delayserver.protocol.outcomes import OUTCOMES_BY_LABEL, Outcome
 
 T = TypeVar("T")
@@ -154,17 +151,6 @@ def route_call(*, group: str | None, subject: str | None, order_key: str | None 
         return Route(result["group"], nodes, result.get("key_node"))
 
     return Call(ROUTE, arguments, read)
-
-
-def groups_call(subject: str | None, after: list[int] | None) -> Call[GroupsPage]:
-    """A page of the consumer groups of a node, or of those of one subject."""
-    names = [field.name for field in fields(ConsumerGroup)]
-
-    def read(result: dict[str, Any], _: ServerInfo) -> GroupsPage:
-        rows = [ConsumerGroup(**{name: row[name] for name in names if name in row}) for row in result["groups"]]
-        return GroupsPage(rows, result["next"])
-
-    return Call(GROUPS, {"subject": subject, "after": after}, read)
 
 
 def only_row(rows: Sequence[T | DelayServerError]) -> T:

@@ -1,17 +1,26 @@
-"""Calls about positions: one group, seek, remove, and reads without a group. No I/O."""
+"""Calls about consumer groups and their positions, and reads without a group. No I/O."""
 
 from __future__ import annotations
 
-from dataclasses import fields
 from datetime import datetime
 from typing import Any
 
-from delayserver.client.calls.core import Call
-from delayserver.client.values.messages import ConsumerGroup, ReadMessage, ReadPage, ServerInfo, Sought
+from delayserver.client.calls.core import Call, described_call
+from delayserver.client.values.messages import ReadMessage, ReadPage, ServerInfo
 from delayserver.client.values.pulled import read_pulled
 from delayserver.client.values.timing import datetime_to_ms
 from delayserver.protocol.errors import InvalidArgument
-from delayserver.protocol.operations import GROUP, READ, REMOVE_GROUP, SEEK
+from delayserver.protocol.operations import GROUP, GROUPS, READ, REMOVE_GROUP, SEEK
+from delayserver.protocol.schema.groups import (
+    ConsumerGroup,
+    GroupRemoved,
+    GroupsPage,
+    ListGroups,
+    RemoveGroup,
+    SeekGroup,
+    ShowGroup,
+    Sought,
+)
 
 
 def start_argument(start: str | int | datetime | None) -> str | int | None:
@@ -19,14 +28,14 @@ def start_argument(start: str | int | datetime | None) -> str | int | None:
     return datetime_to_ms(start) if isinstance(start, datetime) else start
 
 
+def groups_call(subject: str | None, after: list[int] | None) -> Call[GroupsPage]:
+    """A page of the consumer groups of a node, or of those of one subject."""
+    return described_call(GROUPS, ListGroups(subject=subject, after=after), GroupsPage)
+
+
 def group_call(subject: str, group: str) -> Call[ConsumerGroup]:
     """One consumer group."""
-    names = [field.name for field in fields(ConsumerGroup)]
-
-    def read(result: dict[str, Any], _: ServerInfo) -> ConsumerGroup:
-        return ConsumerGroup(**{name: result[name] for name in names if name in result})
-
-    return Call(GROUP, {"subject": subject, "group": group}, read)
+    return described_call(GROUP, ShowGroup(subject=subject, group=group), ConsumerGroup)
 
 
 def seek_call(subject: str, group: str, to: str | int | datetime) -> Call[Sought]:
@@ -39,16 +48,12 @@ def seek_call(subject: str, group: str, to: str | int | datetime) -> Call[Sought
         goal = {"position": to}
     else:
         raise InvalidArgument(f"seek to earliest, latest, a datetime or a position, not to {to!r}")
-    return Call(
-        SEEK,
-        {"subject": subject, "group": group, **goal},
-        lambda result, _: Sought(int(result["position"]), int(result["first"]), int(result["end"])),
-    )
+    return described_call(SEEK, SeekGroup(subject=subject, group=group, **goal), Sought)
 
 
-def remove_group_call(subject: str, group: str) -> Call[None]:
+def remove_group_call(subject: str, group: str) -> Call[GroupRemoved]:
     """Remove a group. Not repeatable: a second attempt would say that there is no such group, or remove a new one."""
-    return Call(REMOVE_GROUP, {"subject": subject, "group": group}, lambda _result, _: None, repeatable=False)
+    return described_call(REMOVE_GROUP, RemoveGroup(subject=subject, group=group), GroupRemoved, repeatable=False)
 
 
 def read_call(subject: str, position: int, max_messages: int, wait_ms: int, max_bytes: int | None) -> Call[ReadPage]:

@@ -324,45 +324,6 @@ class Route:
 
 
 @dataclass(frozen=True, slots=True)
-class ConsumerGroup:
-    """The progress of one consumer group in a subject.
-
-    All messages before ``position`` are acked; the next message of the subject goes to ``end``. ``lag`` counts messages
-    that are not acked, redeliveries included. ``leased`` and ``retrying`` count some of those. ``expired`` messages
-    were not acked in time. ``oldest_ms`` is the due time of the oldest message that is not acked; None if all are.
-    ``waiting_in_place`` messages wait in their place for their redelivery. The group's redeliveries keep
-    ``redelivery_bytes`` on disk. ``dead_letters`` messages were given up, and not sent again or dropped since.
-    ``waiting_keys`` order keys wait for a message that has failed.
-    Its filter, ``tags`` and ``where``, kept ``filtered`` messages from it since the node started.
-    """
-
-    subject: str
-    group: str
-    position: int
-    end: int
-    lag: int
-    leased: int
-    retrying: int
-    expired: int
-    oldest_ms: int | None
-    waiting_in_place: int = 0
-    redelivery_bytes: int = 0
-    dead_letters: int = 0
-    waiting_keys: int = 0
-    filtered: int = 0
-    tags: str | None = None
-    where: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class GroupsPage:
-    """Some consumer groups. ``next`` names the next page; None on the last one."""
-
-    groups: list[ConsumerGroup]
-    next: list[int] | None
-
-
-@dataclass(frozen=True, slots=True)
 class Delivery:
     """One message handed to a consumer. ``delivery`` names this delivery for ack and nack.
 
@@ -423,15 +384,6 @@ class ReadPage:
     end: int
     next: int
     messages: list[ReadMessage]
-
-
-@dataclass(frozen=True, slots=True)
-class Sought:
-    """Where a group goes on after a seek. Its subject keeps the positions from ``first`` to ``end``."""
-
-    position: int
-    first: int
-    end: int
 
 
 Status = dict[str, Any]

@@ -1,9 +1,8 @@
-"""`pull`, `cancel_wait`, `ack`, `nack`, `extend` and `groups`."""
+"""`pull`, `cancel_wait`, `ack`, `nack` and `extend`."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from delayserver.front.connection import Connection
 from delayserver.front.handlers.messages import MessagesReply
 from delayserver.front.handlers.names import read_name, read_names
 from delayserver.operations.groups.broadcasting import Broadcasting
+from delayserver.operations.groups.consumer_groups import EARLIEST, LATEST, TIME, Goal
 from delayserver.operations.groups.consuming import (
     ACK_TIMEOUT_MS_MAX,
     DELAY_MS_MAX,
@@ -23,19 +23,14 @@ from delayserver.operations.groups.consuming import (
     PullFilter,
     PullRoom,
 )
-from delayserver.operations.groups.positions import EARLIEST, LATEST, TIME, Goal
 from delayserver.protocol.arguments import boolean, integer, invalid
 from delayserver.protocol.columns import I64, unpack_column, unpack_count
 from delayserver.protocol.errors import InvalidArgument
-from delayserver.protocol.frames import REQUEST_ID_MAX, FieldsReply, Request, encode_reply, encode_row
-from delayserver.protocol.schema.words import REASON_BYTES_MAX
+from delayserver.protocol.frames import REQUEST_ID_MAX, Request, encode_reply
+from delayserver.protocol.schema.words import REASON_BYTES_MAX, TIME_MS_MAX
 
-# Consumer groups in one reply.
-GROUPS_AT_ONCE_MAX = 256
 # So long may leases outlive the connection that wants them to end with it. The server remembers it meanwhile.
 OUTLIVE_MS_MAX = 60_000
-# Times in milliseconds since 1970 stay below it, so that microseconds fit into 63 bits.
-TIME_MS_MAX = 1 << 53
 
 
 class ConsumingHandlers:
@@ -141,7 +136,7 @@ class ConsumingHandlers:
         request_id = integer(request.arguments, "id", 1, REQUEST_ID_MAX)
         connection.reply(encode_reply(request.id, {"ended": connection.waits.cancel(request_id)}))
 
-    # -- ack, nack, extend and groups
+    # -- ack, nack and extend
 
     async def ack(self, connection: Connection, request: Request) -> dict[str, Any]:
         """Acks deliveries, durable before the reply. Those of a broadcast group are done already."""
@@ -184,25 +179,6 @@ class ConsumingHandlers:
             return self._levels_ms[integer(arguments, "delay_level", 1, len(self._levels_ms)) - 1]
         return integer(arguments, "delay_ms", 0, DELAY_MS_MAX) if given else None
 
-    async def groups(self, connection: Connection, request: Request) -> None:
-        """A page of consumer groups with their backlogs, of subjects that are open to the client."""
-        arguments = request.arguments
-        count_max = integer(arguments, "max", 1, GROUPS_AT_ONCE_MAX, GROUPS_AT_ONCE_MAX)
-        work = connection.work()
-        page = await self._consuming.groups(
-            arguments.get("subject"), _group_cursor(arguments.get("after")), count_max, work
-        )
-        reply, rows = FieldsReply(request.id), list[bytes]()
-        for each in page.groups:
-            await work.items()
-            if connection.access.may(each.subject):
-                row = {field.name: getattr(each.row, field.name) for field in fields(each.row)}
-                row |= {"subject": each.subject, "group": each.group, "dead_letters": each.dead_letters}
-                rows.append(encode_row(row))
-        reply.add_rows("groups", [rows])
-        reply.add({"next": None if page.next is None else list(page.next)})
-        connection.when_room(lambda: connection.reply(reply.frame()))
-
 
 def _filter(arguments: dict[str, Any]) -> PullFilter | None:
     """The filter of a pull; None if it names none. Raises InvalidArgument."""
@@ -213,15 +189,6 @@ def _filter(arguments: dict[str, Any]) -> PullFilter | None:
         if text is not None and type(text) is not str:
             raise invalid(name, "a text", text)
     return PullFilter(tags, where)
-
-
-def _group_cursor(after: object) -> tuple[int, int]:
-    """The group behind which the page begins. Raises InvalidArgument."""
-    if after is None:
-        return (0, 0)
-    if type(after) is not list or len(after) != 2 or not all(type(part) is int for part in after):
-        raise invalid("after", "the `next` of the reply before", after)
-    return (after[0], after[1])
 
 
 def start_of(start: object) -> Goal | None:

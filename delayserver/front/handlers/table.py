@@ -16,8 +16,8 @@ from delayserver.front.handlers.lookup import LookupHandlers
 from delayserver.front.handlers.metrics import MetricsHandlers
 from delayserver.front.handlers.pending import PendingHandlers
 from delayserver.front.handlers.policies import PolicyHandlers
-from delayserver.front.handlers.positions import PositionHandlers
 from delayserver.front.handlers.publish import PublishHandlers
+from delayserver.front.handlers.read import ReadHandlers
 from delayserver.front.handlers.reading import MessageReader
 from delayserver.front.handlers.redispatch import RedispatchHandlers
 from delayserver.front.handlers.reload import ReloadHandlers
@@ -30,6 +30,7 @@ from delayserver.operations.operations import DelayOperations, Operations
 from delayserver.protocol import operations as names_of
 from delayserver.protocol.limits import Limits
 from delayserver.protocol.schema.dead_letters import DropDeadLetters, ListDeadLetters, ResendDeadLetters
+from delayserver.protocol.schema.groups import ListGroups, RemoveGroup, SeekGroup, ShowGroup
 from delayserver.protocol.schema.transactions import ListTransactions
 from delayserver.protocol.schema.waiting_keys import ListWaitingKeys, RetryWaitingKeys, SkipWaitingKeys
 from delayserver.runtime.clock import Clock
@@ -45,7 +46,6 @@ class HandlerTable:
             operations.identity, limits, levels_ms, operations.servers, operations.tokens, clock
         )
         looking = LookingHandlers(operations.status, operations.routing)
-        positions = PositionHandlers(operations.positions, settings.broker)
         consuming = ConsumingHandlers(operations.consuming, operations.broadcasting, settings.broker, levels_ms)
         delivering = DeliveringHandlers(operations.delivering, operations.servers)
         self.quick: dict[str, QuickHandler] = {
@@ -62,7 +62,10 @@ class HandlerTable:
             names_of.ACK: consuming.ack,
             names_of.NACK: consuming.nack,
             names_of.EXTEND: consuming.extend,
-            names_of.GROUPS: consuming.groups,
+            names_of.GROUPS: described({ListGroups: for_client(operations.groups.page)}),
+            names_of.GROUP: described({ShowGroup: alike(operations.groups.one)}),
+            names_of.SEEK: described({SeekGroup: alike(operations.groups.seek)}),
+            names_of.REMOVE_GROUP: described({RemoveGroup: alike(operations.groups.remove)}),
             names_of.METRICS: MetricsHandlers(operations.metrics).metrics,
             names_of.FIND: FindingHandlers(operations.finding).find,
             names_of.SUBJECTS: SubjectsHandlers(operations.subjects).subjects,
@@ -82,10 +85,7 @@ class HandlerTable:
                 }
             ),
             names_of.DELIVER: delivering.deliver,
-            names_of.GROUP: positions.group,
-            names_of.SEEK: positions.seek,
-            names_of.REMOVE_GROUP: positions.remove_group,
-            names_of.READ: positions.read,
+            names_of.READ: ReadHandlers(operations.reads, settings.broker).read,
             names_of.TOKEN: TokenHandlers(operations.tokens, operations.servers).token,
         }
         if operations.delay is not None:

@@ -18,7 +18,7 @@ from delayserver.broker.service.local_broker import LocalBroker
 from delayserver.broker.service.positions import LATEST, Goal, out_of_range
 from delayserver.names.name_desk import NameDesk
 from delayserver.operations.groups.consuming import Pull
-from delayserver.operations.groups.positions import QueuePositions, Read, ReadResult
+from delayserver.operations.groups.queue_reads import QueueReads, Read, ReadResult
 from delayserver.protocol.errors import GroupsFull
 from delayserver.runtime.runtime import Runtime
 from delayserver.state.connections.broadcasts import BROADCASTS_MAX, Broadcasts
@@ -34,12 +34,12 @@ class Broadcasting:
     def __init__(
         self,
         broker: LocalBroker,
-        positions: QueuePositions,
+        reads: QueueReads,
         names: NameDesk,
         runtime: Runtime,
     ) -> None:
         self._broker = broker
-        self._positions = positions
+        self._reads = reads
         self._names = names
         self._clock = runtime.clock
 
@@ -54,7 +54,7 @@ class Broadcasting:
         while True:
             wait_ms = max((until_us - self._clock.monotonic_us()) // 1000, 0)
             read = Read(pull.subject, place, pull.max_messages, pull.max_bytes, wait_ms)
-            found = await in_room(partial(self._positions.read_or_wait, read))
+            found = await in_room(partial(self._reads.read_or_wait, read))
             now_at = groups.place(name)
             if now_at is None:  # the consumer is gone
                 return None

@@ -1,9 +1,8 @@
-"""The operations of consumers on the broker of this process: `pull`, `ack`, `nack`, `extend` and `groups`."""
+"""The operations of consumers on the broker of this process: `pull`, `ack`, `nack` and `extend`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple, TypeAlias
 
@@ -11,7 +10,6 @@ import numpy as np
 import trio
 
 from delayserver.broker.actions.consuming import Acked, Extended
-from delayserver.broker.actions.group_rows import GroupRow
 from delayserver.broker.filters.filter import FilterText
 from delayserver.broker.limits import NACK_DELAY_MS_MAX
 from delayserver.broker.pulled import PulledBatch
@@ -24,7 +22,6 @@ from delayserver.broker.service.pulls import TOO_MANY_GROUPS
 from delayserver.names.name_desk import NameDesk
 from delayserver.operations.groups.first_messages import FirstMessages
 from delayserver.operations.groups.group_filters import GroupFilters
-from delayserver.operations.groups.policies import waiting_letters
 from delayserver.operations.groups.redelivery import Nacked, Redelivery, commit_errors
 from delayserver.protocol.errors import GroupsFull, QueueFull
 from delayserver.runtime.fair_turns import Work
@@ -37,8 +34,6 @@ DELAY_MS_MAX: Final = NACK_DELAY_MS_MAX
 ACK_TIMEOUT_MS_MAX: Final = 86_400_000
 # Leases that are extended in one step of 10 ms or less, wherever they lie.
 EXTENDED_AT_ONCE: Final = 1024
-# A group with its backlog costs as much as so many small items.
-GROUP_ITEMS: Final = 20
 
 Pulled: TypeAlias = PulledBatch
 """Leased messages in columns."""
@@ -71,24 +66,6 @@ class Pull(NamedTuple):
 
 Handed = Callable[[Pulled, Callable[[], None]], None]
 """Takes the messages of a pull, and a callback to call if they never reach the consumer."""
-
-
-@dataclass(frozen=True, slots=True)
-class ConsumerGroup:
-    """A consumer group of a subject, by names, with its backlog."""
-
-    subject: str
-    group: str
-    row: GroupRow
-    dead_letters: int
-
-
-@dataclass(frozen=True, slots=True)
-class GroupPage:
-    """Some consumer groups. The next page begins behind `next`; None on the last page."""
-
-    groups: list[ConsumerGroup]
-    next: GroupKey | None
 
 
 class Consuming:
@@ -278,23 +255,3 @@ class Consuming:
                 )
         self._redelivery.leased()
         return Extended(extended, len(deliveries) - extended)
-
-    # -- groups
-
-    async def groups(self, subject: str | None, after: GroupKey, count_max: int, work: Work) -> GroupPage:
-        """The first consumer groups behind `after`, of one subject or of all, as slices of `work`. Raises SubjectInvalid."""
-        code = 0
-        if subject is not None:
-            code = self._names.known_subject(subject)
-            if not code:
-                return GroupPage([], None)
-        keys = self._core.group_keys(after, code, count_max)
-        groups = []
-        for key in keys:
-            await work.items(GROUP_ITEMS)
-            row = await self._broker.reads.answer(partial(self._core.group_row, key))
-            if row is not None:
-                subject, group = self._names.name(row.subject), self._names.name(row.group)
-                dead_letters = waiting_letters(self._core, self._names.code, subject, group)
-                groups.append(ConsumerGroup(subject, group, self._redelivery.whole(row), dead_letters))
-        return GroupPage(groups, keys[-1] if len(keys) == count_max else None)

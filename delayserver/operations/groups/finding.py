@@ -11,7 +11,7 @@ import numpy as np
 from delayserver.broker.actions.finding import FindQuery, Place
 from delayserver.broker.service.local_broker import LocalBroker
 from delayserver.names.name_desk import NameDesk
-from delayserver.operations.groups.positions import QueuePositions, Read
+from delayserver.operations.groups.queue_reads import QueueReads, Read
 from delayserver.protocol.receipts import parse_derived_message_id
 from store.records.batches import StoredBatch
 
@@ -49,9 +49,9 @@ class FoundPage:
 class Finding:
     """Searches the store of the broker of this process."""
 
-    def __init__(self, broker: LocalBroker, positions: QueuePositions, names: NameDesk) -> None:
+    def __init__(self, broker: LocalBroker, reads: QueueReads, names: NameDesk) -> None:
         self._broker = broker
-        self._positions = positions
+        self._reads = reads
         self._names = names
 
     async def find(self, search: Search, after: Place, messages_max: int) -> FoundPage:
@@ -86,7 +86,7 @@ class Finding:
             position = await self._broker.positions.at_time(subject, search.from_ms * 1000)
         else:
             position = after[0]
-        looked = await self._positions.read(Read(search.subject, position, messages_max, FOUND_BYTES_MAX, 0))
+        looked = await self._reads.read(Read(search.subject, position, messages_max, FOUND_BYTES_MAX, 0))
         if looked.found is None:
             return self._page(StoredBatch.filled(0), (looked.next, 0) if looked.next > position else None)
         batch = looked.found.batch

@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Annotated, Final, Literal
 
 from delayserver.protocol.schema.structs import Reply, Request, says
-from delayserver.protocol.schema.words import DUE_MS, Subject
+from delayserver.protocol.schema.words import DUE_MS, TIME_MS_MAX, Subject
 
 BUCKETS_AT_ONCE_MAX: Final = 1_440
 """Buckets of a reply: the minutes of a day."""
 SUBJECTS_AT_ONCE_MAX: Final = 4_096
 """Subjects of a reply. With names of 255 bytes that is a megabyte."""
-TIME_MS_MAX: Final = 1 << 53
-"""Times in milliseconds since 1970 stay below it, so that microseconds fit into 63 bits."""
 _CODE_MAX: Final = 1 << 32
 
 

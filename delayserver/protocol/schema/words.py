@@ -11,6 +11,8 @@ from delayserver.protocol.schema.structs import Request, says
 POSITION_MAX: Final = (1 << 48) - 1
 REASON_BYTES_MAX: Final = 1024
 """A dead letter keeps the reason beside its properties: an error and where it came from, no log."""
+TIME_MS_MAX: Final = 1 << 53
+"""Times in milliseconds since 1970 stay below it, so that microseconds fit into 63 bits."""
 DUE_MS: Final = 1_800_000_000_000
 """A due time for examples: 15 January 2027, 08:00:00 UTC."""
 

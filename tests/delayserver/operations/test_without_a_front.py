@@ -8,6 +8,7 @@ import numpy as np
 import trio
 
 from delayserver.broker.service.pull_actor import UNBOUNDED
+from delayserver.operations.access.access import EVERYTHING
 from delayserver.operations.groups.consuming import Pull, Pulled
 from delayserver.operations.messages.named_messages import GivenItems, GivenName, GivenReceipts
 from delayserver.operations.messages.reschedule import Change, GivenMoves
@@ -17,6 +18,7 @@ from delayserver.protocol.columns import make_ragged
 from delayserver.protocol.errors import DelayServerError, InvalidArgument
 from delayserver.protocol.message_columns import DueColumn, MessageColumns
 from delayserver.protocol.outcomes import Outcome
+from delayserver.protocol.schema.groups import ListGroups
 from delayserver.runtime.fair_shares import Account
 from delayserver.runtime.fair_turns import Work
 from tests.fakes.host import Host
@@ -93,7 +95,8 @@ async def test_columns_go_in_and_come_out_as_arrays(boot: Boot) -> None:
 async def test_a_pull_hands_messages_to_its_caller_and_takes_lost_ones_back(boot: Boot) -> None:
     host = boot()
     await host.start()
-    consuming = host.server.parts.operations([host.server.address]).consuming
+    operations = host.server.parts.operations([host.server.address])
+    consuming = operations.consuming
     pull = Pull("s", "g", max_messages=10, max_bytes=1 << 20, wait_ms=5_000, ack_timeout_ms=60_000)
     handed: list[Pulled] = []
 
@@ -111,8 +114,8 @@ async def test_a_pull_hands_messages_to_its_caller_and_takes_lost_ones_back(boot
     await host.until(lambda: consuming.given_back == 1)
     acked = await consuming.ack("s", "g", handed[1].delivery, work_of(host))
     assert (acked.acked, acked.unknown) == (1, 0)
-    (group,) = (await consuming.groups("s", (0, 0), 10, work_of(host))).groups
-    assert (group.group, group.row.lag) == ("g", 0)
+    (group,) = (await operations.groups.page(ListGroups(subject="s"), work_of(host), EVERYTHING)).groups
+    assert (group.group, group.lag) == ("g", 0)
 
 
 async def test_a_caller_ends_its_wait_by_the_scope_that_it_gave(boot: Boot) -> None:

@@ -1,0 +1,121 @@
+"""The operations `groups`, `group`, `seek` and `remove_group`: consumer groups of this node, and where they go on."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final
+
+from delayserver.broker.actions.group_rows import GroupRow
+from delayserver.broker.queues.groups import GroupKey
+from delayserver.broker.service.local_broker import LocalBroker
+from delayserver.broker.service.positions import EARLIEST, LATEST, POSITION, TIME, Goal, unknown_group
+from delayserver.names.name_desk import NameDesk
+from delayserver.operations.access.access import Access
+from delayserver.operations.groups.policies import waiting_letters
+from delayserver.operations.groups.redelivery import Redelivery, commit_errors
+from delayserver.protocol.arguments import one_form
+from delayserver.protocol.schema.groups import (
+    ConsumerGroup,
+    GroupRemoved,
+    GroupsPage,
+    ListGroups,
+    RemoveGroup,
+    SeekGroup,
+    ShowGroup,
+    Sought,
+)
+from delayserver.protocol.schema.structs import arguments_of
+from delayserver.runtime.fair_turns import Work
+
+__all__ = ["EARLIEST", "LATEST", "TIME", "ConsumerGroups", "Goal"]
+
+# A group with its backlog costs as much as so many small items.
+GROUP_ITEMS: Final = 20
+
+
+class ConsumerGroups:
+    """Shows consumer groups, moves them, and removes them."""
+
+    def __init__(self, broker: LocalBroker, redelivery: Redelivery, names: NameDesk) -> None:
+        self._core = broker.core
+        self._reads = broker.reads
+        self._positions = broker.positions
+        self._redelivery = redelivery
+        self._names = names
+
+    async def page(self, asked: ListGroups, work: Work, access: Access) -> GroupsPage:
+        """The first groups behind `after` that are open to a client. Raises SubjectInvalid."""
+        code = 0
+        if asked.subject is not None:
+            code = self._names.known_subject(asked.subject)
+            if not code:
+                return GroupsPage([], None)
+        subject, group = asked.after or (0, 0)
+        keys = self._core.group_keys((subject, group), code, asked.max)
+        groups = []
+        for key in keys:
+            await work.items(GROUP_ITEMS)
+            row = await self._reads.answer(partial(self._core.group_row, key))
+            if row is not None and access.may(self._names.name(row.subject)):
+                groups.append(self._shown(row))
+        return GroupsPage(groups, list(keys[-1]) if len(keys) == asked.max else None)
+
+    async def one(self, asked: ShowGroup) -> ConsumerGroup:
+        """One group. Raises SubjectInvalid, GroupUnknown."""
+        row = await self._reads.answer(partial(self._core.group_row, self._known(asked.subject, asked.group)))
+        if row is None:
+            raise unknown_group()
+        return self._shown(row)
+
+    async def seek(self, asked: SeekGroup) -> Sought:
+        """Moves a group, durably. Raises SubjectInvalid, GroupUnknown, PositionOutOfRange, DiskFull, StorageFailed."""
+        goal, (subject, group) = _goal(asked), self._known(asked.subject, asked.group)
+        with commit_errors():
+            position = await self._positions.seek(subject, group, goal)
+        return Sought(position, *self._core.positions.bounds(subject))
+
+    async def remove(self, asked: RemoveGroup) -> GroupRemoved:
+        """Removes a group, durably. Raises SubjectInvalid, GroupUnknown, DiskFull, StorageFailed."""
+        with commit_errors():
+            await self._positions.remove(*self._known(asked.subject, asked.group))
+        return GroupRemoved()
+
+    def _shown(self, row: GroupRow) -> ConsumerGroup:
+        subject, group = self._names.name(row.subject), self._names.name(row.group)
+        whole = self._redelivery.whole(row)
+        return ConsumerGroup(
+            subject=subject,
+            group=group,
+            position=whole.position,
+            end=whole.end,
+            lag=whole.lag,
+            leased=whole.leased,
+            retrying=whole.retrying,
+            expired=whole.expired,
+            oldest_ms=whole.oldest_ms,
+            waiting_in_place=whole.waiting_in_place,
+            redelivery_bytes=whole.redelivery_bytes,
+            dead_letters=waiting_letters(self._core, self._names.code, subject, group),
+            waiting_keys=whole.waiting_keys,
+            filtered=whole.filtered,
+            tags=whole.tags,
+            where=whole.where,
+        )
+
+    def _known(self, subject: str, group: str) -> GroupKey:
+        """The codes of the names. Raises SubjectInvalid, GroupUnknown."""
+        codes = self._names.known(subject, group)
+        if not all(codes):
+            raise unknown_group()
+        return codes
+
+
+def _goal(asked: SeekGroup) -> Goal:
+    """Where a seek goes. Raises InvalidArgument."""
+    one_form(arguments_of(asked), ("to", "time_ms", "position"))
+    if asked.to is not None:
+        return Goal(asked.to)
+    if asked.time_ms is not None:
+        return Goal(TIME, asked.time_ms * 1000)
+    assert asked.position is not None
+    return Goal(POSITION, asked.position)
