@@ -46,6 +46,24 @@ def behind(key: Key) -> Key | None:
     return Key(key.due_ms, key.sequence + 1)
 
 
+def first_key(due_ms: Int64s, sequence: Int64s) -> Key:
+    """The lowest of the keys i64[n], i64[n], in any order; n > 0."""
+    place = np.lexsort((sequence, due_ms))[0]
+    return Key(int(due_ms[place]), int(sequence[place]))
+
+
+def last_key(due_ms: Int64s, sequence: Int64s) -> Key:
+    """The highest of the keys i64[n], i64[n], in any order; n > 0."""
+    place = np.lexsort((sequence, due_ms))[-1]
+    return Key(int(due_ms[place]), int(sequence[place]))
+
+
+def through(key: Key, due_ms: Int64s, sequence: Int64s) -> Mask:
+    """True where one of the keys i64[n], i64[n] is not above `key`, bool[n]."""
+    found: Mask = (due_ms < key.due_ms) | ((due_ms == key.due_ms) & (sequence <= key.sequence))
+    return found
+
+
 def keys_sorted(due_ms: Int64s, sequence: Int64s) -> bool:
     """Whether the keys i64[n], i64[n] ascend."""
     if not ascending(due_ms):

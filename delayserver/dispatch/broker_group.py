@@ -32,7 +32,8 @@ from delayserver.runtime.runtime import Runtime
 from delayserver.runtime.turns import LARGE_ROWS
 from delayserver.state.memory.group_rows import GroupRows
 from delayserver.state.memory.keyed_lane import Buckets, bucket_of, buckets_of
-from delayserver.state.memory.residency import Residency, again_us
+from delayserver.state.memory.left_rows import again_us
+from delayserver.state.memory.queueing import Queueing
 from delayserver.state.memory.rows import has_order_key
 from delayserver.targets.answer import Answer
 from delayserver.targets.target import DeliveryError
@@ -41,8 +42,6 @@ from store.records.batches import U32, StoredBatch
 from store.records.redelivery import REDELIVERY
 from wheel.due_rows import DueRows
 
-# So many rows that a node refuses, and not their neighbours, wait in memory.
-REFUSED_ROWS_MAX = 8_192
 # So many rows with an order key show whether a node that counts as down is back. They wait for it, so these are few.
 KEYED_PROBE_ROWS = 64
 # So many batches of rows with an order key a node has at once, of different keys: the next ones are read while the first is
@@ -58,7 +57,7 @@ class BrokerGroup:
         rows: GroupRows,
         nodes: Sequence[Node],
         reader: MessageReader,
-        residency: Residency,
+        queueing: Queueing,
         verdicts: Verdicts,
         settings: DispatchSettings,
         runtime: Runtime,
@@ -69,7 +68,7 @@ class BrokerGroup:
         # Rung when no node may be tried and every node counts as down.
         self.stuck = Bell()
         self._queue = rows.queue
-        self._residency = residency
+        self._queueing = queueing
         self._verdicts = verdicts
         self._settings = settings
         self._clock = runtime.clock
@@ -132,15 +131,14 @@ class BrokerGroup:
                 continue
             pause_ms = (soonest_us - self._clock.monotonic_us()) / 1000
             await self._clock.sleep_ms(min(max(pause_ms, 0), LOOK_AGAIN_MS))
-            self._queue.take_back(self._clock.monotonic_us())
-            self._residency.bound_queue(self.rows)
+            self._queueing.take_back(self.rows)
 
     async def _worker(self) -> None:
         while True:
             if self._stopping:
                 await trio.sleep_forever()
             if not self._queue.keyless_rows:
-                self._residency.queue_emptied()
+                self._queueing.queue_emptied()
                 await self.rows.idle.park()
                 continue
             if self._leaves_backlog and self._queue.backlog_rows == self._queue.keyless_rows:
@@ -219,7 +217,7 @@ class BrokerGroup:
                 await trio.sleep_forever()
             lane.changed.hush()
             if not self._queue.keyless_rows:
-                self._residency.queue_emptied()
+                self._queueing.queue_emptied()
             if not len(lane):
                 await lane.changed.rung()
                 continue
@@ -260,8 +258,7 @@ class BrokerGroup:
             later = rows.due_ms > self._clock.now_ms() + AHEAD_MS
             if later.any():  # the clock went back since they left the wheel
                 back = rows.take(np.flatnonzero(later))
-                self._residency.put_back(back)
-                self._residency.follow_back(self.rows, back)
+                self._queueing.put_back(self.rows, back)
                 rows = rows.take(np.flatnonzero(~later))
             if len(rows):
                 buckets = np.unique(buckets_of(rows))
@@ -318,6 +315,7 @@ class BrokerGroup:
                     if in_order:
                         back = rows
                         break
+                    self._queueing.put_back(self.rows, rows)
                     continue
                 begun = self._begin(rest)
                 parts |= begun
@@ -325,16 +323,16 @@ class BrokerGroup:
             # The node failed meanwhile: what it was not tried with is free for another one, a stand-in or a cancel.
             left = [shipment.rows for attempt, shipment in parts.items() if self.rows.is_running(attempt)]
             for rows in reversed(left):
-                self._residency.push_front(self.rows, rows)
+                self._queueing.push_front(self.rows, rows)
             if back is not None:
-                self._residency.follow_back(self.rows, back)
+                self._queueing.put_back(self.rows, back)
         finally:
             for attempt in parts:
                 self.rows.end(attempt)
 
     async def _attempt(self, node: Node, shipment: Shipment) -> list[Shipment] | None:
         """Hand a shipment over. Returns what is to be tried in its place: of several files one cannot be read. None: its
-        rows went back to the wheel."""
+        rows are not due any more."""
         rows = shipment.rows
         due_us = int(rows.due_ms.max()) * 1000
         queued_us = self._left_queue(rows, due_us)
@@ -346,7 +344,7 @@ class BrokerGroup:
             # They stay pending on disk; what can be served goes on being served.
             reason = error.unreadable or error
             self._damage.report(reason)
-            self._residency.leave(rows.take(np.flatnonzero(~error.sound)), again_us(reason))
+            self._queueing.leave(rows.take(np.flatnonzero(~error.sound)), again_us(reason))
             if error.sound.any():
                 return [replace(shipment, rows=rows.take(np.flatnonzero(error.sound)))]
             return []
@@ -354,7 +352,7 @@ class BrokerGroup:
             if shipment.mixed:
                 return by_file(shipment)
             self._damage.report(error)
-            self._residency.leave(rows, again_us(error))
+            self._queueing.leave(rows, again_us(error))
             return []
         dispatched_us = self._clock.now_us()
         if dispatched_us < due_us:
@@ -362,7 +360,6 @@ class BrokerGroup:
                 await self._clock.sleep_until_us(due_us)  # ready a moment before: now the moment itself
             dispatched_us = self._clock.now_us()
         if self._stopping or dispatched_us < due_us:  # the clock stepped back since the wheel released them
-            self._residency.put_back(rows)
             return None
         kept = self._verdicts.expired(rows, batch.expires_ms, dispatched_us)
         if kept is not None:
@@ -441,20 +438,19 @@ class BrokerGroup:
             self._wait_aside(rows.take(aside))
 
     def _retry(self, rows: DueRows) -> None:
-        self._residency.push_front(self.rows, rows)
+        self._queueing.push_front(self.rows, rows)
 
     def _wait_aside(self, rows: DueRows) -> None:
         """Rows that a node did not take, while it takes others: they wait behind those, each longer every time."""
         if has_order_key(rows.payload[:1]).any():
             self._queue.keyed.pause(buckets_of(rows), self._clock.monotonic_us() + self._pause_aside_ms(rows) * 1000)
-            self._residency.push_front(self.rows, rows)
-            return
-        if self._queue.rows_aside + len(rows) > min(REFUSED_ROWS_MAX, self._residency.share // 4):
-            self._residency.leave(rows, self._settings.backoff_ms_max * 1000)
+            self._queueing.push_front(self.rows, rows)
             return
         until_us = self._clock.monotonic_us() + self._pause_aside_ms(rows) * 1000
-        self._residency.put_aside(self.rows, rows, until_us)
-        self._put_aside.ring()
+        if self._queueing.put_aside(self.rows, rows, until_us):
+            self._put_aside.ring()
+        else:
+            self._queueing.leave(rows, self._settings.backoff_ms_max * 1000)
 
     def _pause_aside_ms(self, rows: DueRows) -> int:
         settings, attempts = self._settings, int(rows.payload["attempts"].min())

@@ -14,8 +14,10 @@ from delayserver.dispatch.message_reader import AHEAD_MS, LOOK_AHEAD_MS, LOOK_MS
 from delayserver.runtime.runtime import Runtime
 from delayserver.runtime.turns import LARGE_ROWS
 from delayserver.state.memory.attempt_horizon import AttemptHorizon
+from delayserver.state.memory.group_wheels import GroupWheels
 from delayserver.state.memory.order_gate import OrderGate
-from delayserver.state.memory.residency import Residency
+from delayserver.state.memory.overflow import Overflow
+from delayserver.state.memory.queueing import Queueing
 
 # While due rows with an order key wait for a load, they are looked at this often.
 KEYED_LOOK_MS = 5
@@ -27,20 +29,20 @@ class Dispatcher:
     def __init__(
         self,
         groups: BrokerGroups,
-        residency: Residency,
+        wheel: GroupWheels,
+        queueing: Queueing,
+        overflow: Overflow,
         horizon: AttemptHorizon,
         gate: OrderGate,
-        slice_rows: int,
         runtime: Runtime,
     ) -> None:
-        """`slice_rows`: rows that leave the wheel in one step."""
         self._groups = groups
-        self._residency = residency
-        self._wheel = residency.wheel
+        self._wheel = wheel
+        self._queueing = queueing
+        self._overflow = overflow
         self._horizon = horizon
         self._gate = gate
         self._earlier = horizon.earlier
-        self._slice_rows = slice_rows
         self._clock = runtime.clock
         self._looked_ms = 0
 
@@ -51,8 +53,8 @@ class Dispatcher:
             released = False
             now_ms = self._clock.now_ms()
             to_ms = min(now_ms + AHEAD_MS, self._horizon.due_ms)
-            for code, rows in self._wheel.advance(to_ms, self._slice_rows):
-                self._residency.release(code, rows)
+            for code, rows in self._wheel.advance(to_ms, self._queueing.slice_rows):
+                self._queueing.release(code, rows)
                 released = True
                 if len(rows) > LARGE_ROWS:
                     await trio.lowlevel.checkpoint()
@@ -60,7 +62,7 @@ class Dispatcher:
             if released:
                 await trio.lowlevel.checkpoint()
                 continue
-            self._residency.freed()
+            self._overflow.freed()
             next_due_ms = self._wheel.next_due_ms()
             keyed_s = self._keyed_wait_s(to_ms)
             if next_due_ms is None or next_due_ms > self._horizon.due_ms:
@@ -79,11 +81,10 @@ class Dispatcher:
         limit_ms = self._gate.limit_ms(now_ms, to_ms)
         released = False
         for code in self._wheel.keyed_codes:
-            rows = self._wheel.advance_keyed(
-                code, limit_ms, self._slice_rows, self._residency.groups[code].spilled.first
-            )
+            first = self._groups[code].rows.spilled.first
+            rows = self._wheel.advance_keyed(code, limit_ms, self._queueing.slice_rows, first)
             if len(rows):
-                self._residency.release(code, rows)
+                self._queueing.release(code, rows)
                 released = True
         return released
 

@@ -7,7 +7,7 @@ import trio
 from delayserver.dispatch.broker_group import BrokerGroup
 from delayserver.runtime.clock import LOOK_AGAIN_MS
 from delayserver.runtime.runtime import Runtime
-from delayserver.state.memory.residency import Residency
+from delayserver.state.memory.queueing import Queueing
 
 # After rows went to a fallback group, the next ones are looked for after this: each time the whole queue is gone through.
 FAIL_OVER_MS = 100
@@ -16,10 +16,8 @@ FAIL_OVER_MS = 100
 class FailOver:
     """Queue → queue."""
 
-    def __init__(self, residency: Residency, slice_rows: int, runtime: Runtime) -> None:
-        """`slice_rows`: rows that move in one step."""
-        self._residency = residency
-        self._slice_rows = slice_rows
+    def __init__(self, queueing: Queueing, runtime: Runtime) -> None:
+        self._queueing = queueing
         self._clock = runtime.clock
 
     async def run(self, group: BrokerGroup) -> None:
@@ -29,7 +27,7 @@ class FailOver:
             group.stuck.hush()
             while group.rows.failing and len(group.rows.queue):
                 went = 0
-                for rows in self._residency.fail_over(group.rows, self._slice_rows):
+                for rows in self._queueing.fail_over(group.rows):
                     went += rows
                     await trio.lowlevel.checkpoint()
                 await self._clock.sleep_ms(FAIL_OVER_MS if went else LOOK_AGAIN_MS)

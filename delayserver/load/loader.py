@@ -30,12 +30,13 @@ from delayserver.load.turns import (
 from delayserver.load.window_reader import WindowReader, WindowRows
 from delayserver.runtime.runtime import Runtime
 from delayserver.state.decisions.decided import Decided
+from delayserver.state.memory.left_rows import again_us
 from delayserver.state.memory.loaded_rows import LoadedRows
-from delayserver.state.memory.residency import Residency, again_us, low_room
-from delayserver.state.windows.window_book import WindowBook
+from delayserver.state.memory.overflow import Overflow, low_room
+from delayserver.state.memory.residency import Residency
+from delayserver.state.windows.windows import Windows
 from store.errors import CorruptionError, DiskError
 from store.indexes.outcome_index import OutcomeIndex
-from wheel.cursors import LoadCursors
 from wheel.keys import KEY_HIGHEST, Key
 from wheel.window_cursor import LoadTicket
 
@@ -69,17 +70,18 @@ class Loader:
     def __init__(
         self,
         reader: WindowReader,
-        book: WindowBook,
+        windows: Windows,
         residency: Residency,
-        cursors: LoadCursors,
+        overflow: Overflow,
         decided: Decided,
         settings: WheelSettings,
         runtime: Runtime,
     ) -> None:
         self._reader = reader
-        self._book = book
+        self._book = windows.book
+        self._cursors = windows.cursors
         self._residency = residency
-        self._cursors = cursors
+        self._overflow = overflow
         self._decided = decided
         self._settings = settings
         self._workers = runtime.workers
@@ -93,10 +95,10 @@ class Loader:
     async def run(self) -> None:
         """Load until cancelled. Rows that become due now come first: fresh messages do not wait for overdue windows. Nor do
         these wait for the rest of a near window that memory cannot hold (`load/turns.py`)."""
-        residency = self._residency
+        overflow, loadable = self._overflow, self._residency.loadable
         short_since_us: int | None = None
         while True:
-            residency.loadable.hush()
+            loadable.hush()
             now_us = self._clock.monotonic_us()
             self._damaged = {window: until for window, until in self._damaged.items() if until > now_us}
             overdue = self._overdue_windows()
@@ -105,24 +107,24 @@ class Loader:
             windows = overdue if near is None or near_waits else [near]
             rows_max = self._settings.rows_max
             wanted = overdue_room(rows_max) if windows is overdue else low_room(rows_max)
-            short = bool(windows) and not self._book.is_unreadable(windows[0]) and residency.lacks(wanted)
+            short = bool(windows) and not self._book.is_unreadable(windows[0]) and overflow.lacks(wanted)
             short_since_us = None if not short else now_us if short_since_us is None else short_since_us
             if short_since_us is not None and now_us >= short_since_us + NEAR_LOOK_MS * 1000 * near_waits:
                 self._put_before_later(windows[-1])
-            waits = bool(windows) and residency.lacks(wanted)
-            residency.want_room(wanted if waits else None)
+            waits = bool(windows) and overflow.lacks(wanted)
+            overflow.want_room(wanted if waits else None)
             if windows and not waits:
                 if windows is overdue:  # what memory holds of the near future stays
                     turn = LoadTurn(room_beside_near(rows_max) if near_waits else 0, self._book.end(windows[-1]))
                 else:
-                    turn = LoadTurn(room_beside_overdue(rows_max, residency.room) if overdue else 0)
+                    turn = LoadTurn(room_beside_overdue(rows_max, overflow.room) if overdue else 0)
                 if len(windows) == 1:
                     await self._load(windows[0], turn)
                 else:
                     await self._load_many(windows, turn)
                 continue
             with trio.move_on_after(NEAR_LOOK_MS / 1000 if near_waits else 1):
-                await residency.loadable.rung()
+                await loadable.rung()
 
     def _may_wait(self, near: int) -> bool:
         """Whether the next part of a near window may wait for overdue windows."""
@@ -277,7 +279,7 @@ class Loader:
 
     def _add(self, loaded: LoadedRows, turn: LoadTurn) -> None:
         """Add what memory can hold of a load, the earliest first, and at least one row; the rest is a later load's again."""
-        room = max(self._residency.room - turn.leave_rows, 1)
+        room = max(self._overflow.room - turn.leave_rows, 1)
         if len(loaded) > room:
             loaded = loaded.take(np.lexsort((loaded.sequence, loaded.due_ms))[:room])
             self._drop_behind(Key(int(loaded.due_ms[-1]), int(loaded.sequence[-1])), turn)
@@ -296,4 +298,4 @@ class Loader:
         wheel = self._residency.wheel
         in_queues = self._residency.rows_queued >= near_share(self._settings.rows_max)  # it would not fit all the same
         if not in_queues and wheel.rows_below(keep_ms + 1) < len(wheel):
-            self._residency.evict_beyond(NEAR_SHARE, keep_ms)
+            self._overflow.evict_beyond(NEAR_SHARE, keep_ms)

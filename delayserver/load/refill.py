@@ -14,6 +14,7 @@ from delayserver.runtime.runtime import Runtime
 from delayserver.state.decisions.decided import Decided
 from delayserver.state.memory.group_rows import GroupRows
 from delayserver.state.memory.loaded_rows import LoadedRows
+from delayserver.state.memory.read_back import ReadBack
 from delayserver.state.memory.residency import Residency
 from delayserver.state.positions.positions import Positions
 from delayserver.state.windows.window_book import WindowBook
@@ -36,6 +37,7 @@ class Refill:
         self,
         reader: WindowReader,
         residency: Residency,
+        read_back: ReadBack,
         book: WindowBook,
         decided: Decided,
         positions: Positions,
@@ -43,6 +45,7 @@ class Refill:
     ) -> None:
         self._reader = reader
         self._residency = residency
+        self._read_back = read_back
         self._book = book
         self._decided = decided
         self._positions = positions
@@ -51,10 +54,10 @@ class Refill:
 
     async def run(self) -> None:
         """Read back until cancelled."""
-        emptied = self._residency.emptied
+        emptied = self._read_back.emptied
         while True:
             emptied.hush()
-            spilled = self._residency.spilled()
+            spilled = self._read_back.spilled()
             queued = [await self.read_back(group, place) for group, place in spilled]
             if not spilled:
                 with trio.move_on_after(IDLE_S):
@@ -65,7 +68,7 @@ class Refill:
     async def read_back(self, group: GroupRows, place: int | None) -> bool:
         """Read the first spilled window of a group; with the place of a route only its rows, for their fallback group.
         Returns whether a queue got rows."""
-        if not self._residency.may_read_back(group, place):
+        if not self._read_back.may_read_back(group, place):
             return False
         # Before the ends are captured: rows that are dropped while the window is read may lie behind them.
         window, places = group.spilled.take(place)
@@ -86,7 +89,7 @@ class Refill:
                 return await self._push_back(group, place, window, places, loaded, index)
         except (CorruptionError, DiskError) as error:
             self._damage.report(error)
-            self._residency.read_later(group, places, window, error)
+            self._read_back.read_later(group, places, window, error)
         except KeyError:
             if self._reader.ends(window) == ends:
                 raise
@@ -108,8 +111,8 @@ class Refill:
         loaded: LoadedRows,
         index: OutcomeIndex,
     ) -> bool:
-        residency, queued = self._residency, False
-        taker = residency.taker(group, place)
+        residency, read_back, queued = self._residency, self._read_back, False
+        taker = read_back.taker(group, place)
         left = behind(loaded.limit)
         for part in loaded.parts(STEP_ROWS):
             # One step: nothing can be released, delivered or cancelled between the checks and the push.
@@ -117,8 +120,8 @@ class Refill:
             # the crash left ahead of its replay.
             wanted = self._positions.has_published(part.sequence) | residency.was_loaded(part)
             wanted &= index.missing(part.sequence)
-            wanted &= residency.routed(group, place, part)
-            went, no_room = residency.read_back(group, place, taker, residency.admissible(part, wanted))
+            wanted &= read_back.routed(group, place, part)
+            went, no_room = read_back.take(group, place, taker, residency.admissible(part, wanted))
             queued |= went
             if no_room is not None:
                 left = no_room

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from delayserver.state.memory.residency import low_room
+from delayserver.state.memory.overflow import low_room
 
 # The share of memory that the near future has before overdue windows.
 NEAR_SHARE = 0.5

@@ -13,6 +13,7 @@ from delayserver.runtime.runtime import Runtime
 from delayserver.state.decisions.decided import Decided
 from delayserver.state.decisions.outcome_rows import suppressed_outcomes
 from delayserver.state.memory.loaded_rows import LoadedRows
+from delayserver.state.memory.overflow import Overflow
 from delayserver.state.memory.residency import Residency
 from delayserver.state.memory.rows import make_rows
 from delayserver.state.replay_round import Placed, Round
@@ -32,6 +33,7 @@ class RowsToMemory:
         self,
         windows: Windows,
         residency: Residency,
+        overflow: Overflow,
         decided: Decided,
         outcomes: RoundOutcomes,
         settings: WheelSettings,
@@ -40,6 +42,7 @@ class RowsToMemory:
         self._book = windows.book
         self._cursors = windows.cursors
         self._residency = residency
+        self._overflow = overflow
         self._decided = decided
         self._outcomes = outcomes
         self._settings = settings
@@ -78,7 +81,7 @@ class RowsToMemory:
             wanted |= start < ahead_ms and not self._cursors.is_loaded(start)
         self._book.refresh(touched)
         if added:
-            self._residency.bound()
+            self._overflow.bound()
         if wanted:
             self._residency.loadable.ring()
 

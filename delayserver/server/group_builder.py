@@ -20,7 +20,7 @@ from delayserver.state.memory.due_records import DueRecords
 from delayserver.state.memory.group_rows import GroupRows
 from delayserver.state.memory.internal_groups import InternalGroup
 from delayserver.state.memory.node_health import NodeHealth
-from delayserver.state.memory.residency import Residency
+from delayserver.state.memory.queueing import Queueing
 from delayserver.targets.kinds import Capabilities
 from delayserver.targets.targets import Targets
 
@@ -32,14 +32,14 @@ class GroupBuilder:
         self,
         files: Files,
         attempted: Attempted,
-        rows: tuple[Residency, Decided],
+        rows: tuple[Queueing, Decided],
         targets: Targets,
         pacing: Pacing,
         runtime: Runtime,
     ) -> None:
         self._files = files
         self._attempted = attempted
-        self._residency, self._decided = rows
+        self._queueing, self._decided = rows
         self._targets = targets
         self._pacing = pacing
         self._runtime = runtime
@@ -54,18 +54,19 @@ class GroupBuilder:
             self._files.schedule, self._files.server_id, self._pacing.read_early_bytes_max, self._runtime
         )
         nodes = self.nodes(rows.nodes)
-        return BrokerGroup(rows, nodes, reader, self._residency, verdicts, settings, self._runtime)
+        return BrokerGroup(rows, nodes, reader, self._queueing, verdicts, settings, self._runtime)
 
-    def internal(self, group: InternalGroup, due: DueRecords, settings: DispatchSettings) -> BrokerGroup:
+    def internal(
+        self, group: InternalGroup, rows: GroupRows, due: DueRecords, settings: DispatchSettings
+    ) -> BrokerGroup:
         """An internal group, whose due records go into the queue `due`."""
-        rows = self._residency.groups[group.code]
         verdicts = Verdicts(rows, self._decided, self._attempted, LatencyHistogram(), settings, self._runtime)
         ahead_bytes_max = group.records_max * group.record_bytes
         reader = MessageReader(self._files.schedule, self._files.server_id, ahead_bytes_max, self._runtime)
         nodes = [
             Node(InternalNode(health.address, due), health, Capabilities(idempotent=True)) for health in rows.nodes
         ]
-        return BrokerGroup(rows, nodes, reader, self._residency, verdicts, settings, self._runtime)
+        return BrokerGroup(rows, nodes, reader, self._queueing, verdicts, settings, self._runtime)
 
     def nodes(self, health: Sequence[NodeHealth]) -> list[Node]:
         """The nodes whose health this is."""

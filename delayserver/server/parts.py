@@ -112,9 +112,13 @@ from delayserver.state.connections.connections import Connections
 from delayserver.state.counts.balance import ANY_TIME_MS, Balance
 from delayserver.state.decisions.decided import Decided
 from delayserver.state.memory.due_records import DueRecords
+from delayserver.state.memory.fallbacks import Fallbacks
 from delayserver.state.memory.group_wheels import GroupWheels
 from delayserver.state.memory.internal_groups import INTERNAL_GROUPS, TIMERS
 from delayserver.state.memory.order_gate import OrderGate
+from delayserver.state.memory.overflow import Overflow
+from delayserver.state.memory.queueing import Queueing
+from delayserver.state.memory.read_back import ReadBack
 from delayserver.state.memory.residency import Residency
 from delayserver.state.memory.routes import Routes
 from delayserver.state.positions.accepted_log import AcceptedLog
@@ -237,9 +241,11 @@ class Parts:
         rows |= {group.code: memory.internal_rows(group) for group in INTERNAL_GROUPS}
         timeout_ms = settings.dispatch.deliver_timeout_ms
         self.due = {group: DueRecords(group.batches_max, timeout_ms) for group in INTERNAL_GROUPS}
-        self.residency = Residency(
-            self.wheel, rows, self.windows, self.decided, opened.attempts.attempted, settings.wheel, self._runtime
-        )
+        self.residency = Residency(self.wheel, rows, self.windows, self.decided, opened.attempts.attempted)
+        self.overflow = Overflow(self.residency, self.windows, settings.wheel, self._runtime)
+        fallbacks = Fallbacks(self.residency, self.overflow)
+        self.queueing = Queueing(self.residency, self.overflow, fallbacks, self._pacing.slice_rows, self._runtime)
+        self.read_back = ReadBack(self.residency, self.overflow, fallbacks, self.queueing, self.windows, self._runtime)
 
     def _build_pipeline(self, opened: Opened) -> None:
         """The stages from the log to memory, and upkeep."""
@@ -265,7 +271,13 @@ class Parts:
         )
         self.round_outcomes = RoundOutcomes(self.decided, self.windows, self._runtime)
         self.rows_to_memory = RowsToMemory(
-            self.windows, self.residency, self.decided, self.round_outcomes, settings.wheel, self._runtime
+            self.windows,
+            self.residency,
+            self.overflow,
+            self.decided,
+            self.round_outcomes,
+            settings.wheel,
+            self._runtime,
         )
         self.publisher = Publisher(
             # Counts come first: a message is counted before an outcome of it can be. Outcomes come last: those of copies
@@ -286,14 +298,22 @@ class Parts:
         self.window_reader = WindowReader(files.schedule, self.book, opened.attempts.attempted, self._runtime)
         self.loader = Loader(
             self.window_reader,
-            self.book,
+            self.windows,
             self.residency,
-            self.cursors,
+            self.overflow,
             self.decided,
             settings.wheel,
             self._runtime,
         )
-        self.refill = Refill(self.window_reader, self.residency, self.book, self.decided, self.positions, self._runtime)
+        self.refill = Refill(
+            self.window_reader,
+            self.residency,
+            self.read_back,
+            self.book,
+            self.decided,
+            self.positions,
+            self._runtime,
+        )
         self.outcome_writer = DispatchLogWriter(files.dispatch, self.decided, self._runtime)
         self.recorder = OutcomeRecorder(
             self.decided,
@@ -409,7 +429,7 @@ class Parts:
         builder = GroupBuilder(
             opened.files,
             opened.attempts.attempted,
-            (self.residency, self.decided),
+            (self.queueing, self.decided),
             self.targets,
             self._pacing,
             self._runtime,
@@ -417,9 +437,10 @@ class Parts:
         self.lateness = builder.lateness
         groups = [builder.build(rows) for rows in self.residency.groups.values() if not rows.is_internal]
         internal = [
-            builder.internal(group, due, self.group_memory.internal_settings(group)) for group, due in self.due.items()
+            builder.internal(group, self.residency.groups[group.code], due, self.group_memory.internal_settings(group))
+            for group, due in self.due.items()
         ]
-        fail_over = FailOver(self.residency, self._pacing.slice_rows, self._runtime)
+        fail_over = FailOver(self.queueing, self._runtime)
         self.groups = BrokerGroups(groups, internal, fail_over, NodeProbes(self._runtime))
         self.topology = Topology(self.group_memory, self.residency, self.groups, builder, self.targets, self._runtime)
         self.reload = Reload(
@@ -427,7 +448,7 @@ class Parts:
         )
         gate = OrderGate(self.windows, self.positions)
         self.dispatcher = Dispatcher(
-            self.groups, self.residency, opened.attempts.horizon, gate, self._pacing.slice_rows, self._runtime
+            self.groups, self.wheel, self.queueing, self.overflow, opened.attempts.horizon, gate, self._runtime
         )
         self.complete_windows = CompleteWindows(self.book, opened.files.days, self.groups, self._runtime)
 

@@ -61,6 +61,7 @@ from delayserver.runtime.believable_clock import BelievableClock
 from delayserver.startup import pending_subjects
 from delayserver.state.memory.keyed_lane import KeyedLane
 from delayserver.state.memory.order_gate import OrderGate
+from delayserver.state.memory.queueing import Queueing
 from delayserver.state.memory.residency import Residency
 from delayserver.state.positions.accepted_log import AcceptedLog
 from delayserver.upkeep.retention import Retention
@@ -576,7 +577,7 @@ def queues_emptied_for_nobody() -> list[Change]:
 
 def back_to_a_group_that_is_gone() -> list[Change]:
     """A batch fails whose group was removed meanwhile, and goes back to its queue."""
-    return [(Residency, "_kept_by", lambda _right: lambda _self, _group, rows: rows)]
+    return [(Queueing, "_kept_by", lambda _right: lambda _self, _group, rows: rows)]
 
 
 def a_gate_that_waits_for_nothing() -> list[Change]:

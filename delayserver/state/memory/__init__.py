@@ -1,5 +1,9 @@
 """The rows of messages that are in memory: wheels, queues, attempts, and where each row is.
 
+Each of these calls only those before it. `Residency` knows where each row is. `Overflow` keeps memory within its bound.
+`Fallbacks` chooses a group for the rows of one that fails. `Queueing` moves rows between wheel, queues and attempts.
+`ReadBack` takes the rows that left memory out of a queue.
+
 One wheel for each broker group, and a second one for its backlog: in one wheel a due row would wait for a million
 before it. Slices and batches are taken from fresh rows and backlog in turn, and of several workers one takes no batch
 of the backlog.

@@ -1,5 +1,4 @@
-"""Rows that wait for one broker group, in the order they became due, and where those lie that left memory. Columns, no
-clock, no I/O."""
+"""Rows that wait for one broker group, in the order they became due. Columns, no clock, no I/O."""
 
 from __future__ import annotations
 
@@ -8,7 +7,6 @@ from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
-from sortedcontainers import SortedDict
 
 from delayserver.state.memory.group_wheels import BACKLOG_MS
 from delayserver.state.memory.keyed_lane import KeyedLane
@@ -16,7 +14,7 @@ from delayserver.state.memory.queue_chunk import Chunk, fitting
 from delayserver.state.memory.rows import has_order_key
 from store.records.membership import is_member
 from wheel.due_rows import DueRows
-from wheel.keys import KEY_LOWEST, Key
+from wheel.keys import KEY_LOWEST, Key, last_key
 
 I64 = NDArray[np.int64]
 # In a long queue, small chunks at its end are joined up to this size: a question to the queue visits every chunk.
@@ -26,8 +24,8 @@ LONG_QUEUE_ROWS = 4096
 
 
 class GroupQueue:
-    """A queue of chunks of rows, taken from the front by count and bytes. Writers: `Residency` puts in, the broker group
-    takes out.
+    """A queue of chunks of rows, taken from the front by count and bytes. Writers: `Queueing` puts in, the broker group
+    takes out, `Overflow` drops the last ones.
 
     A question about some messages gives their due times too: it looks only into the chunks that hold rows of such due
     times, so its cost does not grow with the length of the queue.
@@ -249,12 +247,7 @@ class GroupQueue:
 
     def last_key(self) -> Key:
         """The highest key that waits here, KEY_LOWEST if none does: for checks."""
-        keys = [(chunk.rows.due_ms, chunk.rows.sequence) for chunk in self._all()]
-        last = [np.lexsort((sequence, due_ms))[-1] for due_ms, sequence in keys]
-        return max(
-            [Key(int(due_ms[at]), int(sequence[at])) for (due_ms, sequence), at in zip(keys, last, strict=True)],
-            default=KEY_LOWEST,
-        )
+        return max([last_key(chunk.rows.due_ms, chunk.rows.sequence) for chunk in self._all()], default=KEY_LOWEST)
 
     def check_invariants(self) -> None:
         """The count is right, no chunk is empty, and each knows its due times."""
@@ -265,72 +258,3 @@ class GroupQueue:
             assert len(chunk.rows)
             first_ms, last_ms = chunk.due_range
             assert first_ms <= chunk.rows.due_ms.min() and chunk.rows.due_ms.max() <= last_ms
-
-
-class Spilled:
-    """Windows of rows that left memory, by the place of their route: those of one may have a stand-in while the others
-    wait. Of each window the first of these rows is known: those before it are in memory. Writers: `Residency` adds, the
-    refill takes."""
-
-    def __init__(self) -> None:
-        self._windows: dict[int, SortedDict[int, Key]] = {}  # none of them empty
-        self._reading: Key | None = None
-
-    def __len__(self) -> int:
-        return len(set().union(*self._windows.values()))
-
-    def __bool__(self) -> bool:
-        return bool(self._windows)
-
-    @property
-    def places(self) -> list[int]:
-        """The routes that have any."""
-        return list(self._windows)
-
-    @property
-    def first(self) -> Key | None:
-        """The first row that left memory, one that is being read included; None if there is none."""
-        waiting = self.first_waiting
-        if self._reading is None or waiting is None:
-            return waiting if self._reading is None else self._reading
-        return min(waiting, self._reading)
-
-    @property
-    def reading(self) -> Key | None:
-        """The first row of the window that is being read; None if none is."""
-        return self._reading
-
-    @property
-    def first_waiting(self) -> Key | None:
-        """The first row whose window is not being read; None if there is none."""
-        return min([windows.peekitem(0)[1] for windows in self._windows.values()], default=None)
-
-    @property
-    def first_window_ms(self) -> int | None:
-        """The start of the first window that is not being read; None if there is none."""
-        return min([windows.peekitem(0)[0] for windows in self._windows.values()], default=None)
-
-    def clear(self) -> None:
-        """Know no window any more."""
-        self._windows.clear()
-
-    def add(self, window_ms: int, place: int = 0, first: Key | None = None) -> None:
-        """Rows of a window left memory, the first one of them at this key; None: any of the window."""
-        windows = self._windows.setdefault(place, SortedDict())
-        first = first or Key(window_ms, KEY_LOWEST.sequence)
-        windows[window_ms] = min(windows.get(window_ms, first), first)
-
-    def take(self, place: int | None = None) -> tuple[int, list[int]]:
-        """Begin to read the first window (None: of all routes); its start, and the routes that had it."""
-        wanted = {route: self._windows[route] for route in (self.places if place is None else [place])}
-        window_ms: int = min([windows.peekitem(0)[0] for windows in wanted.values()])
-        had = [route for route, windows in wanted.items() if windows.peekitem(0)[0] == window_ms]
-        self._reading = min([wanted[route].pop(window_ms) for route in had])
-        for route in had:
-            if not wanted[route]:
-                del self._windows[route]
-        return window_ms, had
-
-    def was_read(self) -> None:
-        """The rows of the window that was taken are back, or cannot be read."""
-        self._reading = None

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from delayserver.config.settings import DispatchSettings
 from delayserver.runtime.clock import Clock
 from delayserver.runtime.marks import Mark
-from delayserver.state.memory.group_queue import GroupQueue, Spilled
+from delayserver.state.memory.group_queue import GroupQueue
 from delayserver.state.memory.internal_groups import INTERNAL_CODES
 from delayserver.state.memory.node_health import NodeHealth
+from delayserver.state.memory.spilled import Spilled
 from store.records.batches import I64
 from store.records.membership import is_member
 from wheel.keys import KEY_LOWEST, Key
@@ -57,7 +58,7 @@ class GroupCounters:
 
 class GroupRows:
     """The queue of a group, its attempts in flight, and the windows whose rows had to leave memory. For the event loop.
-    Writers: `Residency` for the queue, the broker group for the attempts."""
+    Writers: `Queueing` for the queue, the broker group for the attempts."""
 
     def __init__(
         self,

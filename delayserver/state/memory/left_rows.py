@@ -9,18 +9,23 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from store.errors import DiskError, UnreadableError
 from store.records.batches import I64
 
 # So many rows are known one by one, 8 bytes each. Others come back with the next read of their window.
 ROWS_KNOWN_MAX = 1 << 17
+# A damaged file is read again after this long: an operator may repair it.
+DAMAGED_AGAIN_US = 60_000_000
+# And after this long where the disk refused to open or read the file: that may be over soon.
+REFUSED_AGAIN_US = 1_000_000
 
 # A window of one route of a group: group code, place of the route, start in ms.
 Place = tuple[int, int, int]
 
 
 class LeftRows:
-    """Windows to read again, each at its time, and the rows of them that rest until then. Times are monotonic. Writer:
-    `Residency`."""
+    """Windows to read again, each at its time, and the rows of them that rest until then. Times are monotonic. Writers:
+    `Queueing` and `ReadBack`."""
 
     __slots__ = ("_known", "_resting", "_sorted", "_until_us")
 
@@ -70,3 +75,8 @@ class LeftRows:
         self._until_us.clear()
         self._resting.clear()
         self._known, self._sorted = 0, None
+
+
+def again_us(error: Exception) -> int:
+    """How long rows wait before their file is read again, after it could not be read for this reason."""
+    return REFUSED_AGAIN_US if isinstance(error, (DiskError, UnreadableError)) else DAMAGED_AGAIN_US

@@ -112,17 +112,18 @@ class Routes:
                 groups[place] = default
         return groups, places
 
-    def fallbacks(self, place: int, group: str) -> list[str]:
-        """The other groups of a route in the order in which they take over from `group`: those behind it, then those
-        before it, which may be back."""
+    def fallbacks(self, place: int, group: int) -> list[int]:
+        """The codes of the other groups of a route in the order in which they take over from `group`: those behind it, then
+        those before it, which may be back."""
         route = self._current.get(place)
-        if route is None or group not in route.groups:
+        codes = [self._group_codes[name] for name in route.groups] if route is not None else []
+        if group not in codes:
             return []
-        return [*route.groups[route.groups.index(group) + 1 :], *route.groups[: route.groups.index(group)]]
+        return [*codes[codes.index(group) + 1 :], *codes[: codes.index(group)]]
 
-    def partners(self, group: str) -> set[str]:
-        """All groups that may take over from `group`."""
-        return {name for place in self._current for name in self.fallbacks(place, group)}
+    def partners(self, group: int) -> set[int]:
+        """The codes of all groups that may take over from `group`."""
+        return {code for place in self._current for code in self.fallbacks(place, group)}
 
     def leads_to(self, subjects: NDArray[np.uint32], group: str, code: int) -> NDArray[np.bool_]:
         """True where the route of a subject (u32[n]) leads to this group, first or as a fallback, bool[n]."""

@@ -125,11 +125,11 @@ async def test_a_queue_from_which_some_rows_went_to_a_fallback_is_not_looked_thr
     server = await host.start()
     looks: list[int] = []
 
-    def some_went(_group: GroupRows, _rows_max: int) -> Iterator[int]:
+    def some_went(_group: GroupRows) -> Iterator[int]:
         looks.append(host.now_ms)
         yield 1
 
-    monkeypatch.setattr(server.parts.residency, "fail_over", some_went)
+    monkeypatch.setattr(server.parts.queueing, "fail_over", some_went)
     host.fake().up = False
     await put_many(await host.client(), 20, host.now_ms, "s")
     await host.until(lambda: bool(looks))

@@ -14,7 +14,8 @@ from delayserver.config.settings import RouteSettings
 from delayserver.load import refill
 from delayserver.load.window_reader import WindowRows
 from delayserver.server.delay_server import DelayServer
-from delayserver.state.memory.group_queue import GroupQueue, Spilled
+from delayserver.state.memory.group_queue import GroupQueue
+from delayserver.state.memory.spilled import Spilled
 from store.logs.schedule_log import ScheduleKey
 from store.records.segment import Segment
 from tests.delayserver.dispatch.test_broker_group import A_THEN_B, EACH_ITS_OWN, QUICK, TWO_GROUPS, put_many

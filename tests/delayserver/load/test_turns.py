@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from delayserver.load.turns import NearFuture, overdue_room, room_beside_near, room_beside_overdue
-from delayserver.state.memory.residency import low_room
+from delayserver.state.memory.overflow import low_room
 
 NOW_MS = 1_000_000
 SHARE = 500

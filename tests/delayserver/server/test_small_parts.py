@@ -74,10 +74,10 @@ def test_the_first_route_that_matches_decides_and_fails_over_along_its_groups() 
     assert (routes.groups(many) == 7).all()
     places = routes.places(codes).tolist()
     assert places[0] == places[3] and len({*places}) == 3 and places[2] == places[4] == 0
-    fallbacks = [routes.fallbacks(places[0], group) for group in ("a", "b", "c", "z")]
-    assert fallbacks == [["b", "c"], ["c", "a"], ["a", "b"], []]
-    assert routes.fallbacks(places[2], "a") == []
-    assert routes.partners("a") == {"b", "c"} and not routes.partners("z")
+    fallbacks = [routes.fallbacks(places[0], group) for group in (7, 8, 9, 1)]
+    assert fallbacks == [[8, 9], [9, 7], [7, 8], []]
+    assert routes.fallbacks(places[2], 7) == []
+    assert routes.partners(7) == {8, 9} and not routes.partners(1)
 
 
 def test_routes_change_at_once_and_a_route_that_stays_keeps_its_place() -> None:
@@ -104,7 +104,7 @@ def test_routes_change_at_once_and_a_route_that_stays_keeps_its_place() -> None:
     assert routes.take_over(Routes(more[1:], {"b": 8, "a": 7}, names, routes))
     assert routes.groups(known).tolist() == [7, 7]
     assert routes.take_over(Routes(more[1:2], {"b": 8, "a": 7}, names, routes))
-    assert routes.groups(known).tolist() == [8, 8] and routes.fallbacks(int(places[1]), "a") == []
+    assert routes.groups(known).tolist() == [8, 8] and routes.fallbacks(int(places[1]), 7) == []
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -6,10 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from delayserver.load.turns import overdue_room
 from delayserver.state.memory.group_rows import GroupRows
 from delayserver.state.memory.residency import Residency
-from tests.fakes.host import Host, faked_settings, with_settings
+from tests.fakes.host import Host, faked_settings
 from wheel.due_rows import DueRows
 from wheel.hashed_wheel import HashedWheel
 from wheel.keys import KEY_LOWEST, Key
@@ -40,7 +39,7 @@ async def test_a_row_that_leaves_the_queue_for_an_attempt_and_comes_back_is_in_o
     assert residency.in_flight(rows.sequence).all() and residency.was_released(rows.due_ms, rows.sequence).all()
     assert (residency.rows_held, residency.rows_queued) == (20, 18)
     group.end(attempt)
-    residency.push_front(group, rows)
+    group.queue.push_front(rows)
     residency.check_invariants()
     assert not residency.in_flight(rows.sequence).any() and residency.rows_queued == 20
 
@@ -48,14 +47,14 @@ async def test_a_row_that_leaves_the_queue_for_an_attempt_and_comes_back_is_in_o
 async def test_the_check_finds_a_row_that_is_in_flight_and_waits(boot: Boot) -> None:
     residency, group, rows = await with_a_queue(boot)
     group.begin(rows.sequence)
-    residency.push_front(group, rows)
+    group.queue.push_front(rows)
     with pytest.raises(AssertionError):
         residency.check_invariants()
 
 
 async def test_the_check_finds_a_row_that_waits_and_lies_in_the_wheel(boot: Boot) -> None:
     residency, group, rows = await with_a_queue(boot)
-    residency.push_front(group, rows)
+    group.queue.push_front(rows)
     residency.wheel.add(rows.due_ms, rows.sequence, rows.payload)
     with pytest.raises(AssertionError):
         residency.check_invariants()
@@ -94,19 +93,3 @@ async def test_rows_of_a_millisecond_that_wait_for_one_that_left_memory_are_not_
     assert wheel.advance_keyed(code, due_ms, 10, Key(due_ms, first + 3)).sequence.tolist() == [*range(first, first + 3)]
     assert len(wheel) == 17
     wheel.check_invariants()
-
-
-async def test_rows_of_keys_give_way_to_the_load_they_wait_for_before_memory_is_short(boot: Boot) -> None:
-    """They fill so much that an overdue window has no room, and so little that memory is not short."""
-    settings, rows_max = faked_settings(), 24
-    host = boot(with_settings(settings, wheel={"rows_max": rows_max}))
-    server = await host.start()
-    client, residency, due_ms = await host.client(), server.parts.residency, host.now_ms + 20_000
-    await client.send(*[{"subject": "s", "body": "m", "due_ms": due_ms, "order_key": "k"} for _ in range(16)])
-    await host.until(lambda: len(residency.wheel) == 16)
-    group = server.parts.groups.first.rows
-    group.spilled.add(due_ms - due_ms % settings.storage.window_ms, 0, Key(due_ms - 1, 0))
-    host.clock.step(21_000)  # no task has run since
-    assert not residency.is_short and residency.room <= overdue_room(rows_max)
-    assert not residency.lacks(overdue_room(rows_max))
-    assert group.spilled.first_waiting == Key(due_ms - 1, 0) and residency.room == overdue_room(rows_max) + 1
