@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final, TypeAlias, get_args, get_origin, get_type_hints
 
-from msgspec import Meta, Struct, to_builtins
+from msgspec import UNSET, Meta, Struct, UnsetType, defstruct, to_builtins
 
 PREFIX: Final = "delayserver_"
 BASE_UNITS: Final = {"ms": 1e-3, "us": 1e-6}
@@ -146,3 +146,28 @@ def as_map(values: Struct) -> dict[str, Any]:
             else:
                 found[key] = value
     return found
+
+
+def reply_type(kind: Kind, name: str) -> Kind:
+    """The type of what `as_map` gives for values of a table. A process of another role leaves out fields."""
+    parts: dict[str, list[Kind]] = {}
+    hints = get_type_hints(kind, include_extras=True)
+    single: dict[str, Any] = {}
+    for each in fields_of(kind):
+        for key in each.keys:
+            if each.rows and each.shape == "one":
+                parts.setdefault(key, []).append(each.rows)
+            else:
+                single[key] = hints[each.name]
+    for section in parts.pop("", ()):
+        single |= get_type_hints(section, include_extras=True)
+    single |= {key: found[0] if len(found) == 1 else _merged(key, found) for key, found in parts.items()}
+    fields = [(field, value | UnsetType, UNSET) for field, value in single.items()]
+    return defstruct(name, fields, frozen=True, kw_only=True, namespace={"__doc__": kind.__doc__})
+
+
+def _merged(key: str, kinds: list[Kind]) -> Kind:
+    """One type with the fields of several."""
+    hints = {name: hint for kind in kinds for name, hint in get_type_hints(kind, include_extras=True).items()}
+    text = " ".join([(kind.__doc__ or "").strip() for kind in kinds])
+    return defstruct(f"{key.capitalize()}Status", [*hints.items()], frozen=True, namespace={"__doc__": text})

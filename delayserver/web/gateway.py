@@ -16,6 +16,8 @@ from delayserver.config.settings import HttpSettings
 from delayserver.logs.events import EventLogger
 from delayserver.metrics.http_figures import HttpFigures
 from delayserver.protocol.errors import DelayServerError
+from delayserver.protocol.figure_fields import reply_type
+from delayserver.protocol.figures import ServerStatus
 from delayserver.protocol.schema.dead_letters import DropResult
 from delayserver.protocol.schema.groups import ConsumerGroup, Sought
 from delayserver.protocol.schema.transactions import OpenTransactionsPage
@@ -111,6 +113,8 @@ DELIBERATE_HEADER: Final = {
 }
 GROUP: Final = "/v1/subjects/{subject}/groups/{group}"
 
+STATUS: Final = reply_type(ServerStatus, "Status")
+
 
 class Gateway:
     """The application. It answers every request, with a problem document if need be."""
@@ -190,7 +194,7 @@ class Gateway:
             Endpoint("GET", "/openapi.json", self.openapi, "This document",
                      {200: Answer("OpenAPI 3.1", dict[str, Any])}),
             Endpoint("GET", "/v1/status", self.status, "What the server holds and how late it is",
-                     {200: Answer("The status map of the server", dict[str, Any])}),
+                     {200: Answer("The status map of the server", STATUS)}),
             Endpoint("GET", "/v1/live", self.live.live, "The server's figures, once a second",
                      {200: Answer("A stream of events `past`, `live` and `coming`, whose data is JSON", media=EVENTS)}),
             Endpoint("GET", "/metrics", self._scraping.metrics, "The figures of server and gateway for Prometheus",

@@ -69,11 +69,26 @@ class _Schemas:
             types += [each for each in (endpoint.body, endpoint.query, *documents) if each is not None]
         found, self.components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
         self._found = list(zip(types, found, strict=True))
-        for name, component in self.components.items():
+        for component in self.components.values():
             if "description" in component:
                 component["description"] = _plain(component["description"])
+        for name, component in self.components.items():
             for field, schema in component.get("properties", {}).items():
-                component["properties"][field] = _described(name, field, schema)
+                component["properties"][field] = self._described(name, field, schema)
+
+    def _described(self, kind: str, field: str, schema: dict[str, Any]) -> dict[str, Any]:
+        """The schema of a field with its words: its own, those of the table, or those of the type that it refers to."""
+        own = next(
+            (each for each in [schema, *schema.get("anyOf", ())] if "description" in each and "$ref" not in each), None
+        )
+        if own is not None:
+            examples = {"examples": own["examples"]} if own.get("examples") else {}
+            return {**schema, "description": own["description"], **examples}
+        said = words_of(kind, field)
+        if said is not None:
+            return {**_without_docstring(schema), "description": said.says, **_example(said)}
+        name = (schema.get("$ref") or schema["additionalProperties"]["$ref"]).rpartition("/")[2]
+        return {**_without_docstring(schema), "description": self.components[name]["description"]}
 
     def of(self, kind: Any) -> dict[str, Any]:
         """The schema of a type."""
@@ -132,18 +147,6 @@ def _parameter(name: str, place: str, schema: dict[str, Any], *, required: bool)
 
 def _example(said: Words) -> dict[str, Any]:
     return {} if said.example is None else {"examples": [said.example]}
-
-
-def _described(kind: str, field: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a field with its words: those of its type, otherwise those of the table."""
-    own = next(
-        (each for each in [schema, *schema.get("anyOf", ())] if "description" in each and "$ref" not in each), None
-    )
-    if own is not None:
-        examples = {"examples": own["examples"]} if own.get("examples") else {}
-        return {**schema, "description": own["description"], **examples}
-    said = words_of(kind, field)
-    return {**_without_docstring(schema), "description": said.says, **_example(said)}
 
 
 def _plain(docstring: str) -> str:

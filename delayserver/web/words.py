@@ -86,6 +86,9 @@ WORDS: Final[Mapping[str, Words]] = {
     "group": Words("The consumer group.", "billing"),
     "PrepareRequest.group": Words("The producer's group, which the server asks about the transaction.", "shop"),
     "groups": Words("The consumer groups."),
+    "GroupStatus.nodes": Words("The nodes of the group."),
+    "Status.groups": Words("What each broker group does, by its name."),
+    "Status.broker_groups": Words("The same as `groups`."),
     "key": Words("A word of the property `keys`.", "order-7"),
     "keys": Words("Order keys that wait, and the messages for which they do."),
     "left": Words("Dead letters of the group that are left, or keys that still wait.", 7),
@@ -160,6 +163,6 @@ HEADERS: Final[Mapping[str, Any]] = {"Idempotency-Key": "order-7", "X-Delayserve
 """Examples of headers, whose words stand at their endpoints."""
 
 
-def words_of(kind: str, field: str) -> Words:
-    """The words of a field of a type."""
-    return WORDS.get(f"{kind}.{field}") or WORDS[field]
+def words_of(kind: str, field: str) -> Words | None:
+    """The words of a field of a type, None where its type says them."""
+    return WORDS.get(f"{kind}.{field}") or WORDS.get(field)
