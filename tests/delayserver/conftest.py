@@ -10,10 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from delayserver.config.settings import Settings
-from tests.fakes.host import Host
-
-Boot = Callable[..., Host]
+from tests.fakes.host import Boot
 
 
 def run_simulated(fn: Callable[..., Any], *, clock: trio.abc.Clock | None, instruments: Sequence[Any]) -> Any:
@@ -31,14 +28,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 async def boot(nursery: trio.Nursery) -> AsyncIterator[Boot]:
-    """Makes hosts; none is started yet. Those that live at the end are killed."""
-    hosts: list[Host] = []
-
-    def make(settings: Settings | None = None, **rest: Any) -> Host:
-        hosts.append(Host(nursery, settings, **rest))
-        return hosts[-1]
-
-    yield make
-    for host in hosts:
+    """Makes hosts. Those that live at the end are killed."""
+    made = Boot(nursery)
+    yield made
+    for host in made.hosts:
         host.disk.dead = True
     nursery.cancel_scope.cancel()

@@ -345,8 +345,7 @@ async def _judge(host: Host, day: Day, record: Record) -> None:
         elif not came and body not in record.cancelled and found.get(body) not in ("cancelled", "retired"):
             record.faults.append(f"{body} neither came nor was it cancelled: {found.get(body)}")
     host.check_balance()
-    await host.stop()
-    await host.start()
+    await host.restart()
 
 
 def run(number: int, code: int) -> tuple[Record, list[Call]]:

@@ -344,6 +344,23 @@ class Host:
             raise RuntimeError("the server has died") from self.died_of
         return Client(await self.network.connect(f"{self.name}:1"))
 
+    # -- the next life
+
+    async def restart(self) -> DelayServer:
+        """A clean stop, and a start."""
+        await self.stop()
+        return await self.start()
+
+    async def restart_killed(self) -> DelayServer:
+        """The process dies, and starts again."""
+        await self.kill()
+        return await self.start()
+
+    async def restart_unpowered(self, seed: int = 0) -> DelayServer:
+        """The machine dies, and the server starts again."""
+        await self.lose_power(seed)
+        return await self.start()
+
     # -- waiting
 
     async def sleep_ms(self, duration_ms: float) -> None:
@@ -393,6 +410,30 @@ class Host:
             assert status["pending"] == pending, status
         check_server(self.server)
         return status
+
+
+class Boot:
+    """Makes hosts that live in one nursery."""
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self._nursery = nursery
+        self.hosts: list[Host] = []
+
+    def __call__(self, settings: Settings | None = None, **rest: Any) -> Host:
+        """A host that is not started yet."""
+        self.hosts.append(Host(self._nursery, settings, **rest))
+        return self.hosts[-1]
+
+    async def started(self, settings: Settings | None = None, **rest: Any) -> Host:
+        """A host whose server runs."""
+        host = self(settings, **rest)
+        await host.start()
+        return host
+
+    async def connected(self, settings: Settings | None = None, **rest: Any) -> tuple[Host, Client]:
+        """A host whose server runs, and a connection to it."""
+        host = await self.started(settings, **rest)
+        return host, await host.client()
 
 
 def with_settings(settings: Settings, **parts: dict[str, Any]) -> Settings:

@@ -21,9 +21,8 @@ from delayserver.targets.kinds import Capabilities
 from store.records.batches import StoredBatch
 from tests.fakes.broker import FakeBroker
 from tests.fakes.clock import SimulatedClock
-from tests.fakes.host import Client, Host, fake_group, faked_settings, small_settings
+from tests.fakes.host import Boot, Client, fake_group, faked_settings, small_settings
 
-Boot = Callable[..., Host]
 TWO_GROUPS = (fake_group("fakeA"), fake_group("fakeB"))
 EACH_ITS_OWN = (RouteSettings("a*", ("fakeA",)), RouteSettings("*", ("fakeB",)))
 A_THEN_B = (RouteSettings("a*", ("fakeA", "fakeB")), RouteSettings("*", ("fakeB",)))
@@ -45,9 +44,9 @@ async def put_many(client: Client, count: int, due_ms: int, subject: str, first:
 
 @pytest.mark.parametrize("trouble", ["dead", "hangs", "refuses"])
 async def test_a_group_in_trouble_does_not_delay_another(boot: Boot, trouble: str) -> None:
-    host = boot(small_settings(groups=TWO_GROUPS, routes=EACH_ITS_OWN, dispatch=QUICK | {"deliver_timeout_ms": 2_000}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(
+        small_settings(groups=TWO_GROUPS, routes=EACH_ITS_OWN, dispatch=QUICK | {"deliver_timeout_ms": 2_000})
+    )
     bad, good = host.fake("fakeA"), host.fake("fakeB")
     match trouble:
         case "dead":
@@ -79,9 +78,9 @@ async def test_a_group_that_is_slow_and_does_not_fail_leaves_room_for_the_others
     dispatch = QUICK | {"queue_rows_max": 330, "batch_messages_max": 10, "workers": 2}
     wheel = {"rows_max": 400, "load_ahead_ms": 2_000}
     storage = {"window_ms": 1_000}
-    host = boot(small_settings(groups=TWO_GROUPS, routes=EACH_ITS_OWN, dispatch=dispatch, wheel=wheel, storage=storage))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(
+        small_settings(groups=TWO_GROUPS, routes=EACH_ITS_OWN, dispatch=dispatch, wheel=wheel, storage=storage)
+    )
     slow, good = host.fake("fakeA"), host.fake("fakeB")
     slow.delay_ms = 100
     start_ms = host.now_ms
@@ -105,9 +104,9 @@ async def test_a_group_that_is_slow_and_does_not_fail_leaves_room_for_the_others
 
 async def test_nodes_of_a_group_share_by_weight_and_stand_in_for_each_other(boot: Boot) -> None:
     group = GroupSettings("g", (NodeSettings("fake1:1", 3), NodeSettings("fake2:1", 1), NodeSettings("fake3:1", 0)))
-    host = boot(small_settings(groups=(group,), routes=(RouteSettings("*", ("g",)),), dispatch=QUICK))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(
+        small_settings(groups=(group,), routes=(RouteSettings("*", ("g",)),), dispatch=QUICK)
+    )
     for number in range(40):
         await client.put(str(number), host.now_ms)
         await host.sleep_ms(20)
@@ -123,9 +122,7 @@ async def test_nodes_of_a_group_share_by_weight_and_stand_in_for_each_other(boot
 
 
 async def test_when_a_whole_group_is_down_its_rows_go_to_the_next_of_the_route(boot: Boot) -> None:
-    host = boot(small_settings(groups=TWO_GROUPS, routes=A_THEN_B, dispatch=QUICK))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings(groups=TWO_GROUPS, routes=A_THEN_B, dispatch=QUICK))
     host.fake("fakeA").up = False
     for number in range(20):
         await client.put(str(number), host.now_ms + 10, subject="a")
@@ -147,9 +144,9 @@ async def test_when_a_whole_group_is_down_its_rows_go_to_the_next_of_the_route(b
 
 async def test_failover_goes_on_for_rows_that_had_left_memory(boot: Boot) -> None:
     """The queue of the dead group drops rows; they must reach the stand-in all the same."""
-    host = boot(small_settings(groups=TWO_GROUPS, routes=A_THEN_B, dispatch=QUICK | {"queue_rows_max": 50}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(
+        small_settings(groups=TWO_GROUPS, routes=A_THEN_B, dispatch=QUICK | {"queue_rows_max": 50})
+    )
     host.fake("fakeA").up = False
     await put_many(client, 500, host.now_ms + 100, "a")
     await host.until(lambda: len(host.fake("fakeB").stored) == 500, within_ms=30_000)
@@ -160,9 +157,7 @@ async def test_failover_goes_on_for_rows_that_had_left_memory(boot: Boot) -> Non
 
 async def test_rows_that_failed_over_and_left_the_memory_of_the_fallback_group_come_back(boot: Boot) -> None:
     dispatch = QUICK | {"queue_rows_max": 50, "batch_messages_max": 10}
-    host = boot(small_settings(groups=TWO_GROUPS, routes=A_THEN_B, dispatch=dispatch))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings(groups=TWO_GROUPS, routes=A_THEN_B, dispatch=dispatch))
     host.fake("fakeA").up = False
     host.fake("fakeB").delay_ms = 20
     await put_many(client, 300, host.now_ms + 100, "a")
@@ -175,9 +170,9 @@ async def test_rows_that_failed_over_and_left_the_memory_of_the_fallback_group_c
 
 async def test_a_subject_without_a_fallback_group_does_not_hold_back_one_that_has_it(boot: Boot) -> None:
     routes = (RouteSettings("a1", ("fakeA",)), *A_THEN_B)
-    host = boot(small_settings(groups=TWO_GROUPS, routes=routes, dispatch=QUICK | {"batch_messages_max": 10}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(
+        small_settings(groups=TWO_GROUPS, routes=routes, dispatch=QUICK | {"batch_messages_max": 10})
+    )
     host.fake("fakeA").up = False
     await put_many(client, 100, host.now_ms + 100, "a1")
     await put_many(client, 100, host.now_ms + 110, "a2")
@@ -187,9 +182,7 @@ async def test_a_subject_without_a_fallback_group_does_not_hold_back_one_that_ha
 async def test_an_unrouted_subject_goes_to_the_default_group_also_after_leaving_memory(boot: Boot) -> None:
     routes = (RouteSettings("a*", ("fakeA",)),)
     dispatch = QUICK | {"queue_rows_max": 20, "batch_messages_max": 5}
-    host = boot(small_settings(groups=TWO_GROUPS, routes=routes, dispatch=dispatch))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings(groups=TWO_GROUPS, routes=routes, dispatch=dispatch))
     host.fake("fakeA").delay_ms = 5
     await put_many(client, 200, host.now_ms + 100, "unrouted")
     await host.until(lambda: len(host.fake("fakeA").stored) == 200, within_ms=20_000)
@@ -198,9 +191,9 @@ async def test_an_unrouted_subject_goes_to_the_default_group_also_after_leaving_
 
 
 async def test_past_its_bound_a_queue_drops_rows_from_memory_and_delivers_each_once_from_disk(boot: Boot) -> None:
-    host = boot(faked_settings(dispatch=QUICK | {"queue_rows_max": 100, "batch_messages_max": 50}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(
+        faked_settings(dispatch=QUICK | {"queue_rows_max": 100, "batch_messages_max": 50})
+    )
     fake = host.fake()
     fake.up = False
     for part in range(4):
@@ -220,8 +213,7 @@ async def test_past_its_bound_a_queue_drops_rows_from_memory_and_delivers_each_o
 
 async def test_a_failing_group_keeps_no_more_rows_than_a_working_one(boot: Boot) -> None:
     dispatch = QUICK | {"queue_rows_max": 30, "batch_messages_max": 5, "workers": 2, "breaker_failures": 1}
-    host = boot(faked_settings(dispatch=dispatch))
-    await host.start()
+    host = await boot.started(faked_settings(dispatch=dispatch))
     host.fake().up = False
     client = await host.client()
     await put_many(client, 200, host.now_ms + 100, "s")
@@ -234,8 +226,9 @@ async def test_a_failing_group_keeps_no_more_rows_than_a_working_one(boot: Boot)
 
 
 async def test_all_workers_of_a_group_work_and_their_common_failure_counts_once(boot: Boot) -> None:
-    host = boot(faked_settings(dispatch=QUICK | {"workers": 4, "backoff_ms_min": 100, "breaker_failures": 2}))
-    await host.start()
+    host = await boot.started(
+        faked_settings(dispatch=QUICK | {"workers": 4, "backoff_ms_min": 100, "breaker_failures": 2})
+    )
     client, fake = await host.client(), host.fake()
     fake.gate, fake.up = trio.Event(), False
     (group,) = host.server.parts.groups
@@ -259,9 +252,7 @@ async def test_all_workers_of_a_group_work_and_their_common_failure_counts_once(
 
 
 async def test_rows_refused_by_the_node_are_retried_and_their_neighbours_are_delivered(boot: Boot) -> None:
-    host = boot(faked_settings(dispatch=QUICK))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(dispatch=QUICK))
     fake = host.fake()
     fake.refuse = lambda batch: batch.sequence % 2 == 0
     await put_many(client, 10, host.now_ms + 50, "s")
@@ -276,8 +267,9 @@ async def test_rows_refused_by_the_node_are_retried_and_their_neighbours_are_del
 
 async def test_refused_rows_that_left_memory_rest_while_others_of_their_window_are_read_back(boot: Boot) -> None:
     settings = QUICK | {"backoff_ms_max": 60_000}
-    host = boot(small_settings(dispatch=settings, wheel={"rows_max": 400}, groups=TWO_GROUPS, routes=EACH_ITS_OWN))
-    await host.start()
+    host = await boot.started(
+        small_settings(dispatch=settings, wheel={"rows_max": 400}, groups=TWO_GROUPS, routes=EACH_ITS_OWN)
+    )
     client, fake = await host.client(), host.fake("fakeA")
     refused_ms = host.now_ms
     fake.refuse = lambda batch: batch.due_ms == refused_ms
@@ -303,8 +295,7 @@ async def test_refused_rows_that_left_memory_rest_while_others_of_their_window_a
 
 async def test_each_message_of_a_batch_may_have_an_answer_of_its_own(boot: Boot) -> None:
     """The node took the first ones, may have the next, has no room for the third kind, and never takes the last."""
-    host = boot(faked_settings(dispatch=QUICK))
-    await host.start()
+    host = await boot.started(faked_settings(dispatch=QUICK))
     client, node = await host.client(), host.fake("fake")
     codes = (RowAnswer.STORED, RowAnswer.UNKNOWN, RowAnswer.FAILED, RowAnswer.REJECTED)
     due_ms = host.now_ms + 100
@@ -329,9 +320,9 @@ async def test_each_message_of_a_batch_may_have_an_answer_of_its_own(boot: Boot)
 
 async def test_dead_lettering_is_asked_for_and_only_after_known_failures(boot: Boot) -> None:
     for known in (True, False):
-        host = boot(faked_settings(dispatch=QUICK | {"dead_letter_attempts": 4}), name=f"host{known}")
-        await host.start()
-        client = await host.client()
+        host, client = await boot.connected(
+            faked_settings(dispatch=QUICK | {"dead_letter_attempts": 4}), name=f"host{known}"
+        )
         fake = host.fake()
         fake.up, fake.known_failures = False, known
         receipt = (await client.put("m", host.now_ms + 10))["receipt"]
@@ -348,9 +339,7 @@ async def test_dead_lettering_is_asked_for_and_only_after_known_failures(boot: B
 
 
 async def test_a_node_that_does_not_answer_in_time_counts_as_failed_with_an_unknown_result(boot: Boot) -> None:
-    host = boot(faked_settings(dispatch=QUICK | {"deliver_timeout_ms": 300}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(dispatch=QUICK | {"deliver_timeout_ms": 300}))
     fake = host.fake()
     fake.gate = trio.Event()
     await client.put("m", host.now_ms + 10)
@@ -362,9 +351,7 @@ async def test_a_node_that_does_not_answer_in_time_counts_as_failed_with_an_unkn
 
 
 async def test_expired_messages_are_not_delivered_and_say_so(boot: Boot) -> None:
-    host = boot(faked_settings(dispatch=QUICK))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(dispatch=QUICK))
     fake = host.fake()
     fake.up = False
     due_ms = host.now_ms + 10
@@ -427,9 +414,7 @@ def test_smooth_round_robin_spreads_by_weight_over_the_ready_nodes() -> None:
 
 
 async def test_a_dead_group_costs_few_attempts_by_its_growing_pause(boot: Boot) -> None:
-    host = boot(faked_settings(dispatch={"backoff_ms_min": 100, "backoff_ms_max": 5_000}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(dispatch={"backoff_ms_min": 100, "backoff_ms_max": 5_000}))
     fake: FakeBroker = host.fake()
     fake.up = False
     await client.put("m", host.now_ms)
@@ -439,7 +424,7 @@ async def test_a_dead_group_costs_few_attempts_by_its_growing_pause(boot: Boot) 
 
 
 async def test_a_message_that_expires_behind_another_batch_is_not_delivered(boot: Boot) -> None:
-    host = boot(
+    host = await boot.started(
         faked_settings(
             dispatch={
                 "deliver_timeout_ms": 10_000,
@@ -451,7 +436,6 @@ async def test_a_message_that_expires_behind_another_batch_is_not_delivered(boot
             }
         )
     )
-    await host.start()
     client, node = await host.client(), host.fake()
     node.up = False
     start_ms = host.now_ms // 60_000 * 60_000 + 60_000
@@ -471,9 +455,7 @@ async def test_a_message_that_expires_behind_another_batch_is_not_delivered(boot
 
 @pytest.mark.parametrize("expires_ms", [1 << 61, (1 << 62) - 1])
 async def test_an_expiry_that_never_comes_is_no_overflow(boot: Boot, expires_ms: int) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     await client.put("row", host.now_ms + 500, expires_ms=expires_ms)
     columns = {"count": 1, "subject": "s", "due_ms": host.now_ms + 500, "bodies": b"column", "body_length": 6}
     await client.request("send", columns | {"expires_ms": 2 * expires_ms + 1})
@@ -541,15 +523,13 @@ def test_a_slow_node_of_a_large_weight_holds_more_at_the_same_time() -> None:
 
 
 async def test_a_group_delivers_to_its_nodes_by_their_answers(boot: Boot) -> None:
-    host = boot(
+    host, client = await boot.connected(
         small_settings(
             groups=(fake_group("fakes", "fakeA", "fakeB", "fakeC"),),
             routes=(RouteSettings("*", ("fakes",)),),
             dispatch={"batch_messages_max": 1},
         )
     )
-    await host.start()
-    client = await host.client()
     slow, *quick = (host.fake(name) for name in ("fakeA", "fakeB", "fakeC"))
     slow.delay_ms, quick[0].delay_ms, quick[1].delay_ms = 500, 5, 5
     due_ms = host.now_ms + 1_000
@@ -565,9 +545,9 @@ async def test_a_drained_node_does_not_keep_its_group_from_failing_over(boot: Bo
         GroupSettings("g", (NodeSettings("fake1:1", 0), NodeSettings("fake2:1", 1))),
         fake_group("fakeB"),
     )
-    host = boot(small_settings(groups=groups, routes=(RouteSettings("*", ("g", "fakeB")),), dispatch=QUICK))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(
+        small_settings(groups=groups, routes=(RouteSettings("*", ("g", "fakeB")),), dispatch=QUICK)
+    )
     host.fake("fake2").up = False
     for number in range(10):
         await client.put(f"{number}", host.now_ms)

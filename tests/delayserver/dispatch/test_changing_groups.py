@@ -18,10 +18,9 @@ from store.logs.schedule_log import ScheduleKey
 from store.records.batches import I64, U32
 from tests.delayserver.dispatch.test_broker_group import A_THEN_B, EACH_ITS_OWN, QUICK, TWO_GROUPS, put_many
 from tests.fakes.clock import SimulatedClock
-from tests.fakes.host import Host, fake_group, faked_settings, small_settings
+from tests.fakes.host import Boot, Host, fake_group, faked_settings, small_settings
 from tests.fakes.network import FakeNetwork
 
-Boot = Callable[..., Host]
 A, B = TWO_GROUPS
 ALL_TO_A, ALL_TO_B = (RouteSettings("*", ("fakeA",)),), (RouteSettings("*", ("fakeB",)),)
 
@@ -32,9 +31,7 @@ def numbers(host: Host, node: str) -> list[int]:
 
 
 async def test_messages_that_are_not_due_yet_follow_new_routes(boot: Boot) -> None:
-    host = boot(small_settings(groups=(A,), routes=ALL_TO_A, dispatch=QUICK))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings(groups=(A,), routes=ALL_TO_A, dispatch=QUICK))
     due_ms = host.now_ms + 10_000
     await put_many(client, 100, due_ms, "b")
     await put_many(client, 100, due_ms, "a", first=100)
@@ -55,9 +52,8 @@ async def test_messages_that_are_not_due_yet_follow_new_routes(boot: Boot) -> No
 @pytest.mark.parametrize("refuses", [False, True])
 async def test_messages_of_a_removed_group_go_to_the_group_in_its_place(boot: Boot, refuses: bool) -> None:
     dispatch = QUICK | {"queue_rows_max": 50, "batch_messages_max": 10}
-    host = boot(small_settings(groups=TWO_GROUPS, routes=EACH_ITS_OWN, dispatch=dispatch))
-    server = await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings(groups=TWO_GROUPS, routes=EACH_ITS_OWN, dispatch=dispatch))
+    server = host.server
     if refuses:
         host.fake("fakeA").refuse = lambda batch: np.ones(len(batch), dtype=bool)
     else:
@@ -75,9 +71,7 @@ async def test_messages_of_a_removed_group_go_to_the_group_in_its_place(boot: Bo
 
 
 async def test_a_batch_that_a_node_has_is_settled_there_and_the_reload_waits_for_it(boot: Boot) -> None:
-    host = boot(small_settings(groups=TWO_GROUPS, routes=EACH_ITS_OWN, dispatch=QUICK))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings(groups=TWO_GROUPS, routes=EACH_ITS_OWN, dispatch=QUICK))
     gate = host.fake("fakeA").gate = trio.Event()
     await put_many(client, 20, host.now_ms, "a")
     await host.until(lambda: bool(host.fake("fakeA").attempts))
@@ -100,9 +94,8 @@ async def test_a_batch_that_a_node_has_is_settled_there_and_the_reload_waits_for
 
 
 async def test_rows_that_were_left_alone_before_go_the_new_way(boot: Boot) -> None:
-    host = boot(small_settings(groups=TWO_GROUPS, routes=EACH_ITS_OWN, dispatch=QUICK))
-    server = await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings(groups=TWO_GROUPS, routes=EACH_ITS_OWN, dispatch=QUICK))
+    server = host.server
     gather, bad = server.parts.files.schedule.gather, [True]
 
     def bad_sector(key: ScheduleKey, offsets: I64, lengths: U32) -> memoryview:
@@ -123,9 +116,8 @@ async def test_rows_that_were_left_alone_before_go_the_new_way(boot: Boot) -> No
 
 async def test_batches_that_come_back_to_a_group_without_room_are_delivered_when_there_is_some(boot: Boot) -> None:
     dispatch = QUICK | {"queue_rows_max": 5, "batch_messages_max": 5, "workers": 2}
-    host = boot(small_settings(groups=TWO_GROUPS, routes=EACH_ITS_OWN, dispatch=dispatch))
-    server = await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings(groups=TWO_GROUPS, routes=EACH_ITS_OWN, dispatch=dispatch))
+    server = host.server
     gate = host.fake("fakeA").gate = trio.Event()
     host.fake("fakeA").up = host.fake("fakeB").up = False
     for attempts in (1, 2):
@@ -144,9 +136,8 @@ async def test_batches_that_come_back_to_a_group_without_room_are_delivered_when
 
 @pytest.mark.parametrize("known", [True, False])
 async def test_a_batch_that_fails_after_its_group_was_removed_goes_to_the_new_one(boot: Boot, known: bool) -> None:
-    host = boot(small_settings(groups=TWO_GROUPS, routes=EACH_ITS_OWN, dispatch=QUICK))
-    server = await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings(groups=TWO_GROUPS, routes=EACH_ITS_OWN, dispatch=QUICK))
+    server = host.server
     gate = host.fake("fakeA").gate = trio.Event()
     host.fake("fakeA").known_failures = known
     host.fake("fakeA").stores_before_failing = not known
@@ -167,9 +158,7 @@ async def test_a_batch_that_fails_after_its_group_was_removed_goes_to_the_new_on
 
 async def test_rows_that_another_group_stood_in_for_go_the_new_way(boot: Boot) -> None:
     dispatch = QUICK | {"queue_rows_max": 50, "batch_messages_max": 10, "workers": 2}
-    host = boot(small_settings(groups=TWO_GROUPS, routes=A_THEN_B, dispatch=dispatch))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings(groups=TWO_GROUPS, routes=A_THEN_B, dispatch=dispatch))
     host.fake("fakeA").up = False
     gate = host.fake("fakeB").gate = trio.Event()
     await put_many(client, 200, host.now_ms, "a")
@@ -188,9 +177,8 @@ async def test_rows_that_another_group_stood_in_for_go_the_new_way(boot: Boot) -
 
 async def test_a_window_that_is_read_while_the_routes_change_is_read_for_the_new_ones(boot: Boot) -> None:
     dispatch = QUICK | {"queue_rows_max": 20, "batch_messages_max": 5, "workers": 1}
-    host = boot(small_settings(groups=TWO_GROUPS, routes=EACH_ITS_OWN, dispatch=dispatch))
-    server = await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings(groups=TWO_GROUPS, routes=EACH_ITS_OWN, dispatch=dispatch))
+    server = host.server
     group = server.parts.groups.first
     host.fake("fakeA").up = False
     await put_many(client, 30, host.now_ms, "a")
@@ -220,9 +208,7 @@ async def test_a_window_that_is_read_while_the_routes_change_is_read_for_the_new
 
 
 async def test_rows_that_cannot_be_read_after_their_route_changed_are_tried_again_for_the_new_group(boot: Boot) -> None:
-    host = boot(small_settings(groups=TWO_GROUPS, routes=EACH_ITS_OWN, dispatch=QUICK))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings(groups=TWO_GROUPS, routes=EACH_ITS_OWN, dispatch=QUICK))
     reading, go_on = trio.Event(), trio.Event()
 
     async def slow(name: str, work: Callable[[], Any]) -> Any:
@@ -250,9 +236,9 @@ async def test_rows_that_cannot_be_read_after_their_route_changed_are_tried_agai
 
 async def test_nodes_come_and_go_and_a_node_that_left_gets_nothing(boot: Boot) -> None:
     groups = (fake_group("g", "fakeA", "fakeB"),)
-    host = boot(small_settings(groups=groups, routes=(RouteSettings("*", ("g",)),), dispatch=QUICK))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(
+        small_settings(groups=groups, routes=(RouteSettings("*", ("g",)),), dispatch=QUICK)
+    )
 
     async def send(count: int, first: int) -> None:
         for number in range(first, first + count):
@@ -299,9 +285,7 @@ async def test_the_connection_to_a_node_that_left_is_closed_and_another_one_made
 
 
 async def test_a_group_that_was_removed_may_come_back(boot: Boot) -> None:
-    host = boot(small_settings(groups=TWO_GROUPS, routes=EACH_ITS_OWN, dispatch=QUICK))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings(groups=TWO_GROUPS, routes=EACH_ITS_OWN, dispatch=QUICK))
     for round_ in range(3):
         await put_many(client, 10, host.now_ms + 2_000, "a", first=10 * round_)
         await host.reload(groups=(B,), routes=ALL_TO_B)
@@ -313,9 +297,7 @@ async def test_a_group_that_was_removed_may_come_back(boot: Boot) -> None:
 
 
 async def test_a_refused_reload_changes_nothing(boot: Boot) -> None:
-    host = boot(small_settings(groups=(A,), routes=ALL_TO_A, dispatch=QUICK))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings(groups=(A,), routes=ALL_TO_A, dispatch=QUICK))
     with pytest.raises(ConfigInvalid, match=r"storage\.window_ms: cannot change"):
         await host.reload(groups=(B,), routes=ALL_TO_B, storage=replace(host.settings.storage, window_ms=30_000))
     host.disk.capacity_bytes = host.disk.used_bytes
@@ -329,9 +311,7 @@ async def test_a_refused_reload_changes_nothing(boot: Boot) -> None:
 
 
 async def test_a_reload_ends_although_its_caller_has_gone(boot: Boot) -> None:
-    host = boot(small_settings(groups=TWO_GROUPS, routes=EACH_ITS_OWN, dispatch=QUICK))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings(groups=TWO_GROUPS, routes=EACH_ITS_OWN, dispatch=QUICK))
     gate = host.fake("fakeA").gate = trio.Event()
     await put_many(client, 20, host.now_ms, "a")
     await host.until(lambda: bool(host.fake("fakeA").attempts))
@@ -343,13 +323,10 @@ async def test_a_reload_ends_although_its_caller_has_gone(boot: Boot) -> None:
 
 
 async def test_a_restart_knows_the_messages_of_a_group_that_is_gone(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     await put_many(client, 20, host.now_ms + 5_000, "a")
     await host.reload(groups=(B,), routes=ALL_TO_B)
-    await host.kill()
-    await host.start()
+    await host.restart_killed()
     await host.sleep_ms(6_000)
     await host.settled()
     assert numbers(host, "fakeB") == [*range(20)]

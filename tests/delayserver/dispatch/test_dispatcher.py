@@ -19,16 +19,12 @@ from store.indexes.outcome_index import OutcomeIndex
 from store.logs.dispatch_log import DispatchKey
 from store.logs.schedule_log import Source
 from store.records.batches import MessageBatch
-from tests.fakes.host import Host, faked_settings
+from tests.fakes.host import Boot, faked_settings
 from wheel.keys import Key
-
-Boot = Callable[..., Host]
 
 
 async def test_nothing_is_handed_over_before_it_is_due_and_all_within_a_millisecond_or_two(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     start_ms = host.now_ms
     for delay_ms in (1, 7, 9, 10, 11, 99, 250, 1_000, 1_001, 59_999, 60_000, 61_003):
         await client.put(f"{delay_ms}", start_ms + delay_ms)
@@ -41,9 +37,7 @@ async def test_nothing_is_handed_over_before_it_is_due_and_all_within_a_millisec
 
 
 async def test_rows_that_become_due_one_after_the_other_are_handed_over_each_at_its_own_moment(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     for _ in range(10):
         # Of these the wheel gives out more than one at once.
         await client.send(
@@ -59,9 +53,7 @@ async def test_rows_that_become_due_one_after_the_other_are_handed_over_each_at_
 
 
 async def test_a_large_step_does_not_begin_just_before_a_small_batch_is_due(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     due_ms = host.now_ms + 1_000
     await client.put("m", due_ms)
     await host.settled()
@@ -73,9 +65,7 @@ async def test_a_large_step_does_not_begin_just_before_a_small_batch_is_due(boot
 
 
 async def test_a_step_back_while_a_batch_waits_for_its_moment_hands_nothing_over_early(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     due_ms = host.now_ms + 1_000
     receipt = (await client.put("m", due_ms))["receipt"]
     await host.settled()
@@ -92,9 +82,7 @@ async def test_a_step_back_while_a_batch_waits_for_its_moment_hands_nothing_over
 
 
 async def test_a_message_due_in_the_past_leaves_at_once_and_its_lateness_counts_from_acceptance(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     await client.put("old", host.now_ms - 3_600_000)
     await host.until(lambda: host.fake().texts == ["old"], within_ms=1_000)
     assert (await client.status())["lateness_ms"]["max"] < 10
@@ -102,9 +90,7 @@ async def test_a_message_due_in_the_past_leaves_at_once_and_its_lateness_counts_
 
 @pytest.mark.parametrize("step_ms", [3_600_000, 30_000, 2_000])
 async def test_after_a_step_forward_overdue_messages_leave_within_a_second(boot: Boot, step_ms: int) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     due_ms = [host.now_ms + step_ms * part // 4 for part in range(1, 5)]
     for due in due_ms:
         await client.put(str(due), due)
@@ -119,8 +105,7 @@ async def test_after_a_step_forward_overdue_messages_leave_within_a_second(boot:
 
 
 async def test_nothing_is_attempted_that_no_durable_checkpoint_covers(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
+    host = await boot.started(faked_settings())
     await (await host.client()).put("m", host.now_ms + 600_000)
     await host.settled()
 
@@ -138,9 +123,7 @@ async def test_nothing_is_attempted_that_no_durable_checkpoint_covers(boot: Boot
 
 @pytest.mark.parametrize("unwritten", [False, True], ids=["alone", "behind-an-unwritten-outcome"])
 async def test_a_full_disk_holds_no_delivery_back(boot: Boot, unwritten: bool) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     start_ms = host.now_ms // 60_000 * 60_000 + 60_000
     if unwritten:
         await client.put("early", start_ms)
@@ -154,9 +137,7 @@ async def test_a_full_disk_holds_no_delivery_back(boot: Boot, unwritten: bool) -
 
 @pytest.mark.parametrize("step_ms", [-1_500, -60_000, -7_200_000])
 async def test_after_a_step_back_nothing_is_early_by_the_new_time(boot: Boot, step_ms: int) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     start_ms = host.now_ms
     for delay_ms in (500, 1_000, 1_600):
         await client.put(str(delay_ms), start_ms + delay_ms)
@@ -178,9 +159,9 @@ async def test_after_a_step_back_nothing_is_early_by_the_new_time(boot: Boot, st
 
 async def test_rows_released_before_a_step_back_return_to_the_wheel_and_wait(boot: Boot) -> None:
     """The group holds them while its node pauses; the clock goes back before the next attempt."""
-    host = boot(faked_settings(dispatch={"backoff_ms_min": 1_000, "backoff_ms_max": 1_000, "breaker_failures": 50}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(
+        faked_settings(dispatch={"backoff_ms_min": 1_000, "backoff_ms_max": 1_000, "breaker_failures": 50})
+    )
     fake = host.fake()
     fake.up = False
     due_ms = host.now_ms + 100
@@ -198,9 +179,7 @@ async def test_rows_released_before_a_step_back_return_to_the_wheel_and_wait(boo
 
 
 async def test_a_delay_is_resolved_by_the_server_on_arrival_rounded_up(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     await host.sleep_ms(0.4)
     before_us = host.clock.now_us()
     (result,) = await client.send({"subject": "s", "body": "m", "delay_ms": 50})
@@ -212,9 +191,9 @@ async def test_a_delay_is_resolved_by_the_server_on_arrival_rounded_up(boot: Boo
 
 
 async def test_too_old_and_too_far_are_refused_by_name_at_their_exact_bounds(boot: Boot) -> None:
-    host = boot(faked_settings(storage={"retention_ms": 3_600_000}, message={"delay_ms_max": 86_400_000}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(
+        faked_settings(storage={"retention_ms": 3_600_000}, message={"delay_ms_max": 86_400_000})
+    )
     oldest_ms = (host.now_ms - 3_600_000) // 60_000 * 60_000
     results = await client.send(
         *[
@@ -237,9 +216,7 @@ async def test_too_old_and_too_far_are_refused_by_name_at_their_exact_bounds(boo
 
 
 async def test_lateness_is_recorded_in_microseconds_from_due_to_hand_off(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     receipt = (await client.put("m", host.now_ms + 100))["receipt"]
     host.fake().delay_ms = 40  # the node's slowness is not the server's lateness
     await host.sleep_ms(1_000)
@@ -251,9 +228,8 @@ async def test_lateness_is_recorded_in_microseconds_from_due_to_hand_off(boot: B
 
 
 async def test_a_refill_leaves_unpublished_rows_to_their_publication(boot: Boot) -> None:
-    host = boot(faked_settings())
-    server = await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
+    server = host.server
     due_ms = host.now_ms
     await client.put("before", due_ms)
     await host.settled()
@@ -278,8 +254,7 @@ async def test_a_refill_leaves_unpublished_rows_to_their_publication(boot: Boot)
 async def test_a_message_that_is_not_due_any_more_goes_back_into_memory_that_has_its_window(
     boot: Boot, evicted: bool
 ) -> None:
-    host = boot(faked_settings(dispatch={"backoff_ms_min": 20_000, "backoff_ms_max": 20_000}))
-    await host.start()
+    host = await boot.started(faked_settings(dispatch={"backoff_ms_min": 20_000, "backoff_ms_max": 20_000}))
     due_ms = host.now_ms + 60_000
     host.fake().up = False
     await (await host.client()).put("m", due_ms)
@@ -299,8 +274,7 @@ async def test_a_message_that_is_not_due_any_more_goes_back_into_memory_that_has
 @pytest.mark.parametrize("load", ["runs", "failed"])
 async def test_a_row_that_no_load_will_bring_is_put_back_into_memory(boot: Boot, load: str) -> None:
     """It was added behind the ends that a load captured, so it is in the wheel and nowhere else."""
-    host = boot(faked_settings(dispatch={"backoff_ms_min": 3_000, "backoff_ms_max": 3_000}))
-    await host.start()
+    host = await boot.started(faked_settings(dispatch={"backoff_ms_min": 3_000, "backoff_ms_max": 3_000}))
     server, client = host.server, await host.client()
     window_ms = host.now_ms // 60_000 * 60_000
     await client.put("first", host.now_ms)

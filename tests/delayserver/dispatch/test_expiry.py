@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,10 +14,8 @@ from delayserver.protocol.columns import I64, unpack_column
 from store.records.columns import constant_column
 from store.records.expiry import expired_rows
 from tests.fakes.clock import SimulatedClock
-from tests.fakes.host import Client, Host, faked_settings, small_settings, texts
+from tests.fakes.host import Boot, Client, Host, faked_settings, small_settings, texts
 from tests.fakes.network import FakeNetwork
-
-Boot = Callable[..., Host]
 
 
 class OversleepingClock(SimulatedClock):
@@ -56,9 +53,7 @@ def test_a_message_has_expired_from_the_very_millisecond_on(expires_ms: int, now
 
 
 async def test_the_dispatcher_does_not_deliver_in_the_very_millisecond_of_expiry(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     due_ms = host.now_ms + 500
     at = await client.put("at its expiry", due_ms, expires_ms=due_ms)
     before = await client.put("a moment before", due_ms, expires_ms=due_ms + 1)
@@ -70,9 +65,7 @@ async def test_the_dispatcher_does_not_deliver_in_the_very_millisecond_of_expiry
 
 
 async def test_the_dispatcher_compares_the_expiry_with_the_time_that_it_stamps(boot: Boot) -> None:
-    host = boot(faked_settings(), clock=OversleepingClock())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(), clock=OversleepingClock())
     due_ms = host.now_ms + 500
     short = await client.put("short", due_ms, expires_ms=due_ms + 2)
     long = await client.put("long", due_ms, expires_ms=due_ms + 1_000)
@@ -82,9 +75,7 @@ async def test_the_dispatcher_compares_the_expiry_with_the_time_that_it_stamps(b
 
 
 async def test_a_pull_says_when_each_message_expires(boot: Boot) -> None:
-    host = boot()
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected()
     due_ms = host.now_ms
     for expires_ms in (due_ms + 60_000, 0):
         await client.put("m", due_ms, expires_ms=expires_ms)
@@ -97,9 +88,7 @@ async def test_a_pull_says_when_each_message_expires(boot: Boot) -> None:
 
 
 async def test_no_group_is_handed_an_expired_message_and_each_group_counts_it(boot: Boot) -> None:
-    host = boot()
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected()
     due_ms = host.now_ms
     receipts = [
         (await client.put(body, due_ms, expires_ms=expires_ms))["receipt"]
@@ -114,17 +103,14 @@ async def test_no_group_is_handed_an_expired_message_and_each_group_counts_it(bo
     assert texts(await client.pull(group="late")) == ["a", "c"]
     assert await expired_of(host, client) == {"g": 2, "late": 2}
     await host.sleep_ms(100)
-    await host.kill()
-    await host.start()
+    await host.restart_killed()
     client = await host.client()
     assert await expired_of(host, client) == {"g": 2, "late": 2}
     assert texts(await client.pull()) == []
 
 
 async def test_a_nack_behind_the_expiry_ends_as_expired_and_is_counted(boot: Boot) -> None:
-    host = boot()
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected()
     sent = await client.put("m", host.now_ms, expires_ms=host.now_ms + 1_000)
     await client.put("other", host.now_ms)
     await host.sleep_ms(100)
@@ -137,15 +123,12 @@ async def test_a_nack_behind_the_expiry_ends_as_expired_and_is_counted(boot: Boo
     assert texts(await client.pull(wait_ms=70_000 - 10_000)) == []
     assert await expired_of(host, client) == {"g": 1}
     assert await client.lookup(sent["receipt"]) == ["delivered"]
-    await host.lose_power()
-    await host.start()
+    await host.restart_unpowered()
     assert await expired_of(host, await host.client()) == {"g": 1}
 
 
 async def test_a_nack_whose_delay_reaches_the_expiry_ends_as_expired(boot: Boot) -> None:
-    host = boot()
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected()
     await client.put("m", host.now_ms, expires_ms=host.now_ms + 5_000)
     (message,) = await client.pull(wait_ms=1_000)
     assert await settle(client, "nack", message, delay_ms=5_000) == {"nacked": 1, "unknown": 0, "expired": 1}
@@ -153,9 +136,7 @@ async def test_a_nack_whose_delay_reaches_the_expiry_ends_as_expired(boot: Boot)
 
 
 async def test_a_lease_that_ends_behind_the_expiry_ends_as_expired(boot: Boot) -> None:
-    host = boot()
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected()
     await client.put("short", host.now_ms, expires_ms=host.now_ms + 1_000)
     await client.put("long", host.now_ms, expires_ms=host.now_ms + 60_000)
     await host.sleep_ms(100)
@@ -166,9 +147,7 @@ async def test_a_lease_that_ends_behind_the_expiry_ends_as_expired(boot: Boot) -
 
 
 async def test_a_redelivery_that_expires_on_its_way_is_counted_for_its_group(boot: Boot) -> None:
-    host = boot()
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected()
     await client.put("m", host.now_ms, expires_ms=host.now_ms + 5_000)
     (message,) = await client.pull(wait_ms=1_000)
     assert await settle(client, "nack", message, delay_ms=1_000) == {"nacked": 1, "unknown": 0}
@@ -182,9 +161,7 @@ async def test_a_redelivery_that_expires_on_its_way_is_counted_for_its_group(boo
 
 async def test_expired_messages_before_a_live_one_do_not_end_a_pull_early(boot: Boot) -> None:
     """A pull passes over a bounded number of messages in one step, and goes on in the next."""
-    host = boot(small_settings(broker={"pull_messages_max": 5}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings(broker={"pull_messages_max": 5}))
     for number in range(23):
         await client.put(str(number), host.now_ms, expires_ms=host.now_ms + 1_000)
     await client.put("live", host.now_ms)
@@ -199,8 +176,7 @@ async def test_a_lone_node_does_not_hand_out_expired_messages(boot: Boot) -> Non
     routes = (RouteSettings("*", ("far",)),)
     settings = small_settings(groups=(GroupSettings("far", (NodeSettings("node:1"),)),), routes=routes)
     server = boot(settings, network=network)
-    node = boot(name="node", role=BROKER, network=network)
-    await node.start()
+    node = await boot.started(name="node", role=BROKER, network=network)
     await server.start()
     client, consumer = await server.client(), await node.client()
     await client.put("short", server.now_ms, expires_ms=server.now_ms + 1_000)

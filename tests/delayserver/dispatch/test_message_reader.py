@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import NamedTuple
@@ -27,12 +27,11 @@ from store.records.batches import StoredBatch
 from tests.delayserver.dispatch.test_broker_group import put_many
 from tests.fakes.clock import SimulatedClock
 from tests.fakes.disk import FakeDisk
-from tests.fakes.host import Host, faked_settings
+from tests.fakes.host import Boot, Host, faked_settings
 from tests.fakes.schedule_files import KEY, filled
 from tests.fakes.workers import FakeWorkers
 from wheel.due_rows import DueRows
 
-Boot = Callable[..., Host]
 HOT = 3_000
 
 
@@ -57,8 +56,7 @@ def held(reader: MessageReader) -> list[HeldPart]:
 
 async def heated(boot: Boot, count: int = HOT) -> tuple[Host, int]:
     """A server 100 ms before so many messages are due at once."""
-    host = boot(faked_settings())
-    await host.start()
+    host = await boot.started(faked_settings())
     due_ms = host.now_ms + 10_000
     await put_many(await host.client(), count, due_ms, "s")
     await host.settled()
@@ -80,8 +78,7 @@ async def test_a_hot_moment_is_read_before_it_comes_and_delivered_from_memory(bo
 
 
 async def test_a_message_that_is_cancelled_after_it_was_read_ahead_is_not_delivered(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
+    host = await boot.started(faked_settings())
     client, due_ms = await host.client(), host.now_ms + 10_000
     receipts = []
     for first in range(0, HOT, HOT // 3):  # here and there among the others
@@ -99,8 +96,7 @@ async def test_a_message_that_is_cancelled_after_it_was_read_ahead_is_not_delive
 
 
 async def test_bytes_that_cannot_be_read_ahead_are_reported_once_they_are_due(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
+    host = await boot.started(faked_settings())
     due_ms = host.now_ms + 10_000
     client = await host.client()
     await client.put("damaged", due_ms)
@@ -130,8 +126,7 @@ async def test_bodies_that_no_worker_takes_are_let_go(boot: Boot, step_ms: int) 
 
 async def test_memory_for_messages_read_ahead_is_bounded(boot: Boot, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("delayserver.config.pacing.READ_EARLY_BYTES", 70 * HOT)
-    host = boot(faked_settings())
-    await host.start()
+    host = await boot.started(faked_settings())
     client, due_ms = await host.client(), host.now_ms + 10_000
     for first in range(0, 3 * HOT, HOT):
         await put_many(client, HOT, due_ms + first // HOT, "s", first=first)
@@ -155,8 +150,7 @@ async def test_large_runs_are_read_in_parts(boot: Boot, monkeypatch: pytest.Monk
 
 async def test_parts_end_where_hand_overs_end_however_the_runs_lie(boot: Boot, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("delayserver.dispatch.message_reader.PART_ROWS", 1_000)
-    host = boot(faked_settings())
-    await host.start()
+    host = await boot.started(faked_settings())
     client, due_ms = await host.client(), host.now_ms + 10_000
     for first, count in ((0, 700), (700, 1_900), (2_600, HOT - 2_600)):
         await put_many(client, count, due_ms, "s", first=first)
@@ -225,8 +219,7 @@ async def test_a_few_hundred_messages_are_read_when_they_are_due(boot: Boot) -> 
 
 
 async def test_messages_spread_over_seconds_are_read_when_they_are_due(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
+    host = await boot.started(faked_settings())
     client, due_ms = await host.client(), host.now_ms + 10_000
     for number in range(200):
         await put_many(client, 20, due_ms + 5 * number, "s", first=20 * number)

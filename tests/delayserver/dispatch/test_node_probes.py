@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from delayserver.config.settings import GroupSettings, NodeSettings, RouteSettings
 from delayserver.front.front import BROKER
 from tests.fakes.clock import SimulatedClock
-from tests.fakes.host import Client, Host, fake_group, small_settings
+from tests.fakes.host import Boot, Client, fake_group, small_settings
 from tests.fakes.network import FakeNetwork
 
-Boot = Callable[..., Host]
 QUICK = {"backoff_ms_min": 50, "backoff_ms_max": 30_000, "breaker_failures": 3, "deliver_timeout_ms": 1_000}
 ALL = (RouteSettings("*", ("remote",)),)
 
@@ -49,8 +47,7 @@ async def test_a_node_that_restarts_counts_as_up_within_seconds(boot: Boot) -> N
 
 async def test_a_node_that_answers_and_refuses_messages_does_not_count_as_up(boot: Boot) -> None:
     settings = small_settings(groups=(fake_group("fake", "fake", "fakeb"),), routes=(RouteSettings("*", ("fake",)),))
-    host = boot(settings)
-    await host.start()
+    host = await boot.started(settings)
     client, node = await host.client(), host.fake()
     node.up = False
     for number in range(30):

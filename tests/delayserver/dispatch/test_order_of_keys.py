@@ -16,9 +16,8 @@ from delayserver.targets.target import DeliveryError
 from store.records.batches import StoredBatch
 from tests.delayserver.dispatch.test_broker_group import A_THEN_B, TWO_GROUPS, put_many
 from tests.fakes.broker import FakeBroker
-from tests.fakes.host import Client, Host, faked_settings, small_settings
+from tests.fakes.host import Boot, Client, faked_settings, small_settings
 
-Boot = Callable[..., Host]
 QUICK = {"backoff_ms_min": 10, "backoff_ms_max": 200, "breaker_failures": 3}
 
 
@@ -53,8 +52,7 @@ def inversions(broker: FakeBroker) -> list[tuple[int, int]]:
 
 
 async def test_single_sends_ahead_of_time_arrive_in_the_order_in_which_they_are_due(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
+    host = await boot.started(faked_settings())
     client, node, chance = await host.client(), host.fake(), Random(1)
     node.delay_ms = 3  # batches of eight workers would overtake each other
     for number in range(600):
@@ -72,8 +70,7 @@ async def test_single_sends_ahead_of_time_arrive_in_the_order_in_which_they_are_
 @pytest.mark.parametrize("held_ms", [3, 12, 40])
 async def test_a_message_that_waits_for_its_sync_is_waited_for(boot: Boot, held_ms: int) -> None:
     """It was accepted in time: the disk takes its time, and the later one of its key is due meanwhile."""
-    host = boot(faked_settings(storage={"inline_sync_bytes_max": 0}))
-    await host.start()
+    host = await boot.started(faked_settings(storage={"inline_sync_bytes_max": 0}))
     client, node = await host.client(), host.fake()
     held = 0
 
@@ -99,8 +96,7 @@ async def test_a_message_that_waits_for_its_sync_is_waited_for(boot: Boot, held_
 
 async def test_a_message_that_was_accepted_while_the_clock_was_set_back_is_waited_for(boot: Boot) -> None:
     """The clock goes far ahead during its sync. The order gate asked last before the clock was set back."""
-    host = boot(faked_settings(storage={"inline_sync_bytes_max": 0}))
-    await host.start()
+    host = await boot.started(faked_settings(storage={"inline_sync_bytes_max": 0}))
     client, node = await host.client(), host.fake()
     held = False
 
@@ -128,8 +124,9 @@ async def test_a_message_that_was_accepted_while_the_clock_was_set_back_is_waite
 async def test_after_a_downtime_fresh_messages_of_a_key_wait_for_its_overdue_ones(boot: Boot, rows_max: int) -> None:
     """Also where memory cannot hold the overdue ones, while messages without a key pass them."""
     wheel = {"rows_max": rows_max, "load_ahead_ms": 5_000}
-    host = boot(faked_settings(storage={"window_ms": 1_000}, wheel=wheel, dispatch={"batch_messages_max": 200}))
-    await host.start()
+    host = await boot.started(
+        faked_settings(storage={"window_ms": 1_000}, wheel=wheel, dispatch={"batch_messages_max": 200})
+    )
     client, node, chance = await host.client(), host.fake(), Random(2)
     start_ms = host.now_ms
     await put_keyed(client, [start_ms + 10_000 + chance.randrange(60_000) for _ in range(20_000)], lambda _: "a")
@@ -152,8 +149,7 @@ async def test_after_a_downtime_fresh_messages_of_a_key_wait_for_its_overdue_one
 
 @pytest.mark.parametrize("trouble", ["fails", "stores and fails", "refuses"])
 async def test_a_node_in_trouble_gets_the_messages_of_a_key_in_order(boot: Boot, trouble: str) -> None:
-    host = boot(faked_settings(dispatch=QUICK | {"batch_messages_max": 16}))
-    await host.start()
+    host = await boot.started(faked_settings(dispatch=QUICK | {"batch_messages_max": 16}))
     client, node, chance = await host.client(), host.fake(), Random(3)
     node.delay_ms = 1
     if trouble == "refuses":
@@ -188,8 +184,7 @@ async def test_a_node_in_trouble_gets_the_messages_of_a_key_in_order(boot: Boot,
 
 async def test_a_queue_that_is_too_short_keeps_the_order_of_keys(boot: Boot) -> None:
     dispatch = QUICK | {"queue_rows_max": 40, "batch_messages_max": 5}
-    host = boot(faked_settings(dispatch=dispatch, storage={"window_ms": 1_000}))
-    await host.start()
+    host = await boot.started(faked_settings(dispatch=dispatch, storage={"window_ms": 1_000}))
     client, node = await host.client(), host.fake()
     node.delay_ms = 60
     start_ms = host.now_ms
@@ -208,8 +203,7 @@ async def test_a_fallback_group_gets_the_messages_of_a_key_in_order_though_queue
     """Those that left memory, also out of the queue of the stand-in, do not go around those that wait for it."""
     dispatch = QUICK | {"queue_rows_max": queue_rows_max, "batch_messages_max": 5, "workers": 2}
     storage = {"window_ms": 1_000}
-    host = boot(small_settings(groups=TWO_GROUPS, routes=A_THEN_B, storage=storage, dispatch=dispatch))
-    await host.start()
+    host = await boot.started(small_settings(groups=TWO_GROUPS, routes=A_THEN_B, storage=storage, dispatch=dispatch))
     client, node = await host.client(), host.fake("fakeB")
     host.fake("fakeA").up, node.delay_ms = False, delay_ms
     start_ms = host.now_ms
@@ -231,8 +225,7 @@ async def test_a_minute_with_more_messages_of_keys_than_memory_holds_leaves_it_i
 ) -> None:
     """Also where the node was down, so that they left memory out of the queue, and where all are due at one moment."""
     wheel = {"rows_max": 64, "load_ahead_ms": 5_000}
-    host = boot(faked_settings(dispatch=QUICK | {"batch_messages_max": 5}, wheel=wheel))
-    await host.start()
+    host = await boot.started(faked_settings(dispatch=QUICK | {"batch_messages_max": 5}, wheel=wheel))
     client, node = await host.client(), host.fake()
     node.delay_ms, node.up = 5, up
     start_ms = host.now_ms + 60_000
@@ -253,8 +246,7 @@ async def test_a_minute_with_more_messages_of_keys_than_memory_holds_leaves_it_i
 
 
 async def test_a_key_that_waits_holds_up_no_other_key(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
+    host = await boot.started(faked_settings())
     client, node = await host.client(), host.fake()
     node.gate = gate = trio.Event()
     await client.put("a", host.now_ms, order_key="a")
@@ -271,8 +263,7 @@ async def test_a_key_that_waits_holds_up_no_other_key(boot: Boot) -> None:
 
 
 async def test_a_message_that_waits_for_its_key_can_be_cancelled(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
+    host = await boot.started(faked_settings())
     client, node = await host.client(), host.fake()
     node.gate = trio.Event()
     await client.put("a", host.now_ms, order_key="a")
@@ -293,9 +284,9 @@ def keys_at(node: FakeBroker) -> set[bytes]:
 async def test_a_key_has_one_node_until_that_counts_as_down_and_comes_back_to_it(boot: Boot) -> None:
     nodes = tuple(NodeSettings(f"fake{number}:1", weight) for number, weight in ((1, 1), (2, 1), (3, 2), (4, 0)))
     group = GroupSettings("g", nodes)
-    host = boot(small_settings(groups=(group,), routes=(RouteSettings("*", ("g",)),), dispatch=QUICK))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(
+        small_settings(groups=(group,), routes=(RouteSettings("*", ("g",)),), dispatch=QUICK)
+    )
     fakes = [host.fake(f"fake{number}") for number in (1, 2, 3)]
     health = host.server.parts.groups.first.nodes[0].health
 
@@ -339,8 +330,7 @@ async def test_a_key_has_one_node_until_that_counts_as_down_and_comes_back_to_it
 
 
 async def test_the_batch_that_shows_whether_a_node_is_back_has_no_more_rows_than_others(boot: Boot) -> None:
-    host = boot(faked_settings(dispatch=QUICK | {"batch_messages_max": 3}))
-    await host.start()
+    host = await boot.started(faked_settings(dispatch=QUICK | {"batch_messages_max": 3}))
     client, node = await host.client(), host.fake()
     rows = host.server.parts.groups.first.rows
     node.up = False

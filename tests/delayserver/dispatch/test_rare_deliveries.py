@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -30,18 +30,16 @@ from tests.delayserver.net.sockets import socket_of
 from tests.delayserver.targets.test_remote_node import pair
 from tests.fakes.clock import SimulatedClock
 from tests.fakes.disk import FakeDisk, FakeFile
-from tests.fakes.host import Host, fake_group, faked_settings, small_settings, texts
+from tests.fakes.host import Boot, fake_group, faked_settings, small_settings, texts
 from tests.fakes.network import FakeNetwork
 from wheel.keys import Key
-
-Boot = Callable[..., Host]
 
 
 async def test_a_batch_of_many_windows_is_not_tried_to_its_end_on_a_node_that_hangs(boot: Boot) -> None:
     groups, routes = (fake_group("g", "fakeA", "fakeB"),), (RouteSettings("*", ("g",)),)
-    host = boot(small_settings(groups=groups, routes=routes, dispatch=QUICK | {"deliver_timeout_ms": 1_000}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(
+        small_settings(groups=groups, routes=routes, dispatch=QUICK | {"deliver_timeout_ms": 1_000})
+    )
     host.fake("fakeA").gate = trio.Event()
     now_ms = host.now_ms
     await client.send(*[{"subject": "s", "body": "m", "due_ms": now_ms - 60_000 * age} for age in range(60)])
@@ -52,9 +50,7 @@ async def test_a_batch_of_many_windows_is_not_tried_to_its_end_on_a_node_that_ha
 
 
 async def test_rows_of_a_fallback_group_that_dies_return_to_their_own_group(boot: Boot) -> None:
-    host = boot(small_settings(groups=TWO_GROUPS, routes=A_THEN_B, dispatch=QUICK))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings(groups=TWO_GROUPS, routes=A_THEN_B, dispatch=QUICK))
     home, stand_in = host.fake("fakeA"), host.fake("fakeB")
     home.up = stand_in.up = False
     for number in range(20):
@@ -68,9 +64,7 @@ async def test_rows_of_a_fallback_group_that_dies_return_to_their_own_group(boot
 
 async def test_acks_that_find_no_room_do_not_hold_up_the_outcomes_of_deliveries(boot: Boot) -> None:
     """The store has its room from when its segment was made; the progress log grows with every ack."""
-    host = boot(small_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings())
     await client.put("first", host.now_ms)
     (first,) = await client.pull(wait_ms=1_000)
     host.disk.refuse = lambda operation, path: errno.ENOSPC * (operation == "pwrite" and path.endswith("/progress.log"))
@@ -102,9 +96,9 @@ def test_the_kernel_watches_over_connections_whose_peer_may_be_gone_without_a_wo
 async def test_the_disk_is_looked_at_while_nodes_do_not_hear(boot: Boot) -> None:
     names = [f"fake{number}" for number in range(8)]
     groups, routes = (fake_group("g", *names),), (RouteSettings("*", ("g",)),)
-    host = boot(small_settings(groups=groups, routes=routes, storage={"free_bytes_min": 1 << 20}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(
+        small_settings(groups=groups, routes=routes, storage={"free_bytes_min": 1 << 20})
+    )
     await client.put("m", host.now_ms)
     await host.settled()
     for name in names:
@@ -146,9 +140,8 @@ def test_messages_stored_while_the_clock_was_far_ahead_do_not_keep_segments_for_
 
 
 async def test_messages_whose_bytes_could_not_be_read_once_are_delivered_without_a_restart(boot: Boot) -> None:
-    host = boot(faked_settings())
-    server = await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
+    server = host.server
     gather, unreadable = server.parts.files.schedule.gather, [True]
 
     def bad_sector(key: ScheduleKey, offsets: I64, lengths: U32) -> memoryview:
@@ -172,9 +165,10 @@ async def test_messages_whose_bytes_could_not_be_read_once_are_delivered_without
 async def test_rows_that_left_memory_and_could_not_be_read_back_once_are_delivered_without_a_restart(
     boot: Boot,
 ) -> None:
-    host = boot(faked_settings(dispatch=QUICK | {"queue_rows_max": 50, "batch_messages_max": 10}))
-    server = await host.start()
-    client = await host.client()
+    host, client = await boot.connected(
+        faked_settings(dispatch=QUICK | {"queue_rows_max": 50, "batch_messages_max": 10})
+    )
+    server = host.server
     host.fake().up = False
     await put_many(client, 300, host.now_ms + 100, "s")
     await host.sleep_ms(1_000)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from delayserver.config.settings import Settings
-from tests.fakes.host import Client, Host, small_settings, texts
+from tests.fakes.host import Boot, Client, small_settings, texts
 
-Boot = Callable[..., Host]
 # The server looks for leases that ended every now and then, and a delivery takes its moment.
 SLACK_MS = 200
 
@@ -33,9 +31,7 @@ async def group_of(client: Client) -> dict[str, Any]:
 
 @pytest.mark.parametrize("room", [1 << 30, 0], ids=["through the pipeline", "in its place"])
 async def test_redeliveries_after_ack_timeouts_back_off_up_to_a_cap(boot: Boot, room: int) -> None:
-    host = boot(bounded(room, redelivery_first_ms=1_000, redelivery_cap_ms=5_000))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(bounded(room, redelivery_first_ms=1_000, redelivery_cap_ms=5_000))
     await client.put("m", host.now_ms)
     came_ms = []
     for attempt in range(1, 7):
@@ -49,9 +45,7 @@ async def test_redeliveries_after_ack_timeouts_back_off_up_to_a_cap(boot: Boot, 
 
 @pytest.mark.parametrize("room", [1 << 30, 0], ids=["through the pipeline", "in its place"])
 async def test_a_nack_backs_off_unless_the_client_asks_for_a_delay(boot: Boot, room: int) -> None:
-    host = boot(bounded(room))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(bounded(room))
     await client.put("m", host.now_ms)
     (message,) = await client.pull(wait_ms=1_000)
     for rest, least_ms in (({}, 1_000), ({"delay_ms": 0}, 0), ({"delay_ms": 7_000}, 7_000), ({}, 8_000)):
@@ -63,9 +57,7 @@ async def test_a_nack_backs_off_unless_the_client_asks_for_a_delay(boot: Boot, r
 
 
 async def test_a_group_that_never_acks_does_not_fill_the_disk_and_loses_nothing(boot: Boot) -> None:
-    host = boot(bounded(60_000, redelivery_cap_ms=2_000))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(bounded(60_000, redelivery_cap_ms=2_000))
     count, body = 40, "x" * 500
     for number in range(count):
         await client.put(f"{number} {body}", host.now_ms)
@@ -99,9 +91,7 @@ async def test_a_group_that_never_acks_does_not_fill_the_disk_and_loses_nothing(
 async def test_a_message_that_waits_in_its_place_keeps_its_pause_and_its_attempt_over_a_restart(
     boot: Boot, clean: bool
 ) -> None:
-    host = boot(bounded(0))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(bounded(0))
     for number in range(4):
         await client.put(str(number), host.now_ms)
     await host.sleep_ms(100)
@@ -128,9 +118,7 @@ async def test_a_message_that_waits_in_its_place_keeps_its_pause_and_its_attempt
 
 async def test_a_lease_in_its_place_lasts_its_own_time(boot: Boot) -> None:
     """The deadline of the lease before it, which a nack ended, must not end it."""
-    host = boot(bounded(0))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(bounded(0))
     await client.put("m", host.now_ms)
     (message,) = await client.pull(wait_ms=1_000, ack_timeout_ms=10_000)
     await host.sleep_ms(6_000)
@@ -142,9 +130,7 @@ async def test_a_lease_in_its_place_lasts_its_own_time(boot: Boot) -> None:
 
 
 async def test_an_ack_behind_its_lease_counts_for_a_message_that_waits_in_its_place(boot: Boot) -> None:
-    host = boot(bounded(0))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(bounded(0))
     await client.put("m", host.now_ms)
     (message,) = await client.pull(wait_ms=1_000, ack_timeout_ms=1_000)
     await host.sleep_ms(1_500)
@@ -154,9 +140,7 @@ async def test_an_ack_behind_its_lease_counts_for_a_message_that_waits_in_its_pl
 
 
 async def test_a_message_that_expires_in_its_place_is_counted_and_not_handed_out(boot: Boot) -> None:
-    host = boot(bounded(0))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(bounded(0))
     await client.put("m", host.now_ms, expires_ms=host.now_ms + 5_000)
     (message,) = await client.pull(wait_ms=1_000)
     assert await settle(client, "nack", message, delay_ms=1_000) == {"nacked": 1, "unknown": 0}
@@ -171,9 +155,7 @@ async def test_redeliveries_go_through_the_pipeline_again_when_room_comes(boot: 
         storage={"retention_ms": 60_000, "message_log_retention_ms": 0},
         broker={"redelivery_bytes_max": 560, "retention_ms": 0},
     )
-    host = boot(settings)
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(settings)
     for number in range(3):
         await client.put(str(number), host.now_ms)
     in_place = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -13,9 +12,8 @@ import trio
 from delayserver.broker.pulled import PulledBatch
 from delayserver.protocol.errors import FrameTimeout
 from delayserver.protocol.frames import encode_request
-from tests.fakes.host import Client, Host, small_settings, texts
+from tests.fakes.host import Boot, Client, Host, small_settings, texts
 
-Boot = Callable[..., Host]
 KIB = 1024
 # Small bounds, so that replies of some KiB meet them.
 LISTEN = {"unsent_bytes_max": 4 * KIB, "unsent_timeout_ms": 5_000, "memory_bytes_each": 8 * KIB}
@@ -134,8 +132,7 @@ async def test_a_message_handed_out_and_never_sent_comes_again_at_once(boot: Boo
 
 
 async def test_a_reply_whose_last_byte_was_sent_is_not_given_back(boot: Boot) -> None:
-    host = boot(small_settings(listen=LISTEN, broker={"ack_timeout_ms": 3_600_000}))
-    await host.start()
+    host = await boot.started(small_settings(listen=LISTEN, broker={"ack_timeout_ms": 3_600_000}))
     client, other = await host.client(), await host.client()
     await fill(host, client, 4)
     await client.ask("pull", PULL)
@@ -147,8 +144,7 @@ async def test_a_reply_whose_last_byte_was_sent_is_not_given_back(boot: Boot) ->
 
 
 async def test_a_message_handed_out_to_a_connection_that_has_ended_comes_again(boot: Boot) -> None:
-    host = boot(small_settings(broker={"ack_timeout_ms": 3_600_000}))
-    await host.start()
+    host = await boot.started(small_settings(broker={"ack_timeout_ms": 3_600_000}))
     client, other = await host.client(), await host.client()
     await client.pull()
     await client.ask("pull", PULL | {"wait_ms": 30_000})
@@ -206,8 +202,7 @@ FRAMES = {
 
 
 async def test_frames_beyond_the_bound_wait_and_small_requests_get_through(boot: Boot) -> None:
-    host = boot(small_settings(listen=FRAMES))
-    await host.start()
+    host = await boot.started(small_settings(listen=FRAMES))
     frame = frame_of(60 * KIB)
     clients = [await host.client() for _ in range(5)]
     for client in clients:
@@ -249,9 +244,7 @@ async def test_half_frames_that_hold_all_memory_are_cut_off_and_those_that_wait_
 
 
 async def test_a_frame_that_comes_slowly_is_waited_for_while_there_is_room(boot: Boot) -> None:
-    host = boot(small_settings(listen=FRAMES))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings(listen=FRAMES))
     frame = frame_of(60 * KIB)
     for start in range(0, len(frame), 4 * KIB):
         await client.send_bytes(frame[start : start + 4 * KIB])
@@ -260,8 +253,7 @@ async def test_a_frame_that_comes_slowly_is_waited_for_while_there_is_room(boot:
 
 
 async def test_a_client_that_goes_while_its_frame_waits_for_room_is_noticed(boot: Boot) -> None:
-    host = boot(small_settings(listen=FRAMES))
-    await host.start()
+    host = await boot.started(small_settings(listen=FRAMES))
     frame = frame_of(90 * KIB)
     holding, waiting = await host.client(), await host.client()
     for client in (holding, waiting):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,9 +20,7 @@ from delayserver.protocol.errors import (
     TooManyConnections,
 )
 from delayserver.protocol.frames import encode_reply, encode_request, frame_of
-from tests.fakes.host import Client, Host, small_settings
-
-Boot = Callable[..., Host]
+from tests.fakes.host import Boot, Client, Host, small_settings
 
 
 async def check_served(host: Host) -> None:
@@ -51,9 +48,7 @@ async def connection_ends(client: Client) -> None:
     ],
 )
 async def test_a_malformed_frame_is_answered_by_name_then_the_connection_closes(boot: Boot, garbage: bytes) -> None:
-    host = boot()
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected()
     await client.send_bytes(garbage)
     with pytest.raises((MalformedFrame, FrameTooLarge)):
         await client.reply(0)
@@ -64,9 +59,7 @@ async def test_a_malformed_frame_is_answered_by_name_then_the_connection_closes(
 
 
 async def test_a_request_that_is_wrong_inside_is_refused_and_its_connection_goes_on(boot: Boot) -> None:
-    host = boot(small_settings(listen={"frame_items_max": 100}))
-    await host.start()
-    client = await host.client()
+    _, client = await boot.connected(small_settings(listen={"frame_items_max": 100}))
     await client.send_bytes(frame_of(b"\x93\x05\xa4ping\xc0"))
     with pytest.raises(MalformedRequest):
         await client.reply(5)
@@ -78,9 +71,7 @@ async def test_a_request_that_is_wrong_inside_is_refused_and_its_connection_goes
 
 
 async def test_an_oversized_frame_is_refused_before_it_is_read(boot: Boot) -> None:
-    host = boot(small_settings(listen={"frame_bytes_max": 10_000}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings(listen={"frame_bytes_max": 10_000}))
     await client.send_bytes((10_001).to_bytes(4, "little") + b"x" * 100)
     with pytest.raises(FrameTooLarge):
         await client.reply(0)
@@ -89,8 +80,7 @@ async def test_an_oversized_frame_is_refused_before_it_is_read(boot: Boot) -> No
 
 
 async def test_half_a_frame_and_gone_or_silent_costs_nothing(boot: Boot) -> None:
-    host = boot(small_settings(listen={"idle_frame_timeout_ms": 5_000}))
-    await host.start()
+    host = await boot.started(small_settings(listen={"idle_frame_timeout_ms": 5_000}))
     frame = encode_request(1, "ping", {})
     gone, silent = await host.client(), await host.client()
     await gone.send_bytes(frame[:-2])
@@ -106,18 +96,14 @@ async def test_half_a_frame_and_gone_or_silent_costs_nothing(boot: Boot) -> None
 
 
 async def test_an_idle_connection_between_frames_stays(boot: Boot) -> None:
-    host = boot(small_settings(listen={"idle_frame_timeout_ms": 1_000}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings(listen={"idle_frame_timeout_ms": 1_000}))
     await client.request("ping")
     await host.sleep_ms(10_000)
     assert "server_us" in await client.request("ping")
 
 
 async def test_frames_in_pieces_and_many_in_one_piece_are_the_same(boot: Boot) -> None:
-    host = boot()
-    await host.start()
-    client = await host.client()
+    _, client = await boot.connected()
     frames = b"".join(encode_request(100 + i, "ping", {}) for i in range(20))
     for start in range(0, len(frames), 7):
         await client.send_bytes(frames[start : start + 7])
@@ -127,9 +113,7 @@ async def test_frames_in_pieces_and_many_in_one_piece_are_the_same(boot: Boot) -
 
 
 async def test_a_client_that_does_not_read_is_served_no_further_and_cut_off_after_the_time(boot: Boot) -> None:
-    host = boot(small_settings(listen={"unsent_bytes_max": 20_000, "unsent_timeout_ms": 5_000}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings(listen={"unsent_bytes_max": 20_000, "unsent_timeout_ms": 5_000}))
     frames = b"".join(encode_request(number + 1, "status", {}) for number in range(1_000))
     await client.send_bytes(frames)
     await host.sleep_ms(100)
@@ -172,8 +156,7 @@ async def test_a_client_that_reads_slowly_gets_everything(boot: Boot) -> None:
 
 
 async def test_past_the_bound_of_connections_a_new_one_gets_an_error_and_others_are_served(boot: Boot) -> None:
-    host = boot(small_settings(listen={"connections_max": 3}))
-    await host.start()
+    host = await boot.started(small_settings(listen={"connections_max": 3}))
     clients = [await host.client() for _ in range(3)]
     for client in clients:
         await client.request("ping")
@@ -187,9 +170,7 @@ async def test_past_the_bound_of_connections_a_new_one_gets_an_error_and_others_
 
 
 async def test_one_connection_too_many_that_is_gone_already_does_not_end_the_server(boot: Boot) -> None:
-    host = boot(small_settings(listen={"connections_max": 1}))
-    await host.start()
-    first = await host.client()
+    host, first = await boot.connected(small_settings(listen={"connections_max": 1}))
     await first.request("ping")
     gone = await host.network.connect("host:1")
     gone.reset()
@@ -199,9 +180,7 @@ async def test_one_connection_too_many_that_is_gone_already_does_not_end_the_ser
 
 
 async def test_waiting_requests_of_one_connection_are_bounded(boot: Boot) -> None:
-    host = boot()
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected()
     pull = {"subject": "s", "group": "g", "max_messages": 1, "wait_ms": 30_000}
     frames = b"".join(encode_request(number + 1, "pull", pull) for number in range(1_030))
     await client.send_bytes(frames)
@@ -220,9 +199,7 @@ async def test_waiting_requests_of_one_connection_are_bounded(boot: Boot) -> Non
 
 
 async def test_a_request_of_unknown_operation_or_version_is_refused_and_the_connection_goes_on(boot: Boot) -> None:
-    host = boot()
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected()
     assert await client.refused("sendd", {}) == "unknown_operation"
     assert await client.refused("hello", {"versions": [99], "client": "x"}) == "unsupported_version"
     assert await client.refused("hello", {"versions": "1", "client": "x"}) == "unsupported_version"
@@ -234,8 +211,7 @@ async def test_a_request_of_unknown_operation_or_version_is_refused_and_the_conn
 
 
 async def test_a_bug_in_one_handler_is_that_requests_error_only(boot: Boot) -> None:
-    host = boot()
-    await host.start()
+    host = await boot.started()
 
     def broken(_connection: object, _request: object) -> None:
         raise ZeroDivisionError
@@ -249,8 +225,7 @@ async def test_a_bug_in_one_handler_is_that_requests_error_only(boot: Boot) -> N
 
 
 async def test_requests_behind_the_close_of_files_are_refused_and_those_begun_before_raise_no_bug(boot: Boot) -> None:
-    host = boot()
-    await host.start()
+    host = await boot.started()
     began, closed = trio.Event(), trio.Event()
 
     async def slow(_connection: object, _request: object) -> dict[str, Any]:

@@ -5,7 +5,6 @@ On real sockets, but for the time: its turns are counted in simulated time."""
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,9 @@ from delayserver.protocol.frames import encode_request
 from delayserver.server.delay_server import DelayServer
 from delayserver.server.process import fewer_connections
 from tests.delayserver.front.real import HELLO, NORMAL, Door, OneContext, Real, at_the_door
-from tests.fakes.host import Client, Host, small_settings
+from tests.fakes.host import Boot, Client, Host, small_settings
 from tests.fakes.network import FakeTransport
 
-Boot = Callable[..., Host]
 KIB = 1024
 NOT_SHARED: dict[str, Any] = {"shared_networks": ()}
 # A pool for some frames of 256 KiB.
@@ -305,9 +303,8 @@ async def test_requests_without_a_token_share_the_time_of_one_client(boot: Boot,
 
 
 async def test_a_token_with_many_connections_gets_the_turns_of_one_client(boot: Boot) -> None:
-    host = boot(small_settings())
-    server = await host.start()
-    operator = await host.client()
+    host, operator = await boot.connected(small_settings())
+    server = host.server
     admin = (await operator.request("token", {"action": "create", "roles": ["admin"]}))["token"]
     normal = await with_token(host, admin)
     look = (await normal.request("token", {"action": "create", "roles": ["look"]}))["token"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,7 @@ from delayserver.net.transport import SocketListener
 from delayserver.protocol.frames import FrameDecoder, Request, decode_reply, encode_request
 from delayserver.runtime.fair_turns import REQUEST_US, SLICE_ITEMS, STEP_US
 from delayserver.server.delay_server import DelayServer
-from tests.fakes.host import Client, Host
-
-Boot = Callable[..., Host]
+from tests.fakes.host import Boot, Client
 
 RECEIPTS = {"receipts": ["r"] * 2_000}
 
@@ -64,8 +61,7 @@ async def test_a_small_request_waits_for_few_slices_of_large_ones(boot: Boot) ->
 
 
 async def test_a_large_request_does_not_wait_for_all_of_another_connection(boot: Boot) -> None:
-    host = boot()
-    await host.start()
+    host = await boot.started()
     greedy, fresh = await host.client(), await host.client()
     asked = [await greedy.ask("lookup", RECEIPTS) for _ in range(10)]
     await turns(host.server, 5)
@@ -120,9 +116,8 @@ async def test_a_connection_that_ends_leaves_its_place_in_line(boot: Boot) -> No
 
 
 async def test_many_small_requests_of_one_read_are_answered_in_parts_and_in_order(boot: Boot) -> None:
-    host = boot()
-    server = await host.start()
-    greedy = await host.client()
+    host, greedy = await boot.connected()
+    server = host.server
     order = counted_pings(server)
     before = server.fair_turns.taken
     await greedy.send_bytes(b"".join(encode_request(number, "ping", {}) for number in range(1, 1_001)))

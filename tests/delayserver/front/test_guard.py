@@ -16,9 +16,8 @@ from delayserver.protocol.errors import DelayServerError, Unauthenticated
 from delayserver.protocol.operations import OPERATIONS
 from delayserver.protocol.outcomes import Outcome
 from delayserver.protocol.receipts import format_receipt
-from tests.fakes.host import Client, Host
+from tests.fakes.host import Boot, Client, Host
 
-Boot = Callable[..., Host]
 HELLO = {"versions": [1]}
 ROLES = ("send", "consume", "look", "admin")
 MINE, THEIRS = "mine.orders", "theirs.orders"
@@ -126,8 +125,7 @@ def test_every_operation_has_its_rule_and_its_case() -> None:
 
 
 async def test_every_operation_keeps_the_subjects_of_others_closed(boot: Boot) -> None:
-    host = boot()
-    await host.start()
+    host = await boot.started()
     operator, mine, receipt = await prepared(host)
     before = await operator.find(receipt)
     for operation, case in CASES.items():
@@ -149,8 +147,7 @@ async def test_every_operation_keeps_the_subjects_of_others_closed(boot: Boot) -
 
 
 async def test_lists_show_only_subjects_that_are_open_to_the_token(boot: Boot) -> None:
-    host = boot()
-    await host.start()
+    host = await boot.started()
     _, mine, _ = await prepared(host)
     assert (await mine.request("subjects"))["subjects"] == [MINE]
     assert [each["subject"] for each in (await mine.request("groups"))["groups"]] == [MINE]
@@ -158,8 +155,7 @@ async def test_lists_show_only_subjects_that_are_open_to_the_token(boot: Boot) -
 
 
 async def test_without_a_token_only_hello_ping_and_prove_are_served(boot: Boot) -> None:
-    host = boot()
-    await host.start()
+    host = await boot.started()
     _, _, receipt = await prepared(host)
     stranger = await host.client()
     for operation, case in CASES.items():
@@ -173,8 +169,7 @@ async def test_without_a_token_only_hello_ping_and_prove_are_served(boot: Boot) 
 
 @pytest.mark.parametrize("role", ["send", "consume", "look"])
 async def test_a_role_opens_its_operations_and_no_others(boot: Boot, role: str) -> None:
-    host = boot()
-    await host.start()
+    host = await boot.started()
     _, client = await tokens(host, {"roles": [role]})
     for operation, rule in RULES.items():
         try:
@@ -187,8 +182,7 @@ async def test_a_role_opens_its_operations_and_no_others(boot: Boot, role: str) 
 
 @pytest.mark.parametrize("operation", ["policy", "dead_letters", "waiting_keys"])
 async def test_only_an_administrator_changes_policies_drops_dead_letters_and_skips(boot: Boot, operation: str) -> None:
-    host = boot()
-    await host.start()
+    host = await boot.started()
     _, client = await tokens(host, {"roles": ["send", "consume", "look"]})
     changes: dict[str, dict[str, Any]] = {
         "policy": {"set": {"attempts": 3}},
@@ -220,8 +214,7 @@ def beside(receipt: str) -> str:
 async def test_a_guess_of_a_receipt_does_not_tell_whether_others_have_such_a_message(
     boot: Boot, operation: str
 ) -> None:
-    host = boot()
-    await host.start()
+    host = await boot.started()
     _, mine, receipt = await prepared(host)
     texts, columns = [], []
     for each in (receipt, beside(receipt)):
@@ -235,8 +228,7 @@ async def test_a_guess_of_a_receipt_does_not_tell_whether_others_have_such_a_mes
 
 @pytest.mark.parametrize("operation", ["cancel", "reschedule", "lookup"])
 async def test_messages_of_others_are_closed_in_columns_and_by_name_as_well(boot: Boot, operation: str) -> None:
-    host = boot()
-    await host.start()
+    host = await boot.started()
     operator, mine, _ = await prepared(host)
     named = message(THEIRS) | {"message_id": "named"}
     (sent,) = await operator.send(named)
@@ -257,8 +249,7 @@ async def test_messages_of_others_are_closed_in_columns_and_by_name_as_well(boot
 
 
 async def test_a_forbidden_message_does_not_harm_its_neighbours(boot: Boot) -> None:
-    host = boot()
-    await host.start()
+    host = await boot.started()
     _, mine = await tokens(host, {"roles": ["send"], "subjects": ["mine*"]})
     results = await mine.send(message(MINE), message(THEIRS), message(MINE))
     assert [each.get("error") for each in results] == [None, "forbidden", None]
@@ -276,8 +267,7 @@ async def test_a_forbidden_message_does_not_harm_its_neighbours(boot: Boot) -> N
 
 
 async def test_the_check_subject_of_others_is_closed_to_a_transaction(boot: Boot) -> None:
-    host = boot()
-    await host.start()
+    host = await boot.started()
     _, mine = await tokens(host, {"roles": ["send"], "subjects": ["mine*"]})
     assert await mine.refused("prepare", {"messages": [message(MINE)], "group": "theirs"}) == "forbidden"
 
@@ -287,8 +277,7 @@ async def wrong(host: Host, text: object) -> str:
 
 
 async def test_a_wrong_token_is_refused_at_hello_and_leaves_no_rights(boot: Boot) -> None:
-    host = boot()
-    await host.start()
+    host = await boot.started()
     operator, *_ = await tokens(host)
     made = await operator.request("token", {"action": "create", "roles": ["send"]})
     good = made["token"]
@@ -298,8 +287,7 @@ async def test_a_wrong_token_is_refused_at_hello_and_leaves_no_rights(boot: Boot
 
 
 async def test_a_revoked_token_ends_its_connections_at_once_and_a_pull_that_waits(boot: Boot) -> None:
-    host = boot()
-    await host.start()
+    host = await boot.started()
     operator, consumer, other = await tokens(host, {"roles": ["consume"]}, {"roles": ["consume"]})
     await operator.send({"subject": "s", "body": "m", "delay_ms": 0})
     assert await consumer.pull(wait_ms=5_000)
@@ -314,8 +302,7 @@ async def test_a_revoked_token_ends_its_connections_at_once_and_a_pull_that_wait
 
 
 async def test_an_expired_token_ends_its_connections(boot: Boot) -> None:
-    host = boot()
-    await host.start()
+    host = await boot.started()
     (operator, *_) = await tokens(host)
     made = await operator.request(
         "token", {"action": "create", "roles": ["consume"], "expires_ms": host.now_ms + 10_000}
@@ -329,8 +316,7 @@ async def test_an_expired_token_ends_its_connections(boot: Boot) -> None:
 
 
 async def test_a_rotated_token_ends_connections_of_the_old_secret_after_the_overlap(boot: Boot) -> None:
-    host = boot()
-    await host.start()
+    host = await boot.started()
     (operator, *_) = await tokens(host)
     made = await operator.request("token", {"action": "create", "roles": ["consume"]})
     client = await host.client()
@@ -345,27 +331,22 @@ async def test_a_rotated_token_ends_connections_of_the_old_secret_after_the_over
 
 
 async def test_tokens_survive_a_crash_and_the_last_one_that_is_revoked_opens_nothing(boot: Boot) -> None:
-    host = boot()
-    await host.start()
-    operator = await host.client()
+    host, operator = await boot.connected()
     made = await operator.request("token", {"action": "create", "roles": ["admin"]})
-    await host.lose_power()
-    await host.start()
+    await host.restart_unpowered()
     stranger = await host.client()
     assert await stranger.refused("status", {}) == "unauthenticated"
     operator = await host.client()
     await operator.request("hello", HELLO | {"token": made["token"]})
     await operator.request("token", {"action": "revoke", "id": made["id"]})
     assert await stranger.refused("status", {}) == "unauthenticated"
-    await host.kill()
-    await host.start()
+    await host.restart_killed()
     assert await (await host.client()).refused("status", {}) == "unauthenticated"
 
 
 @pytest.mark.parametrize("subjects", [["mine*"], ["*"]])
 async def test_a_token_may_have_so_many_messages_waiting(boot: Boot, subjects: list[str]) -> None:
-    host = boot()
-    await host.start()
+    host = await boot.started()
     operator, client, free = await tokens(
         host, {"roles": ["send"], "subjects": subjects, "pending_max": 3}, {"roles": ["send"]}
     )
@@ -384,8 +365,7 @@ async def test_a_token_may_have_so_many_messages_waiting(boot: Boot, subjects: l
 
 
 async def test_figures_show_the_subjects_of_the_token(boot: Boot) -> None:
-    host = boot()
-    await host.start()
+    host = await boot.started()
     operator, mine, _ = await prepared(host)
     await operator.send(message(MINE))
     await host.settled()
@@ -398,8 +378,7 @@ async def test_the_log_has_administrative_acts_with_their_actor_and_without_secr
     boot: Boot, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "delayserver.audit")
-    host = boot()
-    await host.start()
+    host = await boot.started()
     operator, mine = await tokens(host, {"roles": ["consume"], "subjects": ["mine*"], "name": "shop"})
     assert await mine.refused("seek", {"subject": MINE, "group": "g", "to": "earliest"}) == "forbidden"
     assert await operator.refused("seek", {"subject": MINE, "group": "g", "to": "earliest"}) == "group_unknown"
@@ -423,8 +402,7 @@ async def test_an_act_is_audited_although_its_client_goes_away_before_the_answer
     boot: Boot, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "delayserver.audit")
-    host = boot()
-    await host.start()
+    host = await boot.started()
     operator, *_ = await tokens(host)
     caplog.clear()
     await operator.ask("token", {"action": "create", "roles": ["admin"], "name": "hidden"})
@@ -435,9 +413,7 @@ async def test_an_act_is_audited_although_its_client_goes_away_before_the_answer
 
 
 async def test_the_first_token_closes_connections_that_are_open_already(boot: Boot) -> None:
-    host = boot()
-    await host.start()
-    before = await host.client()
+    host, before = await boot.connected()
     await before.request("status")
     await tokens(host)
     assert await before.refused("status", {}) == "unauthenticated"
@@ -445,8 +421,7 @@ async def test_the_first_token_closes_connections_that_are_open_already(boot: Bo
 
 
 async def test_limits_refuse_with_a_pause_and_slow_no_other_client(boot: Boot) -> None:
-    host = boot()
-    await host.start()
+    host = await boot.started()
     _, limited, bytewise, free = await tokens(
         host,
         {"roles": ["send"], "rate": 10},
@@ -473,8 +448,7 @@ async def test_limits_refuse_with_a_pause_and_slow_no_other_client(boot: Boot) -
 async def test_messages_that_are_moved_count_against_the_rates_and_not_against_the_number_that_waits(
     boot: Boot,
 ) -> None:
-    host = boot()
-    await host.start()
+    host = await boot.started()
     limits: list[dict[str, Any]] = [{"rate": 2}, {"bytes_rate": 1_000}, {"pending_max": 1, "subjects": ["own"]}]
     _, rated, bytewise, one = await tokens(host, *[{"roles": ["send"]} | each for each in limits])
     for client, allowed in ((rated, 1), (bytewise, 1), (one, 3)):
@@ -493,8 +467,7 @@ async def test_messages_that_are_moved_count_against_the_rates_and_not_against_t
 
 
 async def test_a_limit_of_bytes_counts_all_that_a_message_stores(boot: Boot) -> None:
-    host = boot()
-    await host.start()
+    host = await boot.started()
     long = "x" * 200
     properties = packb({"name": long})
     rows: list[dict[str, Any]] = [

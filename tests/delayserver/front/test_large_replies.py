@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import trio
 
 from tests.delayserver.front.test_fairness import turns
-from tests.fakes.host import Client, Host, small_settings
-
-Boot = Callable[..., Host]
+from tests.fakes.host import Boot, Client, Host, small_settings
 
 MANY = 2_000
 # A slice ends after 128 items. A row counts as two of them, and 32 rows are made at a time.
@@ -20,9 +17,7 @@ TURNS = MANY // 128
 
 async def stored(boot: Boot, count: int = MANY, **settings: Any) -> tuple[Host, Client]:
     """A server with so many messages before every group, the first of them with a tag and an order key."""
-    host = boot(small_settings(**settings))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings(**settings))
     await client.put("first", host.now_ms, tag="t", order_key="k", properties={"a": "b"}, message_id="mine")
     for first in range(1, count, 1_000):
         rows = [{"subject": "s", "body": str(number), "due_ms": host.now_ms} for number in range(first, first + 1_000)]
@@ -70,9 +65,7 @@ async def test_a_broadcast_of_many_rows_is_made_in_slices(boot: Boot) -> None:
 
 
 async def test_long_properties_make_a_small_reply_a_large_one(boot: Boot) -> None:
-    host = boot()
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected()
     rows = [{"subject": "s", "body": "", "due_ms": host.now_ms, "properties": {"p": "x" * 15_000}}] * 100
     await client.send(*rows)
     await host.until(lambda: host.status()["delivered"] == 100)

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from delayserver.protocol.frames import CLOCK_STEPPED
-from tests.fakes.host import Host
-
-Boot = Callable[..., Host]
+from tests.fakes.host import Boot
 
 
 async def test_a_client_that_asked_hears_of_a_step_within_half_a_second_and_others_hear_nothing(boot: Boot) -> None:
-    host = boot()
-    await host.start()
+    host = await boot.started()
     asked, other = await host.client(), await host.client()
     await asked.request("hello", {"versions": [1], "notices": True})
     await other.request("hello", {"versions": [1]})
@@ -28,7 +23,5 @@ async def test_a_client_that_asked_hears_of_a_step_within_half_a_second_and_othe
 
 
 async def test_notices_is_a_boolean(boot: Boot) -> None:
-    host = boot()
-    await host.start()
-    client = await host.client()
+    _, client = await boot.connected()
     assert await client.refused("hello", {"versions": [1], "notices": 1}) == "invalid_argument"

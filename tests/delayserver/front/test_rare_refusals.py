@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,12 +20,10 @@ from store.tables.names import SUBJECT
 from tests.delayserver.dispatch.test_broker_group import A_THEN_B, QUICK, TWO_GROUPS, put_many
 from tests.delayserver.targets.test_remote_node import pair
 from tests.fakes.clock import SimulatedClock
-from tests.fakes.host import Host, faked_settings, small_settings
+from tests.fakes.host import Boot, faked_settings, small_settings
 from tests.fakes.network import FakeNetwork
 from wheel.due_rows import DueRows
 from wheel.keys import Key
-
-Boot = Callable[..., Host]
 
 
 async def test_a_subject_that_a_node_has_no_room_for_does_not_hold_up_the_others(boot: Boot) -> None:
@@ -81,13 +79,12 @@ async def test_a_dead_group_with_many_rows_that_wait_does_not_take_the_event_loo
     boot: Boot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They were all looked through for a stand-in at every pause, subject by subject, in one step of tenths of a second."""
-    host = boot(
+    host, client = await boot.connected(
         small_settings(
             groups=TWO_GROUPS, routes=A_THEN_B, dispatch=QUICK | {"deliver_timeout_ms": 2_000, "batch_messages_max": 50}
         )
     )
-    server = await host.start()
-    client = await host.client()
+    server = host.server
     host.fake("fakeA").up = host.fake("fakeB").up = False
     due_ms = host.now_ms + 100
     await client.send(*[{"subject": f"a{number}", "body": "m", "due_ms": due_ms} for number in range(1_000)])
@@ -163,11 +160,10 @@ async def test_an_answer_of_a_node_that_is_no_outcome_does_not_count_as_delivere
 
 async def test_rows_for_which_a_fallback_group_has_no_room_are_not_read_again_and_again(boot: Boot) -> None:
     """With short memory each group keeps its share; what a stand-in lost of it came back to the first group, and so on."""
-    host = boot(
+    host, client = await boot.connected(
         small_settings(groups=TWO_GROUPS, routes=A_THEN_B, dispatch=QUICK | {"workers": 1}, wheel={"rows_max": 24})
     )
-    server = await host.start()
-    client = await host.client()
+    server = host.server
     host.fake("fakeA").up = False
     host.fake("fakeB").gate = trio.Event()
     await client.send(*[{"subject": "a", "body": "m", "due_ms": host.now_ms + 100} for _ in range(200)])
@@ -194,9 +190,7 @@ async def test_rows_for_which_a_fallback_group_has_no_room_are_not_read_again_an
 async def test_new_subjects_of_a_send_share_one_sync_and_one_that_is_refused_stands_alone(
     boot: Boot, columns: bool
 ) -> None:
-    host = boot(faked_settings(message={"subjects_max": 60}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(message={"subjects_max": 60}))
     await client.put("m", host.now_ms + 60_000)
     room = 60 - host.server.parts.files.names.count(SUBJECT)
     subjects = [f"new-{number}" for number in range(room + 5)]

@@ -7,7 +7,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -19,9 +19,8 @@ import pytest
 from delayserver.protocol.columns import pack_column
 from delayserver.protocol.frames import decode_reply, encode_request
 from tests.delayserver.cli.conftest import Server, serving
-from tests.fakes.host import Client, Host
+from tests.fakes.host import Boot, Client
 
-Boot = Callable[..., Host]
 MIB = 1 << 20
 FAR_MS = 1 << 45
 RECEIPT = "ffffffffffff-000000000000-000000000001"
@@ -99,9 +98,7 @@ async def answered(client: Client, operation: str, arguments: dict[str, Any]) ->
 
 @pytest.mark.parametrize("name", REFUSED)
 async def test_a_refused_request_leaves_nothing_to_the_collector(boot: Boot, name: str) -> None:
-    host = boot()
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected()
     operation, arguments = REFUSED[name]
     await answered(client, operation, arguments)
     await host.settled()

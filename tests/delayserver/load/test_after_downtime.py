@@ -20,10 +20,9 @@ from delayserver.state.memory.rows import ROW
 from store.logs.schedule_log import ScheduleKey, Source
 from store.records.batches import MessageBatch
 from tests.delayserver.replay.test_day_tier import drain_slowly
-from tests.fakes.host import Client, Host, faked_settings
+from tests.fakes.host import Boot, Client, Host, faked_settings
 from wheel.due_rows import DueRows
 
-Boot = Callable[..., Host]
 MINUTE_MS = 60_000
 DAY_MS = 86_400_000
 
@@ -47,8 +46,7 @@ async def down_for(host: Host, duration_ms: int) -> DelayServer:
 
 
 async def test_rows_of_many_overdue_minutes_are_read_together_and_leave_in_few_hand_overs(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
+    host = await boot.started(faked_settings())
     await put_over_minutes(await host.client(), host.now_ms + 5 * MINUTE_MS, 80)
     runs: list[int] = []
 
@@ -70,8 +68,7 @@ async def test_rows_of_many_overdue_minutes_are_read_together_and_leave_in_few_h
 
 @pytest.mark.parametrize("workers", [1, 2, 8])
 async def test_fresh_messages_take_turns_with_the_backlog_from_the_first_moment(boot: Boot, workers: int) -> None:
-    host = boot(faked_settings(dispatch={"batch_messages_max": 10, "workers": workers}))
-    await host.start()
+    host = await boot.started(faked_settings(dispatch={"batch_messages_max": 10, "workers": workers}))
     await put_over_minutes(await host.client(), host.now_ms + 5 * MINUTE_MS, 60, 20)
     host.fake().delay_ms = 20  # so that the backlog takes a while
     await down_for(host, 2 * 3_600_000)
@@ -97,9 +94,9 @@ async def test_fresh_messages_take_turns_with_the_backlog_from_the_first_moment(
 async def test_a_backlog_and_a_minute_larger_than_memory_take_turns(
     boot: Boot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host = boot(faked_settings(wheel={"rows_max": 50}, dispatch={"batch_messages_max": 10, "workers": 3}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(
+        faked_settings(wheel={"rows_max": 50}, dispatch={"batch_messages_max": 10, "workers": 3})
+    )
     host.clock.step(MINUTE_MS - host.now_ms % MINUTE_MS)
     await put_over_minutes(client, host.now_ms + 5 * MINUTE_MS, 40, 12)
     fresh = [host.now_ms + 60 * MINUTE_MS + 2_000 + 100 * row for row in range(500)]
@@ -127,8 +124,7 @@ async def test_a_backlog_and_a_minute_larger_than_memory_take_turns(
 
 
 async def test_a_stop_in_the_middle_of_a_backlog_is_clean_and_the_next_start_delivers_the_rest_once(boot: Boot) -> None:
-    host = boot(faked_settings(dispatch={"batch_messages_max": 10, "workers": 2}))
-    await host.start()
+    host = await boot.started(faked_settings(dispatch={"batch_messages_max": 10, "workers": 2}))
     await put_over_minutes(await host.client(), host.now_ms + 5 * MINUTE_MS, 60, 5)
     host.fake().delay_ms = 50
     await down_for(host, 2 * 3_600_000)
@@ -147,8 +143,7 @@ async def test_a_stop_in_the_middle_of_a_backlog_is_clean_and_the_next_start_del
 async def test_in_a_hand_over_of_many_files_only_unreadable_rows_wait(
     boot: Boot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host = boot(faked_settings())
-    await host.start()
+    host = await boot.started(faked_settings())
     await put_over_minutes(await host.client(), host.now_ms + 5 * MINUTE_MS, 20)
     server = await down_for(host, 2 * 3_600_000)
     gather = server.parts.files.schedule.gather
@@ -168,9 +163,7 @@ async def test_in_a_hand_over_of_many_files_only_unreadable_rows_wait(
 
 
 async def test_a_cancel_while_overdue_windows_are_read_holds(boot: Boot, monkeypatch: pytest.MonkeyPatch) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     first_ms = host.now_ms + 5 * MINUTE_MS
     results = [await client.put(str(minute), first_ms + minute * MINUTE_MS) for minute in range(30)]
     await host.settled()
@@ -203,8 +196,7 @@ async def test_a_day_of_many_minutes_is_drained_in_steps_between_which_fresh_mes
     boot: Boot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(day_tier, "DRAIN_FILES", 4, raising=False)
-    host = boot(faked_settings())
-    await host.start()
+    host = await boot.started(faked_settings())
     far_ms = (host.now_ms // DAY_MS + 4) * DAY_MS + 3_600_000
     await put_over_minutes(await host.client(), far_ms, 40)
     server = await down_for(host, far_ms + 2 * 3_600_000 - host.now_ms)
@@ -275,8 +267,7 @@ async def test_a_day_without_outcomes_is_finished_while_outcomes_of_others_wait_
     """A round of replay would wait until thousands of dispatch files are written."""
     monkeypatch.setattr(day_tier, "DRAIN_FILES", 1)
     monkeypatch.setattr(day_tier, "PIECES_MAX", 1)
-    host = boot(faked_settings())
-    await host.start()
+    host = await boot.started(faked_settings())
     far_ms = (host.now_ms // DAY_MS + 4) * DAY_MS
     await put_over_minutes(await host.client(), far_ms + 3_600_000, 3)
     await host.settled()

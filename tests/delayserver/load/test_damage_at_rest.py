@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -12,9 +11,7 @@ from delayserver.state.replay_round import Round
 from store.records.batches import OutcomeBatch
 from store.records.record import HEADER_BYTES, decode_header
 from store.records.segment import FILE_DISPATCH, FILE_HEADER_BYTES, FileHeader
-from tests.fakes.host import Host, faked_settings
-
-Boot = Callable[..., Host]
+from tests.fakes.host import Boot, Host, faked_settings
 
 
 def only_file(host: Host, folder: str, suffix: str = ".log") -> str:
@@ -28,9 +25,7 @@ def only_file(host: Host, folder: str, suffix: str = ".log") -> str:
 async def test_messages_go_on_into_a_window_whose_file_has_a_damaged_header(
     boot: Boot, offset: int, replay: str
 ) -> None:
-    host = boot(faked_settings(storage={"checkpoint_interval_ms": 1 << 40}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(storage={"checkpoint_interval_ms": 1 << 40}))
     due_ms = host.now_ms // 60_000 * 60_000 + 90_000
     await client.put("0", due_ms)
     await host.settled()
@@ -60,9 +55,7 @@ async def test_messages_go_on_into_a_window_whose_file_has_a_damaged_header(
 async def test_lookup_and_cancel_answer_around_a_damaged_record_and_name_its_hidden_messages(
     boot: Boot, place: str, part: str
 ) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     due_ms = host.now_ms // 60_000 * 60_000 + 90_000
     receipts = []
     for number in range(3):
@@ -94,9 +87,7 @@ async def test_lookup_and_cancel_answer_around_a_damaged_record_and_name_its_hid
 
 
 async def test_a_damaged_body_is_not_rescheduled_and_its_message_lives_on(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     due_ms = host.now_ms + 3_600_000
     receipts = [(await client.put(f"body {number}" * 20, due_ms))["receipt"] for number in range(2)]
     await host.stop()
@@ -117,9 +108,7 @@ async def test_a_damaged_body_is_not_rescheduled_and_its_message_lives_on(boot: 
 async def test_bytes_that_change_after_their_message_was_loaded_are_not_delivered(
     boot: Boot, blob: str, loaded: str
 ) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     due_ms = host.now_ms // 60_000 * 60_000 + 90_000
     names = "one", "two", "six"
     messages = [
@@ -129,8 +118,7 @@ async def test_bytes_that_change_after_their_message_was_loaded_are_not_delivere
     receipts = [result["receipt"] for result in (await client.request("send", {"messages": messages}))["results"]]
     if loaded == "by the loader":
         await host.settled()
-        await host.stop()
-        await host.start()
+        await host.restart()
     await host.until(lambda: len(host.server.parts.wheel) == 3, within_ms=60_000)
     path = only_file(host, "schedule_log", ".direct.log")
     place = host.disk.content(path).index(b"two") + {"ids": 0, "properties": 3 * 3 + 12, "bodies": 0}[blob]
@@ -146,8 +134,7 @@ async def test_bytes_that_change_after_their_message_was_loaded_are_not_delivere
 
 
 async def test_rows_whose_window_was_taken_between_their_record_and_its_publication_have_their_sums(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
+    host = await boot.started(faked_settings())
     publisher, publish = host.server.parts.publisher, host.server.parts.publisher.publish
 
     def publish_without(done: Round) -> None:
@@ -164,8 +151,7 @@ async def test_rows_whose_window_was_taken_between_their_record_and_its_publicat
 
 
 async def test_bytes_that_the_disk_cannot_read_hold_back_their_own_window_only(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
+    host = await boot.started(faked_settings())
     client, node = await host.client(), host.fake()
     due_ms = host.now_ms // 60_000 * 60_000 + 180_000
     for number in range(3):
@@ -178,17 +164,14 @@ async def test_bytes_that_the_disk_cannot_read_hold_back_their_own_window_only(b
     await host.sleep_ms(400_000)
     assert host.died_of is None
     assert "other window" in node.texts
-    await host.kill()
-    await host.start()
+    await host.restart_killed()
     await host.sleep_ms(5_000)
     assert host.died_of is None
     assert any(path in text for text in host.check_balance()["unreadable"])
 
 
 async def test_outcomes_of_a_damaged_record_that_is_not_counted_do_not_stand_for_a_late_message(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     due_ms = host.now_ms
     for number in range(3):
         await client.put(f"body {number}", due_ms)
@@ -205,17 +188,14 @@ async def test_outcomes_of_a_damaged_record_that_is_not_counted_do_not_stand_for
     await host.start()
     await (await host.client()).put("late", due_ms)
     await host.until(lambda: host.fake().texts[-1] == "late", within_ms=10_000)
-    await host.stop()
-    await host.start()
+    await host.restart()
     await (await host.client()).put("later", due_ms)
     await host.until(lambda: host.fake().texts[-1] == "later", within_ms=10_000)
     assert sorted(host.fake().texts) == ["body 0", "body 1", "body 2", "late", "later"]
 
 
 async def test_a_window_with_outcomes_of_messages_it_does_not_hold_is_kept_and_named(boot: Boot) -> None:
-    host = boot(faked_settings(storage={"retention_ms": 60_000}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(storage={"retention_ms": 60_000}))
     due_ms = host.now_ms // 60_000 * 60_000 + 90_000
     await client.put("m", due_ms)
     await host.settled()
@@ -232,8 +212,7 @@ async def test_a_window_with_outcomes_of_messages_it_does_not_hold_is_kept_and_n
 @pytest.mark.parametrize("again", [False, True])
 async def test_an_outcome_whose_message_is_gone_does_not_stand_for_another_message(boot: Boot, again: bool) -> None:
     """A crash takes the schedule file, damage the record in message_log; dispatch_log kept the outcome."""
-    host = boot(faked_settings(storage={"checkpoint_interval_ms": 1 << 40}))
-    await host.start()
+    host = await boot.started(faked_settings(storage={"checkpoint_interval_ms": 1 << 40}))
     due_ms = host.now_ms + 3_000
     client = await host.client()
     await client.put("gone", due_ms)
@@ -264,9 +243,7 @@ async def test_an_outcome_whose_message_is_gone_does_not_stand_for_another_messa
 async def test_a_message_in_memory_is_not_rescheduled_from_its_damaged_record_and_can_be_cancelled(
     boot: Boot, part: str
 ) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     due_ms = host.now_ms + 3_600_000
     receipt = (await client.put("body" * 20, due_ms))["receipt"]
     await host.settled()
@@ -285,9 +262,7 @@ async def test_a_message_in_memory_is_not_rescheduled_from_its_damaged_record_an
 
 
 async def test_outcomes_of_another_server_hold_back_their_window_and_end_no_server(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     start_ms = (host.now_ms // 60_000 + 1) * 60_000
     await client.put("done", start_ms + 10_000)
     await client.put("held back", start_ms + 50_000)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from random import Random
 
 import numpy as np
@@ -17,10 +16,8 @@ from delayserver.protocol.columns import pack_column
 from delayserver.state.memory.loaded_rows import LoadedRows
 from store.logs.schedule_log import ScheduleKey, Source
 from store.records.segment import FILE_DISPATCH, FileHeader
-from tests.fakes.host import Client, Host, faked_settings
+from tests.fakes.host import Boot, Client, Host, faked_settings
 from wheel.keys import Key
-
-Boot = Callable[..., Host]
 
 
 async def put_columns(client: Client, due_ms: list[int]) -> None:
@@ -31,9 +28,9 @@ async def put_columns(client: Client, due_ms: list[int]) -> None:
 
 
 async def test_more_rows_than_memory_may_hold_are_loaded_in_slices_and_delivered_once(boot: Boot) -> None:
-    host = boot(faked_settings(wheel={"rows_max": 50, "slice_rows": 16}, dispatch={"batch_messages_max": 8}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(
+        faked_settings(wheel={"rows_max": 50, "slice_rows": 16}, dispatch={"batch_messages_max": 8})
+    )
     chance = Random(5)
     held = 0
     for _ in range(10):
@@ -55,9 +52,7 @@ async def test_more_rows_than_memory_may_hold_are_loaded_in_slices_and_delivered
 
 @pytest.mark.parametrize("late_rows", [1, 60])
 async def test_a_window_that_comes_late_does_not_wait_behind_later_ones(boot: Boot, late_rows: int) -> None:
-    host = boot(faked_settings(wheel={"rows_max": 100, "load_ahead_ms": 180_000}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(wheel={"rows_max": 100, "load_ahead_ms": 180_000}))
     start_ms = host.now_ms // 60_000 * 60_000
     later = [start_ms + 60_000 * minute + 30_000 + row for minute in (2, 3) for row in range(45)]
     await put_columns(client, later)
@@ -76,9 +71,7 @@ async def test_a_window_that_comes_late_does_not_wait_behind_later_ones(boot: Bo
 
 @pytest.mark.parametrize("late_rows", [1, 60])
 async def test_overdue_messages_do_not_wait_behind_the_rest_of_this_minute(boot: Boot, late_rows: int) -> None:
-    host = boot(faked_settings(wheel={"rows_max": 100}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(wheel={"rows_max": 100}))
     await host.sleep_ms(60_000 - host.now_ms % 60_000)
     this_minute = [host.now_ms + 20_000 + 200 * row for row in range(150)]
     await put_columns(client, this_minute)
@@ -96,9 +89,7 @@ async def test_overdue_messages_do_not_wait_behind_the_rest_of_this_minute(boot:
 
 
 async def test_a_window_that_cannot_be_read_takes_no_memory_from_later_ones(boot: Boot) -> None:
-    host = boot(faked_settings(wheel={"rows_max": 100, "load_ahead_ms": 900_000}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(wheel={"rows_max": 100, "load_ahead_ms": 900_000}))
     start_ms = host.now_ms // 60_000 * 60_000
     receipt = (await client.put("cancelled", start_ms + 60_000))["receipt"]
     await client.put("pending", start_ms + 60_000)
@@ -119,9 +110,7 @@ async def test_a_window_that_cannot_be_read_takes_no_memory_from_later_ones(boot
 
 
 async def test_far_messages_cost_no_row_in_memory(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     for hour in range(1, 11):
         await put_columns(client, [host.now_ms + hour * 3_600_000 + i for i in range(1_000)])
     await host.settled()
@@ -131,9 +120,9 @@ async def test_far_messages_cost_no_row_in_memory(boot: Boot) -> None:
 
 
 async def test_a_hot_millisecond_larger_than_memory_is_delivered_once(boot: Boot) -> None:
-    host = boot(faked_settings(wheel={"rows_max": 100, "slice_rows": 30}, dispatch={"batch_messages_max": 30}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(
+        faked_settings(wheel={"rows_max": 100, "slice_rows": 30}, dispatch={"batch_messages_max": 30})
+    )
     due_ms = host.now_ms + 30_000
     for _ in range(4):
         await put_columns(client, [due_ms] * 250)
@@ -145,9 +134,7 @@ async def test_a_hot_millisecond_larger_than_memory_is_delivered_once(boot: Boot
 
 
 async def test_damage_in_one_window_is_reported_and_the_others_go_on(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     first_ms = host.now_ms // 60_000 * 60_000 + 120_000
     for window in range(3):
         await client.put(f"w{window}" + "x" * 200, first_ms + window * 60_000 + 5_000)
@@ -250,9 +237,8 @@ async def test_a_large_window_enters_memory_in_small_steps_and_a_cancel_between_
     boot: Boot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loader, "STEP_ROWS", 10, raising=False)
-    host = boot(faked_settings())
-    server = await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
+    server = host.server
     due_ms = host.now_ms + 3 * 60_000
     results = await client.send(*[{"subject": "s", "body": "x", "due_ms": due_ms + row} for row in range(100)])
     await host.settled()

@@ -20,10 +20,9 @@ from store.logs.schedule_log import ScheduleKey
 from store.records.segment import Segment
 from tests.delayserver.dispatch.test_broker_group import A_THEN_B, EACH_ITS_OWN, QUICK, TWO_GROUPS, put_many
 from tests.delayserver.dispatch.test_order_of_keys import inversions, put_keyed
-from tests.fakes.host import Host, faked_settings, small_settings
+from tests.fakes.host import Boot, faked_settings, small_settings
 from wheel.keys import KEY_LOWEST, Key
 
-Boot = Callable[..., Host]
 # What is sent to `c` has no stand-in.
 ONE_ALONE = (RouteSettings("a*", ("fakeA", "fakeB")), RouteSettings("c*", ("fakeA",)), RouteSettings("*", ("fakeB",)))
 
@@ -47,9 +46,10 @@ def count_reads(server: DelayServer, at_most: int = 1 << 30) -> list[int]:
 async def test_rows_that_leave_memory_while_their_window_is_read_back_are_read_back_too(
     boot: Boot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host = boot(faked_settings(dispatch=QUICK | {"queue_rows_max": 20, "batch_messages_max": 5, "workers": 1}))
-    server = await host.start()
-    client = await host.client()
+    host, client = await boot.connected(
+        faked_settings(dispatch=QUICK | {"queue_rows_max": 20, "batch_messages_max": 5, "workers": 1})
+    )
+    server = host.server
     reading, go_on = trio.Event(), trio.Event()
 
     async def slow(name: str, work: Callable[[], Any]) -> Any:
@@ -121,9 +121,8 @@ async def test_a_window_with_more_rows_than_are_read_at_once_is_read_back_in_par
 async def test_a_window_that_is_decided_and_retired_before_it_is_read_back_is_done(boot: Boot) -> None:
     storage = {"window_ms": 1_000, "retention_ms": 10_000}
     dispatch = QUICK | {"queue_rows_max": 10, "batch_messages_max": 5, "workers": 1}
-    host = boot(faked_settings(storage=storage, dispatch=dispatch))
-    server = await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(storage=storage, dispatch=dispatch))
+    server = host.server
     host.fake().up = False
     await put_many(client, 12, host.now_ms, "s")
     (group,) = server.parts.groups
@@ -145,9 +144,8 @@ async def test_a_window_that_is_decided_and_retired_before_it_is_read_back_is_do
 async def test_a_window_that_retention_takes_while_it_is_read_back_is_done(
     boot: Boot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host = boot(faked_settings())
-    server = await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
+    server = host.server
     due_ms = host.now_ms
     await client.put("m", due_ms)
     await host.until(lambda: host.fake().texts == ["m"])
@@ -170,9 +168,7 @@ async def test_a_window_that_retention_takes_while_it_is_read_back_is_done(
 
 async def test_rows_without_a_fallback_group_do_not_keep_later_rows_from_theirs(boot: Boot) -> None:
     dispatch = QUICK | {"queue_rows_max": 20, "batch_messages_max": 5}
-    host = boot(small_settings(groups=TWO_GROUPS, routes=ONE_ALONE, dispatch=dispatch))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings(groups=TWO_GROUPS, routes=ONE_ALONE, dispatch=dispatch))
     stand_in = host.fake("fakeB")
     host.fake("fakeA").up = False
     await put_many(client, 30, host.now_ms, "c")
@@ -194,9 +190,9 @@ async def test_rows_without_a_fallback_group_do_not_keep_later_rows_from_theirs(
 async def test_rows_of_keys_beyond_the_share_of_a_group_that_is_down_are_not_read_again_and_again(boot: Boot) -> None:
     """What is read back beyond the share of the group would leave memory in the same moment."""
     dispatch = QUICK | {"batch_messages_max": 3}
-    host = boot(small_settings(groups=TWO_GROUPS, routes=ONE_ALONE, wheel={"rows_max": 24}, dispatch=dispatch))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(
+        small_settings(groups=TWO_GROUPS, routes=ONE_ALONE, wheel={"rows_max": 24}, dispatch=dispatch)
+    )
     count_reads(host.server, at_most=5_000)
     host.fake("fakeA").up = False
     for subject in "ca":
@@ -212,9 +208,8 @@ async def test_rows_of_keys_beyond_the_share_of_a_group_that_is_down_are_not_rea
 async def test_rows_that_left_memory_come_back_to_their_fallback_group_while_others_wait(boot: Boot) -> None:
     """Both groups are down when they come, and the queue of the first stays full of rows that have no stand-in."""
     dispatch = QUICK | {"queue_rows_max": 20, "batch_messages_max": 5}
-    host = boot(small_settings(groups=TWO_GROUPS, routes=ONE_ALONE, dispatch=dispatch))
-    server = await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings(groups=TWO_GROUPS, routes=ONE_ALONE, dispatch=dispatch))
+    server = host.server
     first, second = host.fake("fakeA"), host.fake("fakeB")
     first.up = second.up = False
     await client.put("shows that it is down", host.now_ms, subject="b")
@@ -266,9 +261,9 @@ async def test_each_row_is_delivered_once_whichever_groups_were_down_while_it_wa
     chance = Random(seed)
     dispatch = QUICK | {"queue_rows_max": 20, "batch_messages_max": 5, "workers": chance.choice([1, 3])}
     storage, wheel = {"window_ms": 1_000}, {"rows_max": chance.choice([60, 1_000]), "load_ahead_ms": 2_000}
-    host = boot(small_settings(groups=TWO_GROUPS, routes=ONE_ALONE, dispatch=dispatch, storage=storage, wheel=wheel))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(
+        small_settings(groups=TWO_GROUPS, routes=ONE_ALONE, dispatch=dispatch, storage=storage, wheel=wheel)
+    )
     fakes, sent = (host.fake("fakeA"), host.fake("fakeB")), 0
     for _ in range(60):
         for fake in fakes:
@@ -291,9 +286,8 @@ async def test_each_row_is_delivered_once_whichever_groups_were_down_while_it_wa
 async def test_a_load_of_the_near_future_looks_at_no_row_that_waits_in_a_queue(
     boot: Boot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host = boot(faked_settings(dispatch=QUICK | {"workers": 1}))
-    server = await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(dispatch=QUICK | {"workers": 1}))
+    server = host.server
     host.fake().up = False
     await put_many(client, 200, host.now_ms, "s")
     (group,) = server.parts.groups
@@ -317,9 +311,8 @@ async def test_a_load_of_the_near_future_looks_at_no_row_that_waits_in_a_queue(
 
 
 async def test_rows_of_a_window_that_is_loaded_again_are_found_in_the_queue_where_they_wait(boot: Boot) -> None:
-    host = boot(faked_settings(dispatch=QUICK | {"workers": 1}))
-    server = await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(dispatch=QUICK | {"workers": 1}))
+    server = host.server
     host.fake().up = False
     due_ms = host.now_ms + 500
     await put_many(client, 50, due_ms, "s")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,7 +12,7 @@ import pytest
 from delayserver.metrics.server_families import server_families
 from delayserver.protocol.figure_fields import Field, Kind, fields_of, figures
 from delayserver.protocol.figures import Figures
-from tests.fakes.host import Host, small_settings
+from tests.fakes.host import Boot, small_settings
 
 ROOT = Path(__file__).parents[3]
 OF_GATEWAY = ("http_requests_total", "http_request_duration_seconds", "http_requests_in_flight")
@@ -128,10 +128,8 @@ def test_a_document_names_only_metrics_that_exist(page: str) -> None:
     assert set(re.findall(r"\bdelayserver_\w+", (ROOT / page).read_text())) - known == set()
 
 
-async def test_a_server_has_each_field_and_only_metrics_of_the_table(boot: Callable[..., Host]) -> None:
-    host = boot(small_settings())
-    await host.start()
-    client = await host.client()
+async def test_a_server_has_each_field_and_only_metrics_of_the_table(boot: Boot) -> None:
+    host, client = await boot.connected(small_settings())
     await client.send(
         *[{"subject": "s", "body": "", "due_ms": host.now_ms + delay_ms} for delay_ms in (300, 3_600_000)]
     )

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.fakes.host import Client, Host, small_settings
-
-Boot = Callable[..., Host]
+from tests.fakes.host import Boot, Client, small_settings
 
 
 async def pull(client: Client, subject: str, group: str, **more: Any) -> list[dict[str, Any]]:
@@ -23,9 +20,8 @@ async def pull(client: Client, subject: str, group: str, **more: Any) -> list[di
 async def test_an_ack_or_nack_of_names_never_seen_stores_neither(
     boot: Boot, operation: str, subject: str, group: str
 ) -> None:
-    host = boot(small_settings())
-    server = await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings())
+    server = host.server
     await client.put("m", host.now_ms)
     await host.sleep_ms(100)
     before = len(server.parts.files.names)
@@ -36,9 +32,8 @@ async def test_an_ack_or_nack_of_names_never_seen_stores_neither(
 
 
 async def test_a_pull_of_a_subject_never_seen_stores_nothing_and_is_answered_empty(boot: Boot) -> None:
-    host = boot(small_settings())
-    server = await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings())
+    server = host.server
     before = len(server.parts.files.names)
     assert await pull(client, "misspelt", "g") == []
     assert await pull(client, "misspelt", "g", wait_ms=1_000) == []
@@ -47,8 +42,7 @@ async def test_a_pull_of_a_subject_never_seen_stores_nothing_and_is_answered_emp
 
 
 async def test_a_pull_waits_for_the_first_message_of_a_subject(boot: Boot) -> None:
-    host = boot(small_settings())
-    await host.start()
+    host = await boot.started(small_settings())
     waiting, also, client = [await host.client() for _ in range(3)]
     asked = [
         (one, await one.ask("pull", {"subject": "first", "group": group, "wait_ms": 60_000}))
@@ -78,9 +72,8 @@ async def test_a_waiting_pull_of_a_subject_never_seen_ends_in_its_time_and_with_
 
 
 async def test_groups_have_a_bound_of_their_own_that_hello_and_status_tell(boot: Boot) -> None:
-    host = boot(small_settings(message={"subjects_max": 2}, broker={"groups_max": 2}))
-    server = await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings(message={"subjects_max": 2}, broker={"groups_max": 2}))
+    server = host.server
     await client.send(*[{"subject": name, "body": "m", "due_ms": host.now_ms} for name in ("a", "b")])
     await host.sleep_ms(100)
     for group in ("one", "two"):
@@ -117,8 +110,7 @@ async def test_the_bound_of_a_groups_waiting_pulls_holds_before_the_first_messag
 
 
 async def test_reads_that_wait_for_a_first_message_count_among_those_that_wait(boot: Boot) -> None:
-    host = boot(small_settings(broker={"waiting_pulls_max": 2}))
-    await host.start()
+    host = await boot.started(small_settings(broker={"waiting_pulls_max": 2}))
     waiting, client = await host.client(), await host.client()
     read = {"subject": "never", "position": 0, "wait_ms": 60_000}
     for _ in range(2):

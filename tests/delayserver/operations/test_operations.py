@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import msgpack
@@ -14,17 +13,16 @@ from delayserver.protocol.columns import U32, pack_column
 from store.logs.dispatch_log import DispatchKey
 from store.records.batches import I64, OutcomeBatch
 from store.records.scan import Damage
-from tests.fakes.host import Host, fake_group, faked_settings, small_settings, texts
+from tests.fakes.host import Boot, Host, fake_group, faked_settings, small_settings, texts
 
-Boot = Callable[..., Host]
 DAY_MS = 86_400_000
 COLUMNS = {"count": 1, "delay_ms": 0, "bodies": b"", "body_length": 0}
 
 
 async def test_a_bad_row_never_fails_its_neighbours(boot: Boot) -> None:
-    host = boot(faked_settings(message={"body_bytes_max": 100, "properties_bytes_max": 50, "subjects_max": 8}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(
+        faked_settings(message={"body_bytes_max": 100, "properties_bytes_max": 50, "subjects_max": 8})
+    )
     good = {"subject": "s", "body": "ok", "due_ms": host.now_ms + 50}
     bad: list[tuple[Any, str]] = [
         ("not a map", "invalid_argument"),
@@ -64,9 +62,7 @@ async def test_a_bad_row_never_fails_its_neighbours(boot: Boot) -> None:
 
 
 async def test_a_bad_row_in_columns_never_fails_its_neighbours(boot: Boot) -> None:
-    host = boot(faked_settings(message={"body_bytes_max": 10}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(message={"body_bytes_max": 10}))
     now_ms = host.now_ms
     properties = msgpack.packb({"k": "v"})
     lengths = np.array([2, 11, 2, 2, 2, 2], "<u4")
@@ -136,17 +132,13 @@ async def test_a_bad_row_in_columns_never_fails_its_neighbours(boot: Boot) -> No
 async def test_a_request_that_makes_no_sense_is_refused_by_name(
     boot: Boot, operation: str, arguments: dict[str, Any], error: str
 ) -> None:
-    host = boot(small_settings(message={"batch_messages_max": 5}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings(message={"batch_messages_max": 5}))
     assert await client.refused(operation, arguments) == error
     await client.put("m", host.now_ms)
 
 
 async def test_receipts_that_are_foreign_or_none_have_their_own_errors(boot: Boot) -> None:
-    host = boot()
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected()
     receipt = (await client.put("m", host.now_ms + 60_000))["receipt"]
     foreign = "0" * 11 + "1" + receipt[12:]
     never = receipt[:-12] + "f" * 12
@@ -165,9 +157,7 @@ async def reschedule(host: Host, item: dict[str, Any]) -> dict[str, Any]:
 
 
 async def test_reschedule_replaces_the_message_in_one_step_and_keeps_its_unchanged_fields(boot: Boot) -> None:
-    host = boot()
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected()
     due_ms = host.now_ms + 60_000
     old = await client.put("body", due_ms, message_id="mine", properties={"k": "v"}, expires_ms=due_ms + DAY_MS)
     new = await reschedule(host, {"receipt": old["receipt"], "due_ms": host.now_ms + 300})
@@ -190,9 +180,7 @@ async def test_reschedule_replaces_the_message_in_one_step_and_keeps_its_unchang
 
 
 async def test_reschedule_keeps_when_the_message_expires(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     due_ms = host.now_ms + 1_000
     old = await client.put("m", due_ms, expires_ms=due_ms + 500)
     new = await reschedule(host, {"receipt": old["receipt"], "due_ms": due_ms + 2_000})
@@ -203,9 +191,7 @@ async def test_reschedule_keeps_when_the_message_expires(boot: Boot) -> None:
 
 
 async def test_reschedule_to_the_same_due_time_with_the_same_id_is_delivered_once(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     due_ms = host.now_ms + 500
     old = await client.put("old", due_ms, message_id="mine")
     new = await reschedule(host, {"receipt": old["receipt"], "due_ms": due_ms, "body": "new"})
@@ -222,9 +208,7 @@ async def test_reschedule_to_the_same_due_time_with_the_same_id_is_delivered_onc
 
 
 async def test_reschedule_of_a_message_that_cannot_be_cancelled_says_why_and_sends_nothing(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     due_ms = host.now_ms + 100
     delivered, cancelled = [(await client.put("m", due_ms))["receipt"] for _ in range(2)]
     await client.cancel(cancelled)
@@ -243,17 +227,14 @@ async def test_reschedule_of_a_message_that_cannot_be_cancelled_says_why_and_sen
 
 @pytest.mark.parametrize("seed", range(6))
 async def test_a_crash_leaves_a_reschedule_done_or_not_done(boot: Boot, seed: int) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     old = await client.put("old", host.now_ms + 1_000)
     host.disk.crash_after(1 + seed % 3)
     await client.ask(
         "reschedule", {"items": [{"receipt": old["receipt"], "due_ms": host.now_ms + 1_500, "body": "new"}]}
     )
     await host.sleep_ms(100)
-    await host.lose_power(seed)
-    await host.start()
+    await host.restart_unpowered(seed)
     await host.sleep_ms(2_500)
     assert host.fake().texts in (["old"], ["new"])
     await host.settled()
@@ -275,11 +256,9 @@ async def test_route_names_the_nodes_with_their_weights(boot: Boot) -> None:
 
 async def test_route_says_which_nodes_are_alive_and_since_when(boot: Boot) -> None:
     group = fake_group("fakes", "fakeA", "fakeB")
-    host = boot(
+    host, client = await boot.connected(
         small_settings(groups=(group,), routes=(RouteSettings("*", ("fakes",)),), dispatch={"backoff_ms_max": 500})
     )
-    await host.start()
-    client = await host.client()
 
     async def states() -> dict[str, tuple[str, int]]:
         nodes = (await client.request("route", {"group": "fakes"}))["nodes"]
@@ -305,9 +284,7 @@ async def test_route_says_which_nodes_are_alive_and_since_when(boot: Boot) -> No
 
 
 async def test_lookup_answers_every_outcome(boot: Boot) -> None:
-    host = boot(small_settings(storage={"retention_ms": 120_000}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings(storage={"retention_ms": 120_000}))
     due_ms = host.now_ms + 100
     delivered = (await client.put("delivered", due_ms, message_id="id"))["receipt"]
     copy = (await client.put("copy", due_ms, message_id="id"))["receipt"]
@@ -325,8 +302,7 @@ async def test_lookup_answers_every_outcome(boot: Boot) -> None:
     assert await client.lookup(*names) == ["retired"] * 4 + ["pending"]
     assert await client.cancel(delivered) == ["retired"]
     host.check_balance(pending=1)
-    await host.kill()
-    await host.start()
+    await host.restart_killed()
     host.check_balance(pending=1)
     assert await (await host.client()).lookup(*names) == ["retired"] * 4 + ["pending"]
 
@@ -335,9 +311,7 @@ async def test_a_file_of_outcomes_is_read_once_for_all_messages_of_a_request(
     boot: Boot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("delayserver.operations.messages.message_states.INLINE_READ_BYTES_MAX", 0)
-    host = boot()
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected()
     due_ms = host.now_ms // 60_000 * 60_000 + 60_000
     receipts = [(await client.put(f"m{index}", due_ms + index))["receipt"] for index in range(20)]
     await host.sleep_ms(61_000)
@@ -358,9 +332,7 @@ async def test_a_file_of_outcomes_is_read_once_for_all_messages_of_a_request(
 
 
 async def test_the_longest_delay_is_taken_and_one_more_is_not(boot: Boot) -> None:
-    host = boot()
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected()
     longest = host.settings.message.delay_ms_max
     await host.sleep_ms(0.4)  # a clock between two milliseconds
     taken, refused = await client.send(
@@ -370,9 +342,7 @@ async def test_the_longest_delay_is_taken_and_one_more_is_not(boot: Boot) -> Non
 
 
 async def test_a_derived_id_names_its_message_under_its_own_subject_alone(boot: Boot) -> None:
-    host = boot()
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected()
     due_ms = host.now_ms + 60_000
     mine = await client.put("m", due_ms, subject="mine")
     await client.put("other", due_ms, subject="other")
@@ -403,17 +373,13 @@ async def test_a_derived_id_names_its_message_under_its_own_subject_alone(boot: 
 
 
 async def test_a_cancel_of_no_items_is_an_invalid_argument(boot: Boot) -> None:
-    host = boot()
-    await host.start()
-    client = await host.client()
+    _, client = await boot.connected()
     assert await client.refused("cancel", {"count": 0, "sequence": b"", "due_ms": b""}) == "invalid_argument"
 
 
 async def test_a_subject_without_a_route_is_routed_as_it_is_delivered(boot: Boot) -> None:
     groups = (fake_group("first", "fake1"), fake_group("second", "fake2"))
-    host = boot(small_settings(groups=groups, routes=(RouteSettings("b.*", ("second",)),)))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings(groups=groups, routes=(RouteSettings("b.*", ("second",)),)))
     await client.put("m", host.now_ms + 100, subject="nobody's")
     await host.until(lambda: host.fake("fake1").texts == ["m"])
     assert (await client.request("route", {"subject": "nobody's"}))["group"] == "first"
@@ -423,9 +389,7 @@ async def test_a_subject_without_a_route_is_routed_as_it_is_delivered(boot: Boot
 async def test_half_given_arguments_are_refused_and_not_ignored(boot: Boot) -> None:
     """Ids that are dropped cost the sender, without a word, that a repeated send is one message. A name without an id would
     be `unknown`, which says that it was never accepted. A redispatch cannot be undone."""
-    host = boot()
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected()
     due_ms = host.now_ms + 60_000
     columns = {"subject": "s", "due_ms": due_ms, "count": 2, "bodies": b"ab", "body_length": 1}
     for wrong in (

@@ -8,16 +8,13 @@ from __future__ import annotations
 import gc
 import sys
 import types
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from delayserver.protocol.errors import DelayServerError
-from tests.fakes.host import Client, Host, small_settings
-
-Boot = Callable[..., Host]
+from tests.fakes.host import Boot, Client, Host, small_settings
 
 _NO_STATE = (types.ModuleType, type, types.FunctionType, types.CodeType, types.FrameType, types.CoroutineType)
 # The clock, the scheduler and the disk are fakes: what they remember is not the server's.
@@ -80,9 +77,8 @@ async def ask_all(client: Client, host: Host, receipts: list[str], turn: int) ->
 
 
 async def test_requests_that_only_read_grow_nothing(boot: Boot) -> None:
-    host = boot(small_settings())
-    server = await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings())
+    server = host.server
     now, later = host.now_ms, host.now_ms + 3_600_000
     await client.send(*[{"subject": f"s.{number}", "body": "x", "due_ms": now} for number in range(1_500)])
     kept = await client.send(*[{"subject": f"later.{number}", "body": "x", "due_ms": later} for number in range(600)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -17,10 +17,8 @@ from store.records.id_hash import hash_id
 from store.records.record import HEADER_BYTES, decode_header
 from store.records.versions import lowest_schema
 from tests.fakes.clock import SimulatedClock
-from tests.fakes.host import Client, Host, small_settings
+from tests.fakes.host import Boot, Client, small_settings
 from tests.fakes.network import FakeNetwork
-
-Boot = Callable[..., Host]
 
 GIVEN = {"tag": "paid", "order_key": "käse"}
 
@@ -35,9 +33,8 @@ async def send_columns(client: Client, due_ms: int | bytes, **more: Any) -> dict
 
 
 async def test_tags_and_order_keys_of_rows_and_columns_come_back_in_rows_and_columns(boot: Boot) -> None:
-    host = boot(small_settings())
-    server = await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings())
+    server = host.server
     await client.put("plain", host.now_ms + 100)
     await client.put("rare", host.now_ms + 110, **GIVEN)
     columns = {"tags": ["paid", "new"], "tag_index": np.array([0, 2, 1], "<u4").tobytes()}
@@ -62,9 +59,7 @@ async def test_tags_and_order_keys_of_rows_and_columns_come_back_in_rows_and_col
 
 
 async def test_messages_without_tags_and_keys_cost_no_byte_on_the_wire_nor_a_newer_record(boot: Boot) -> None:
-    host = boot(small_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings())
     await client.put("one", host.now_ms)
     await send_columns(client, host.now_ms)
     await host.sleep_ms(200)
@@ -94,16 +89,13 @@ def test_a_record_has_the_newer_version_only_for_rows_that_need_it(column: str) 
 
 
 async def test_tags_and_order_keys_stay_through_restart_reschedule_and_redelivery(boot: Boot) -> None:
-    host = boot(small_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings())
     sent = await client.put("later", host.now_ms + 60_000, message_id="m", **GIVEN)
     (moved,) = (
         await client.request("reschedule", {"items": [{"receipt": sent["receipt"], "due_ms": host.now_ms + 2_000}]})
     )["results"]
     assert moved["outcome"] == "cancelled"
-    await host.lose_power()
-    await host.start()
+    await host.restart_unpowered()
     client = await host.client()
     await host.sleep_ms(4_000)
     (message,) = await client.pull()
@@ -121,12 +113,9 @@ async def test_tags_and_order_keys_stay_through_restart_reschedule_and_redeliver
 
 async def test_a_node_on_another_host_gets_tags_and_order_keys(boot: Boot) -> None:
     network, clock = FakeNetwork(), SimulatedClock()
-    node = boot(name="node", role=BROKER, network=network, clock=clock)
-    await node.start()
+    node = await boot.started(name="node", role=BROKER, network=network, clock=clock)
     group = GroupSettings("default", (NodeSettings("node:1"),))
-    host = boot(small_settings(groups=(group,)), name="server", network=network, clock=clock)
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings(groups=(group,)), name="server", network=network, clock=clock)
     await client.put("plain", host.now_ms)
     await client.put("rare", host.now_ms, **GIVEN)
     await client.put("keyed", host.now_ms, order_key="k")
@@ -146,12 +135,11 @@ async def test_a_node_on_another_host_gets_tags_and_order_keys(boot: Boot) -> No
 
 async def test_a_node_refuses_the_rows_whose_tag_has_no_room_and_takes_the_others(boot: Boot) -> None:
     network, clock = FakeNetwork(), SimulatedClock()
-    node = boot(small_settings(message={"tags_max": 1}), name="node", role=BROKER, network=network, clock=clock)
-    await node.start()
+    node = await boot.started(
+        small_settings(message={"tags_max": 1}), name="node", role=BROKER, network=network, clock=clock
+    )
     group = GroupSettings("default", (NodeSettings("node:1"),))
-    host = boot(small_settings(groups=(group,)), name="server", network=network, clock=clock)
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings(groups=(group,)), name="server", network=network, clock=clock)
     for tag in ("one", "two"):
         await client.put(tag, host.now_ms, tag=tag)
     await client.put("none", host.now_ms)
@@ -177,9 +165,7 @@ async def test_a_node_refuses_the_rows_whose_tag_has_no_room_and_takes_the_other
 async def test_a_bad_row_is_refused_by_name_beside_its_neighbours(
     boot: Boot, field: str, value: object, error: str
 ) -> None:
-    host = boot(small_settings(message={"tags_max": 2}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings(message={"tags_max": 2}))
     good = {"subject": "s", "body": "x", "due_ms": host.now_ms + 60_000}
     await client.send(good | {"tag": "first"}, good | {"tag": "second"})
     results = await client.send(good, good | {field: value}, good | {"tag": "second", "order_key": "x" * 255})
@@ -187,9 +173,7 @@ async def test_a_bad_row_is_refused_by_name_beside_its_neighbours(
 
 
 async def test_bad_rows_of_columns_are_refused_and_bad_columns_refuse_all(boot: Boot) -> None:
-    host = boot(small_settings(message={"tags_max": 2}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings(message={"tags_max": 2}))
     due_ms = host.now_ms + 60_000
     index = np.array([1, 2, 3], "<u4").tobytes()
     reply = await send_columns(client, due_ms, tags=["a", "b\x07", "c"], tag_index=index)

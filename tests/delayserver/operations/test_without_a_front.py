@@ -21,9 +21,7 @@ from delayserver.protocol.outcomes import Outcome
 from delayserver.protocol.schema.groups import ListGroups
 from delayserver.runtime.fair_shares import Account
 from delayserver.runtime.fair_turns import Work
-from tests.fakes.host import Host
-
-Boot = Callable[..., Host]
+from tests.fakes.host import Boot, Host
 
 
 def delay_of(host: Host) -> DelayOperations:
@@ -46,8 +44,7 @@ async def send(host: Host, *messages: object) -> SentRows:
 
 
 async def test_a_bad_message_is_answered_by_its_place_beside_a_good_one(boot: Boot) -> None:
-    host = boot()
-    await host.start()
+    host = await boot.started()
     sent = await send(host, {"subject": "s"}, {"subject": "s", "body": "m", "delay_ms": 60_000})
     (refused,) = sent.rejections
     assert refused.index == 0 and isinstance(refused.error, InvalidArgument)
@@ -57,8 +54,7 @@ async def test_a_bad_message_is_answered_by_its_place_beside_a_good_one(boot: Bo
 
 
 async def test_a_message_is_found_moved_and_cancelled_by_its_message_id(boot: Boot) -> None:
-    host = boot()
-    await host.start()
+    host = await boot.started()
     delay, due_ms = delay_of(host), host.now_ms + 60_000
     sent = await send(host, {"subject": "s", "body": "m", "due_ms": due_ms, "message_id": "mine"})
     receipt = sent.messages[0][0]
@@ -77,8 +73,7 @@ async def test_a_message_is_found_moved_and_cancelled_by_its_message_id(boot: Bo
 
 
 async def test_columns_go_in_and_come_out_as_arrays(boot: Boot) -> None:
-    host = boot()
-    await host.start()
+    host = await boot.started()
     due = DueColumn(np.array([1_000, -1, 2_000]), are_delays=True)
     bodies = make_ragged(b"abc", np.ones(3, np.uint32))
     answers: list[SentColumns | DelayServerError] = []
@@ -93,8 +88,7 @@ async def test_columns_go_in_and_come_out_as_arrays(boot: Boot) -> None:
 
 
 async def test_a_pull_hands_messages_to_its_caller_and_takes_lost_ones_back(boot: Boot) -> None:
-    host = boot()
-    await host.start()
+    host = await boot.started()
     operations = host.server.parts.operations([host.server.address])
     consuming = operations.consuming
     pull = Pull("s", "g", max_messages=10, max_bytes=1 << 20, wait_ms=5_000, ack_timeout_ms=60_000)
@@ -119,8 +113,7 @@ async def test_a_pull_hands_messages_to_its_caller_and_takes_lost_ones_back(boot
 
 
 async def test_a_caller_ends_its_wait_by_the_scope_that_it_gave(boot: Boot) -> None:
-    host = boot()
-    await host.start()
+    host = await boot.started()
     pull = Pull("s", "g", max_messages=10, max_bytes=1 << 20, wait_ms=60_000, ack_timeout_ms=60_000)
     waiting, answered = trio.CancelScope(), []
 

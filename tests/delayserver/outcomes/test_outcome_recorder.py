@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -17,16 +16,12 @@ from store.errors import SyncFailedError
 from store.logs.dispatch_log import DispatchKey
 from store.records.batches import OutcomeBatch
 from tests.fakes.disk import FakeDisk
-from tests.fakes.host import Host, faked_settings
-
-Boot = Callable[..., Host]
+from tests.fakes.host import Boot, Host, faked_settings
 
 
 async def test_on_a_full_disk_outcomes_wait_and_nothing_is_delivered_twice(boot: Boot) -> None:
     disk = FakeDisk()
-    host = boot(faked_settings(), disk=disk)
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(), disk=disk)
     receipts = [(await client.put(str(i), host.now_ms + 1_000 + i * 400))["receipt"] for i in range(10)]
     await host.settled()
     disk.capacity_bytes = disk.used_bytes
@@ -39,8 +34,7 @@ async def test_on_a_full_disk_outcomes_wait_and_nothing_is_delivered_twice(boot:
     await host.settled()
     assert host.check_balance(pending=0)["delivered"] == 10
     assert status["delivered"] <= 10
-    await host.lose_power(1)
-    await host.start()
+    await host.restart_unpowered(1)
     await host.sleep_ms(500)
     assert len(host.fake().stored) == 10
     host.check_balance(pending=0)
@@ -50,8 +44,9 @@ async def test_every_file_of_a_flush_that_met_a_full_disk_is_synced_before_it_co
     """The first file has room in its last page, the second needs a page that is not there yet."""
     for seed in range(6):
         disk = FakeDisk()
-        host = boot(faked_settings(storage={"checkpoint_interval_ms": 1 << 40}), disk=disk, name=f"host{seed}")
-        await host.start()
+        host = await boot.started(
+            faked_settings(storage={"checkpoint_interval_ms": 1 << 40}), disk=disk, name=f"host{seed}"
+        )
         recorder, decided = host.server.parts.recorder, host.server.parts.decided
         first_ms = host.now_ms // 60_000 * 60_000
         decided.add(_outcomes([1], first_ms))
@@ -64,8 +59,7 @@ async def test_every_file_of_a_flush_that_met_a_full_disk_is_synced_before_it_co
         disk.capacity_bytes = None
         await host.sleep_ms(1_000)
         assert decided.rows_waiting == 0
-        await host.lose_power(seed)
-        await host.start()
+        await host.restart_unpowered(seed)
         found = host.server.parts.files.dispatch.outcomes(DispatchKey(first_ms, False))
         assert found.sequence.tolist() == [1, 2], seed
         await host.kill()
@@ -73,8 +67,7 @@ async def test_every_file_of_a_flush_that_met_a_full_disk_is_synced_before_it_co
 
 async def test_a_flush_after_a_failed_sync_raises(boot: Boot) -> None:
     disk = FakeDisk()
-    host = boot(faked_settings(), disk=disk)
-    await host.start()
+    host = await boot.started(faked_settings(), disk=disk)
     recorder, decided = host.server.parts.recorder, host.server.parts.decided
     decided.add(_outcomes([1], host.now_ms // 60_000 * 60_000))
     disk.fail_next_sync("/data/dispatch_log")
@@ -86,8 +79,7 @@ async def test_a_flush_after_a_failed_sync_raises(boot: Boot) -> None:
 async def without_checkpoints(boot: Boot, groups: tuple[GroupSettings, ...] = (), **dispatch: int) -> Host:
     """A server after its first checkpoint: each one writes all outcomes first."""
     settings = faked_settings(storage={"checkpoint_interval_ms": 1 << 40}, dispatch=dispatch)
-    host = boot(replace(settings, groups=groups or settings.groups))
-    await host.start()
+    host = await boot.started(replace(settings, groups=groups or settings.groups))
     await host.sleep_ms(1_000)
     return host
 
@@ -156,11 +148,9 @@ def _outcomes(sequences: list[int], due_ms: int) -> OutcomeBatch:
 @pytest.mark.parametrize("workers", [1, 8])
 async def test_past_its_bound_of_outcomes_dispatch_waits_for_the_disk(boot: Boot, workers: int) -> None:
     disk = FakeDisk()
-    host = boot(
+    host, client = await boot.connected(
         faked_settings(dispatch={"outcome_rows_max": 20, "batch_messages_max": 5, "workers": workers}), disk=disk
     )
-    await host.start()
-    client = await host.client()
     for number in range(100):
         await client.put(str(number), host.now_ms + 1_000)
     await host.settled()

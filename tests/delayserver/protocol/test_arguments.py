@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from delayserver.protocol.errors import DelayServerError
-from tests.fakes.host import Host, small_settings
+from tests.fakes.host import Boot, small_settings
 
-Boot = Callable[..., Host]
 GROUP = {"subject": "s", "group": "g"}
 TIMES = {"from_ms": 0, "to_ms": 1}
 ROW = {"subject": "s", "body": "b", "due_ms": 1}
@@ -62,9 +60,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
 async def test_a_wrong_argument_is_refused_and_named_in_the_words_of_the_protocol(
     boot: Boot, operation: str, arguments: dict[str, Any], field: str
 ) -> None:
-    host = boot(small_settings())
-    await host.start()
-    client = await host.client()
+    _, client = await boot.connected(small_settings())
     with pytest.raises(DelayServerError) as caught:
         await client.request(operation, arguments)
     assert caught.value.name == "invalid_argument"
@@ -73,9 +69,7 @@ async def test_a_wrong_argument_is_refused_and_named_in_the_words_of_the_protoco
 
 
 async def test_nil_is_the_same_as_a_missing_argument(boot: Boot) -> None:
-    host = boot(small_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings())
     nothing = dict.fromkeys(("message_id", "properties", "expires_ms", "delay_ms"))
     (sent,) = await client.send({"subject": "s", "body": "b", "due_ms": host.now_ms} | nothing)
     columns = dict.fromkeys(("messages", "message_ids", "message_id_length", "properties", "expires_ms", "subjects"))
@@ -91,9 +85,7 @@ async def test_nil_is_the_same_as_a_missing_argument(boot: Boot) -> None:
 
 
 async def test_an_error_names_a_delay_beyond_the_maximum_as_it_was_given(boot: Boot) -> None:
-    host = boot(small_settings())
-    await host.start()
-    client = await host.client()
+    _, client = await boot.connected(small_settings())
     delay_ms = (1 << 62) + 12_345
     (result,) = await client.send({"subject": "s", "body": "b", "delay_ms": delay_ms})
     reply = await client.request("send", COLUMNS | {"delay_ms": delay_ms})

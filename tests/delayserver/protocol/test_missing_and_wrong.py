@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.delayserver.protocol.test_document import rows, section
-from tests.fakes.host import Host, small_settings
+from tests.fakes.host import Boot, Host, small_settings
 
 Arguments = dict[str, Any]
 LEFT_OUT = object()
@@ -123,7 +123,7 @@ async def check(host: Host, case: tuple[str, Arguments, str, list[Any]], missing
 
 
 @pytest.mark.parametrize("what", CASES)
-async def test_an_argument_with_a_name_of_its_own_is_answered_as_the_table_says(boot: Any, what: str) -> None:
+async def test_an_argument_with_a_name_of_its_own_is_answered_as_the_table_says(boot: Boot, what: str) -> None:
     host: Host = boot(small_settings())
     await host.start()
     missing, wrong = table()[what]
@@ -133,14 +133,14 @@ async def test_an_argument_with_a_name_of_its_own_is_answered_as_the_table_says(
 
 
 @pytest.mark.parametrize("receipt", [None, 5, "nonsense"])
-async def test_a_malformed_receipt_is_answered_as_the_table_says(boot: Any, receipt: Any) -> None:
+async def test_a_malformed_receipt_is_answered_as_the_table_says(boot: Boot, receipt: Any) -> None:
     host: Host = boot(small_settings())
     await host.start()
     [row] = (await (await host.client()).request("lookup", {"receipts": [receipt]}))["results"]
     assert (row["error"], row["error"]) == table()["a receipt in `receipts`"]
 
 
-async def test_every_other_argument_follows_the_one_rule(boot: Any) -> None:
+async def test_every_other_argument_follows_the_one_rule(boot: Boot) -> None:
     host: Host = boot(small_settings())
     await host.start()
     for case in REQUIRED:
@@ -150,7 +150,7 @@ async def test_every_other_argument_follows_the_one_rule(boot: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["due_ms", "delay_ms", "delay_level"])
-async def test_a_nil_time_of_a_published_row_counts_as_missing(boot: Any, name: str) -> None:
+async def test_a_nil_time_of_a_published_row_counts_as_missing(boot: Boot, name: str) -> None:
     host: Host = boot(small_settings())
     await host.start()
     row = {"subject": "orders", "body": "x"}
@@ -167,7 +167,7 @@ async def test_a_nil_time_of_a_published_row_counts_as_missing(boot: Any, name: 
 )
 @pytest.mark.parametrize("operation", ["send", "publish"])
 async def test_one_name_for_all_and_names_for_each_are_refused_together(
-    boot: Any, operation: str, both: Arguments
+    boot: Boot, operation: str, both: Arguments
 ) -> None:
     host: Host = boot(small_settings())
     await host.start()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 import msgpack
@@ -14,9 +13,8 @@ from delayserver.protocol.columns import U32, pack_column
 from delayserver.protocol.errors import InvalidArgument
 from delayserver.protocol.frames import decode_request
 from tests.delayserver.protocol import vectors
-from tests.fakes.host import Host, small_settings
+from tests.fakes.host import Boot, small_settings
 
-Boot = Callable[..., Host]
 PAGE = vectors.PAGE.read_text()
 # {"a": "1", "a": "2"}: no map of Python can say it.
 TWICE = b"\x82" + msgpack.packb("a") + msgpack.packb("1") + msgpack.packb("a") + msgpack.packb("2")
@@ -24,9 +22,7 @@ NESTED_MAX = 1022
 
 
 async def test_a_property_that_stands_twice_counts_once_in_a_row_and_keeps_its_bytes_in_columns(boot: Boot) -> None:
-    host = boot(small_settings())
-    await host.start()
-    client = await host.client()
+    _, client = await boot.connected(small_settings())
     row = msgpack.packb({"subject": "rows", "body": "", "delay_ms": 0})[1:]
     payload = b"\x93\x63\xa4send\x81\xa8messages\x91\x84" + row + msgpack.packb("properties") + TWICE
     await client.send_bytes(len(payload).to_bytes(4, "little") + payload)
@@ -41,9 +37,7 @@ async def test_a_property_that_stands_twice_counts_once_in_a_row_and_keeps_its_b
 
 
 async def test_a_composed_and_a_decomposed_letter_make_two_subjects(boot: Boot) -> None:
-    host = boot(small_settings())
-    await host.start()
-    client = await host.client()
+    _, client = await boot.connected(small_settings())
     composed, decomposed = "caf\u00e9", "cafe\u0301"
     await client.send(
         {"subject": composed, "body": "c", "delay_ms": 0}, {"subject": decomposed, "body": "d", "delay_ms": 0}
@@ -54,9 +48,7 @@ async def test_a_composed_and_a_decomposed_letter_make_two_subjects(boot: Boot) 
 
 async def test_a_cancel_is_too_late_from_4_ms_before_the_due_time(boot: Boot) -> None:
     assert "this begins 4 ms before it is due" in PAGE
-    host = boot(small_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings())
     for left_ms, outcome in ((5, "cancelled"), (3, "too_late")):
         due_ms = host.now_ms + 1000
         [row] = await client.send({"subject": "s", "body": "", "due_ms": due_ms})
@@ -66,9 +58,7 @@ async def test_a_cancel_is_too_late_from_4_ms_before_the_due_time(boot: Boot) ->
 
 async def test_max_bytes_of_a_pull_goes_up_to_2_to_the_62(boot: Boot) -> None:
     assert "more, up to 2^62, counts as 8 MiB" in PAGE
-    host = boot(small_settings())
-    await host.start()
-    client = await host.client()
+    _, client = await boot.connected(small_settings())
     pull = {"subject": "s", "group": "g"}
     assert await client.request("pull", pull | {"max_bytes": 1 << 62}) == {"messages": []}
     with pytest.raises(InvalidArgument, match="max_bytes"):

@@ -20,7 +20,7 @@ from delayserver.protocol.operations import OPERATIONS
 from delayserver.protocol.proof import make_proof
 from delayserver.protocol.receipts import derived_message_id, format_receipt, parse_receipt
 from tests.delayserver.protocol import vectors
-from tests.fakes.host import Host, small_settings
+from tests.fakes.host import Boot, Host, small_settings
 
 FILE: dict[str, Any] = json.loads(vectors.VECTORS.read_text())
 FRAMES = {frame["name"]: frame for frame in FILE["frames"]}
@@ -176,7 +176,7 @@ def same_shape(name: str, found: dict[str, Any], columns: bool = False) -> None:
         assert shape(found) == shape(expected), name
 
 
-async def test_a_server_answers_bad_frames_as_the_vectors_say(boot: Any) -> None:
+async def test_a_server_answers_bad_frames_as_the_vectors_say(boot: Boot) -> None:
     host: Host = boot(small_settings())
     await host.start()
     for bad in FILE["bad_frames"]:
@@ -310,7 +310,7 @@ async def conversation(host: Host) -> dict[str, list[dict[str, Any]]]:
     return answers
 
 
-async def test_a_server_answers_in_the_shape_of_the_vectors(boot: Any) -> None:
+async def test_a_server_answers_in_the_shape_of_the_vectors(boot: Boot) -> None:
     await conversation(boot(small_settings()))
 
 
@@ -344,7 +344,7 @@ AS_IN = {
 OF_AN_ITEM = {"error", "message", "retry_after_ms"}
 
 
-async def test_each_field_that_a_server_answers_is_named_on_the_page(boot: Any) -> None:
+async def test_each_field_that_a_server_answers_is_named_on_the_page(boot: Boot) -> None:
     answers = await conversation(boot(small_settings()))
     prose = re.sub(r"```.*?```", "", vectors.PAGE.read_text(), flags=re.DOTALL)
     sections = re.split(r"^(?=##)", prose, flags=re.MULTILINE)

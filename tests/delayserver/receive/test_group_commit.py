@@ -15,10 +15,8 @@ from delayserver.protocol.frames import encode_request
 from delayserver.protocol.receipts import derived_message_id, format_receipt
 from store.errors import StoreError
 from tests.fakes.disk import FakeDisk
-from tests.fakes.host import Host, small_settings, texts
+from tests.fakes.host import Boot, small_settings, texts
 from tests.fakes.rows import messages
-
-Boot = Callable[..., Host]
 
 
 def leaves(error: BaseException | None) -> list[BaseException]:
@@ -31,9 +29,8 @@ def leaves(error: BaseException | None) -> list[BaseException]:
 async def test_the_event_loop_waits_for_small_syncs_while_the_disk_is_quick(
     boot: Boot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host = boot()
-    server = await host.start()
-    client = await host.client()
+    host, client = await boot.connected()
+    server = host.server
     await client.put("first", host.now_ms + 60_000)  # its subject is new, and its file
     await host.settled()
     log = server.parts.files.log
@@ -67,13 +64,10 @@ async def test_the_event_loop_waits_for_small_syncs_while_the_disk_is_quick(
 
 @pytest.mark.parametrize("seed", range(6))
 async def test_acknowledged_messages_survive_a_loss_of_power_in_the_same_instant(boot: Boot, seed: int) -> None:
-    host = boot()
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected()
     receipts = [(await client.put(f"m{i}", host.now_ms + 60_000))["receipt"] for i in range(5)]
     (cancelled,) = await client.cancel(receipts[0])
-    await host.lose_power(seed)
-    await host.start()
+    await host.restart_unpowered(seed)
     client = await host.client()
     assert cancelled == "cancelled"
     assert await client.lookup(*receipts) == ["cancelled"] + ["pending"] * 4
@@ -82,8 +76,7 @@ async def test_acknowledged_messages_survive_a_loss_of_power_in_the_same_instant
 
 
 async def test_a_failed_sync_is_final_and_every_waiting_caller_gets_the_error(boot: Boot) -> None:
-    host = boot()
-    await host.start()
+    host = await boot.started()
     safe = (await (await host.client()).put("safe", host.now_ms + 60_000))["receipt"]
     client = await host.client()
     host.disk.fail_next_sync("message_log")
@@ -102,9 +95,7 @@ async def test_a_failed_sync_is_final_and_every_waiting_caller_gets_the_error(bo
 
 
 async def test_a_cancel_in_a_group_whose_sync_failed_is_not_answered_cancelled(boot: Boot) -> None:
-    host = boot()
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected()
     receipt = (await client.put("m", host.now_ms + 1_000))["receipt"]
     await host.settled()
     host.disk.fail_next_sync("message_log")
@@ -113,9 +104,7 @@ async def test_a_cancel_in_a_group_whose_sync_failed_is_not_answered_cancelled(b
 
 
 async def test_a_failed_sync_of_outcomes_stops_the_server_and_a_restart_recovers(boot: Boot) -> None:
-    host = boot()
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected()
     host.disk.fail_next_sync("dispatch_log")
     await client.put("m", host.now_ms + 100)
     await host.wait_down()
@@ -131,9 +120,7 @@ async def test_a_failed_sync_of_outcomes_stops_the_server_and_a_restart_recovers
 
 async def test_a_full_disk_refuses_by_name_and_loses_nothing(boot: Boot) -> None:
     disk = FakeDisk()
-    host = boot(disk=disk)
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(disk=disk)
     disk.capacity_bytes = disk.used_bytes + (1 << 20)
     accepted, refused = [], 0
     due_ms = host.now_ms + 3_000
@@ -157,8 +144,7 @@ async def test_a_full_disk_refuses_by_name_and_loses_nothing(boot: Boot) -> None
 
 async def test_a_full_disk_that_cannot_reserve_sequences_refuses_the_whole_group(boot: Boot) -> None:
     disk = FakeDisk()
-    host = boot(disk=disk)
-    await host.start()
+    host = await boot.started(disk=disk)
     clients = [await host.client() for _ in range(3)]
     sequences = host.server.parts.opened.sequences
     sequences.take(sequences.reserved - sequences.next)  # a burst that was faster than the reservation ahead
@@ -180,9 +166,10 @@ async def test_a_full_disk_that_cannot_reserve_sequences_refuses_the_whole_group
 async def test_what_was_refused_since_a_new_segment_found_no_room_for_its_name_never_comes(
     boot: Boot, durability: str
 ) -> None:
-    host = boot(small_settings(storage={"message_log_segment_bytes": 1 << 14, "durability": durability}))
-    server = await host.start()
-    client = await host.client()
+    host, client = await boot.connected(
+        small_settings(storage={"message_log_segment_bytes": 1 << 14, "durability": durability})
+    )
+    server = host.server
     log, due_ms = server.parts.files.log, host.now_ms + 60_000
     kept = await client.put("kept", due_ms)
     while log.end - log.segments()[-1][0] < 1 << 14:
@@ -195,8 +182,7 @@ async def test_what_was_refused_since_a_new_segment_found_no_room_for_its_name_n
     host.disk.refuse = None
     after = await client.put("after", due_ms)
     assert len(log.segments()) == 2
-    await host.kill()
-    await host.start()
+    await host.restart_killed()
     client = await host.client()
     assert await client.lookup(kept["receipt"], after["receipt"]) == ["pending", "pending"]
     await host.sleep_ms(61_000)
@@ -208,9 +194,7 @@ async def test_what_was_refused_since_a_new_segment_found_no_room_for_its_name_n
 
 async def test_sends_are_refused_while_space_is_short_and_cancels_are_not(boot: Boot) -> None:
     disk = FakeDisk()
-    host = boot(small_settings(storage={"free_bytes_min": 1 << 20}), disk=disk)
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings(storage={"free_bytes_min": 1 << 20}), disk=disk)
     receipt = (await client.put("m", host.now_ms + 60_000))["receipt"]
     await host.settled()
     disk.capacity_bytes = disk.used_bytes + (1 << 19)
@@ -227,11 +211,9 @@ async def test_sends_are_refused_while_space_is_short_and_cancels_are_not(boot: 
 
 async def test_durability_os_never_syncs_message_log_and_sync_does(boot: Boot) -> None:
     for durability in ("os", "sync"):
-        host = boot(
+        host, client = await boot.connected(
             small_settings(storage={"durability": durability, "checkpoint_interval_ms": 3_600_000}), name=durability
         )
-        await host.start()
-        client = await host.client()
         await client.put("first", host.now_ms + 60_000)
         host.disk.fail_next_sync("message_log")
         if durability == "os":
@@ -242,9 +224,7 @@ async def test_durability_os_never_syncs_message_log_and_sync_does(boot: Boot) -
 
 
 async def test_past_the_bound_of_gathered_bytes_sends_are_refused_as_queue_full(boot: Boot) -> None:
-    host = boot(small_settings(storage={"gather_bytes_max": 2_000}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings(storage={"gather_bytes_max": 2_000}))
     due_ms = host.now_ms + 200
     message = {"subject": "s", "body": "x" * 100, "due_ms": due_ms}
     frames = b"".join(encode_request(1_000 + i, "send", {"messages": [message]}) for i in range(40))
@@ -264,9 +244,7 @@ async def test_past_the_bound_of_gathered_bytes_sends_are_refused_as_queue_full(
 
 
 async def test_sends_that_come_together_share_one_sync_and_take_consecutive_sequences(boot: Boot) -> None:
-    host = boot()
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected()
     await client.put("first", host.now_ms + 60_000)
     groups, syncs = host.server.parts.log_writer.groups, host.disk.counts["datasync"]
     message = {"subject": "s", "body": "x", "due_ms": host.now_ms + 60_000}
@@ -290,9 +268,7 @@ async def test_sequences_are_never_used_twice_across_kills(boot: Boot) -> None:
 
 
 async def test_a_name_whose_sync_failed_is_refused_and_nothing_is_accepted_under_it(boot: Boot) -> None:
-    host = boot()
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected()
     await client.put("m", host.now_ms + 60_000)
     host.disk.fail_next_sync("names")
     message = {"subject": "new", "body": "x", "due_ms": host.now_ms + 60_000}
@@ -308,9 +284,7 @@ async def test_a_name_whose_sync_failed_is_refused_and_nothing_is_accepted_under
 
 async def test_a_new_name_on_a_full_disk_is_refused_as_disk_full(boot: Boot) -> None:
     disk = FakeDisk()
-    host = boot(disk=disk)
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(disk=disk)
     await client.put("m", host.now_ms + 60_000)
     disk.capacity_bytes = disk.used_bytes
     names: set[str] = set()
@@ -330,9 +304,7 @@ async def test_a_new_name_on_a_full_disk_is_refused_as_disk_full(boot: Boot) -> 
 
 
 async def test_a_stop_refuses_new_sends_and_answers_those_that_were_taken(boot: Boot) -> None:
-    host = boot()
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected()
     message = {"subject": "s", "body": "x", "due_ms": host.now_ms + 60_000}
     first = await client.ask("send", {"messages": [message]})
     await trio.testing.wait_all_tasks_blocked()
@@ -347,9 +319,7 @@ async def test_a_stop_refuses_new_sends_and_answers_those_that_were_taken(boot: 
 
 
 async def test_sends_of_one_group_are_answered_with_their_own_rows_and_refusals(boot: Boot) -> None:
-    host = boot()
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected()
     first = (await client.put("first", host.now_ms + 60_000))["sequence"]
     due_ms = host.now_ms + 60_000
     good, bad = {"subject": "s", "body": "x"}, {"subject": "s", "body": 1, "due_ms": due_ms}
@@ -382,9 +352,7 @@ async def test_sends_of_one_group_are_answered_with_their_own_rows_and_refusals(
 
 
 async def test_a_burst_larger_than_a_group_becomes_several_and_keeps_its_order(boot: Boot) -> None:
-    host = boot(small_settings(storage={"group_bytes_max": 2_000}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings(storage={"group_bytes_max": 2_000}))
     first, groups = (await client.put("first", host.now_ms + 60_000))["sequence"], host.server.parts.log_writer.groups
     message = {"subject": "s", "body": "x" * 500, "due_ms": host.now_ms + 60_000}
     await client.send_bytes(b"".join(encode_request(100 + i, "send", {"messages": [message]}) for i in range(7)))
@@ -394,8 +362,7 @@ async def test_a_burst_larger_than_a_group_becomes_several_and_keeps_its_order(b
 
 
 async def test_a_stop_waits_for_sends_that_were_taken_in_the_same_pass(boot: Boot) -> None:
-    host = boot()
-    await host.start()
+    host = await boot.started()
     commit, told = host.server.parts.commit, list[object]()
     commit.submit(messages(0, 3, due_ms=host.now_ms + 60_000), told.append)
     await commit.stop()

@@ -22,11 +22,10 @@ from store.records.file_header import FILE_DISPATCH, FILE_HEADER_BYTES, FILE_SCH
 from store.records.record import HEADER_BYTES, decode_header
 from store.tables.days import DayTable
 from tests.fakes.disk import SimulatedCrash
-from tests.fakes.host import Client, Host, faked_settings
+from tests.fakes.host import Boot, Client, Host, faked_settings
 from tests.fakes.workers import PlacesOfReads
 from wheel.keys import Key
 
-Boot = Callable[..., Host]
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 
 
@@ -82,8 +81,7 @@ def check_done(host: Host, count: int = 20) -> None:
 
 
 async def test_far_messages_rest_in_one_file_a_day_and_reach_their_minutes_in_time(boot: Boot) -> None:
-    host = boot(coarse_settings())
-    await host.start()
+    host = await boot.started(coarse_settings())
     start_ms = await put_far(host, await host.client())
     assert sources(host) == {Source.DIRECT: 0, Source.FROM_DAY: 0, Source.DAY: 21}
     host.clock.step(start_ms - HOUR_MS // 2 - host.now_ms)
@@ -97,8 +95,7 @@ async def test_far_messages_rest_in_one_file_a_day_and_reach_their_minutes_in_ti
 
 
 async def test_a_day_that_comes_near_while_the_server_is_down_is_drained_late_and_balances(boot: Boot) -> None:
-    host = boot(coarse_settings())
-    await host.start()
+    host = await boot.started(coarse_settings())
     start_ms = await put_far(host, await host.client())
     await host.stop()
     host.clock.step(start_ms + 3 * HOUR_MS - host.now_ms)
@@ -107,8 +104,7 @@ async def test_a_day_that_comes_near_while_the_server_is_down_is_drained_late_an
     await host.sleep_ms(1_000)
     await host.settled()
     check_done(host)
-    await host.stop()
-    await host.start()
+    await host.restart()
     check_done(host)
 
 
@@ -128,8 +124,7 @@ async def test_while_a_day_drains_its_windows_can_be_loaded_already(
     await host.sleep_ms(2_000)
     await host.settled()
     check_done(host)
-    await host.kill()
-    await host.start()
+    await host.restart_killed()
     check_done(host)
 
 
@@ -137,8 +132,7 @@ async def test_a_refill_leaves_unpublished_rows_of_a_drained_day_to_their_public
     boot: Boot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("delayserver.replay.day_tier.DRAIN_ROWS", 5)
-    host = boot(coarse_settings())
-    await host.start()
+    host = await boot.started(coarse_settings())
     start_ms = await put_far(host, await host.client())
     await host.stop()
     host.clock.step(start_ms + 3 * HOUR_MS - host.now_ms)
@@ -193,8 +187,9 @@ async def test_a_record_after_the_seal_goes_to_its_minute_while_the_day_drains(
 async def test_messages_cancelled_in_a_day_stay_cancelled_when_their_rows_leave_memory_while_it_drains(
     boot: Boot,
 ) -> None:
-    host = boot(coarse_settings(dispatch={"queue_rows_max": 2, "backoff_ms_min": 10, "backoff_ms_max": 50}))
-    await host.start()
+    host = await boot.started(
+        coarse_settings(dispatch={"queue_rows_max": 2, "backoff_ms_min": 10, "backoff_ms_max": 50})
+    )
     start_ms = await put_far(host, await host.client())
     await host.stop()
     host.clock.step(start_ms + 3 * HOUR_MS - host.now_ms)
@@ -212,9 +207,7 @@ async def test_messages_cancelled_in_a_day_stay_cancelled_when_their_rows_leave_
 
 
 async def test_the_copy_of_a_coarse_message_is_suppressed_after_the_day_was_drained(boot: Boot) -> None:
-    host = boot(coarse_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(coarse_settings())
     start_ms = await put_far(host, client)
     host.clock.step(start_ms - HOUR_MS // 2 - host.now_ms)
     await host.sleep_ms(40_000)
@@ -231,8 +224,7 @@ async def test_the_copy_of_a_coarse_message_is_suppressed_after_the_day_was_drai
 async def test_a_crash_at_any_operation_of_sealing_and_draining_changes_nothing(boot: Boot, power: bool) -> None:
     crashed = 0
     for operations in range(2, 110, 6):
-        host = boot(coarse_settings(), name=f"host{operations}")
-        await host.start()
+        host = await boot.started(coarse_settings(), name=f"host{operations}")
         start_ms = await put_far(host, await host.client(), 6)
         await host.sleep_ms(1_100)
         await host.kill()
@@ -284,8 +276,7 @@ async def test_after_a_crash_messages_that_a_drained_day_may_have_attempted_are_
 ) -> None:
     """The day drains late, its rows are handed over at once, and power is lost before its minutes are synced."""
     monkeypatch.setattr("delayserver.replay.day_tier.DRAIN_ROWS", 1)
-    host = boot(coarse_settings())
-    await host.start()
+    host = await boot.started(coarse_settings())
     start_ms = await put_far(host, await host.client())
     await host.stop()
     host.clock.step(start_ms + 3 * HOUR_MS - host.now_ms)
@@ -306,9 +297,7 @@ async def test_after_a_crash_messages_that_a_drained_day_may_have_attempted_are_
 async def test_a_minute_is_not_retired_while_its_day_drains(boot: Boot, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rule 10: the day's later slices still have messages of it."""
     monkeypatch.setattr("delayserver.replay.day_tier.DRAIN_ROWS", 1)
-    host = boot(coarse_settings(storage={"retention_ms": 60_000}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(coarse_settings(storage={"retention_ms": 60_000}))
     start_ms = (host.now_ms // DAY_MS + 2) * DAY_MS
     for number in range(6):  # all in one minute
         await client.put(str(number), start_ms + HOUR_MS + number)
@@ -322,8 +311,7 @@ async def test_a_minute_is_not_retired_while_its_day_drains(boot: Boot, monkeypa
     await host.sleep_ms(60_000)
     assert host.fake().texts == [str(number) for number in range(6)]
     assert host.check_balance(pending=0)["delivered"] == 6
-    await host.kill()
-    await host.start()
+    await host.restart_killed()
     assert host.check_balance(pending=0)["delivered"] == 6
 
 
@@ -342,9 +330,7 @@ def damage_record(host: Host, log: str, place: int) -> str:
 async def test_a_damaged_record_of_a_day_holds_back_its_own_rows_only_and_the_file_is_kept(
     boot: Boot, restart: bool
 ) -> None:
-    host = boot(coarse_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(coarse_settings())
     start_ms = await put_far(host, client)
     for body in ("damaged", "98"):
         await client.put(body, start_ms + HOUR_MS)
@@ -357,8 +343,7 @@ async def test_a_damaged_record_of_a_day_holds_back_its_own_rows_only_and_the_fi
     await host.sleep_ms(70_000)
     assert sources(host)[Source.FROM_DAY] == 22
     if restart:
-        await host.kill()
-        await host.start()
+        await host.restart_killed()
         await host.sleep_ms(70_000)
     host.clock.step(start_ms + HOUR_MS - 2_000 - host.now_ms)
     await host.until(lambda: len(host.fake().stored) == 19, within_ms=120_000)
@@ -377,16 +362,13 @@ def path_of_day(start_ms: int) -> str:
 
 
 async def test_where_outcomes_of_a_day_are_damaged_nothing_of_it_is_delivered_and_all_else_is(boot: Boot) -> None:
-    host = boot(coarse_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(coarse_settings())
     start_ms = await put_far(host, client)
     other = (await client.put("other", start_ms + HOUR_MS))["receipt"]
     await host.settled()
     await host.sleep_ms(2_000)
     path = damage_record(host, f"dispatch_log/{path_of_day(start_ms)}", 0)
-    await host.kill()
-    await host.start()
+    await host.restart_killed()
     client = await host.client()
     assert await client.cancel(other) == ["too_late"]
     assert await client.lookup(other) == ["pending"]
@@ -404,14 +386,11 @@ async def test_where_outcomes_of_a_day_are_damaged_nothing_of_it_is_delivered_an
 async def test_outcomes_of_a_day_that_belong_to_another_server_hold_back_the_day_and_end_no_server(
     boot: Boot, restarts: str
 ) -> None:
-    host = boot(coarse_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(coarse_settings())
     start_ms = await put_far(host, client)
     if restarts == "behind the seal":
         drain_slowly(host, 1 << 40)
-        await host.stop()
-        await host.start()
+        await host.restart()
         host.clock.step(start_ms - HOUR_MS // 2 - host.now_ms)
         await host.until(lambda: host.server.parts.files.days.is_draining(start_ms), within_ms=20_000)
         host.before_run = lambda server: None
@@ -436,8 +415,7 @@ async def test_rows_of_a_day_are_delivered_also_where_the_disk_refused_the_outco
     boot: Boot, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("delayserver.replay.day_tier.DRAIN_ROWS", 1)
-    host = boot(coarse_settings())
-    await host.start()
+    host = await boot.started(coarse_settings())
     client, server = await host.client(), host.server
     due_ms = (host.now_ms // DAY_MS + 2) * DAY_MS + HOUR_MS + 20_000
     await client.put("first", due_ms, message_id="first")
@@ -473,11 +451,9 @@ async def test_rows_of_a_day_are_delivered_also_where_the_disk_refused_the_outco
 
 
 async def test_outcomes_of_a_day_are_read_beside_the_event_loop(boot: Boot) -> None:
-    host = boot(coarse_settings())
-    await host.start()
+    host = await boot.started(coarse_settings())
     start_ms = await put_far(host, await host.client())
-    await host.stop()
-    await host.start()
+    await host.restart()
     (path,) = [path for path in host.disk.files("/data/dispatch_log") if path.endswith("day.log")]
     reads = PlacesOfReads(host.workers, host.disk, path)
     host.clock.step(start_ms - HOUR_MS // 2 - host.now_ms)
@@ -491,14 +467,12 @@ async def test_outcomes_of_a_day_are_read_beside_the_event_loop(boot: Boot) -> N
 
 
 async def test_a_cancel_while_the_outcomes_of_a_day_are_read_for_its_sealing_counts(boot: Boot) -> None:
-    host = boot(coarse_settings())
-    await host.start()
+    host = await boot.started(coarse_settings())
     start_ms = await put_far(host, await host.client())
     client = await host.client()
     receipt = (await client.put("last", start_ms + 2 * HOUR_MS))["receipt"]
     await host.settled()
-    await host.stop()
-    await host.start()
+    await host.restart()
     client, begun, go = await host.client(), trio.Event(), trio.Event()
 
     async def slowly(name: str, work: Callable[[], Any]) -> Any:
@@ -528,8 +502,7 @@ async def test_a_cancel_while_the_outcomes_of_a_day_are_read_for_its_sealing_cou
 
 @pytest.mark.parametrize("log", ["schedule_log", "dispatch_log"])
 async def test_a_day_that_the_disk_cannot_read_for_a_moment_is_drained_when_it_can(boot: Boot, log: str) -> None:
-    host = boot(coarse_settings())
-    await host.start()
+    host = await boot.started(coarse_settings())
     start_ms = await put_far(host, await host.client())
     (path,) = [name for name in host.disk.files(f"/data/{log}") if name.endswith("/day.log")]
     host.disk.unreadable[path] = [(FILE_HEADER_BYTES, FILE_HEADER_BYTES + HEADER_BYTES)]
@@ -546,9 +519,7 @@ async def test_a_day_that_the_disk_cannot_read_for_a_moment_is_drained_when_it_c
 
 
 async def test_a_day_of_now_that_the_disk_cannot_read_for_long_loses_no_message(boot: Boot) -> None:
-    host = boot(coarse_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(coarse_settings())
     start_ms = (host.now_ms // DAY_MS + 2) * DAY_MS
     for number in range(2):  # of one minute: a row that is passed over has no way into it
         await client.put(f"{number}" + "x" * 5_000, start_ms + HOUR_MS + number)
@@ -566,8 +537,7 @@ async def test_a_day_of_now_that_the_disk_cannot_read_for_long_loses_no_message(
 
 
 async def test_outcomes_that_the_disk_cannot_read_at_the_end_of_a_day_move_to_its_minutes_later(boot: Boot) -> None:
-    host = boot(coarse_settings())
-    await host.start()
+    host = await boot.started(coarse_settings())
     start_ms = await put_far(host, await host.client())
     (path,) = [name for name in host.disk.files("/data/dispatch_log") if name.endswith("/day.log")]
     failed: list[str] = []
@@ -597,8 +567,7 @@ async def test_outcomes_that_the_disk_cannot_read_at_the_end_of_a_day_move_to_it
 async def test_moved_outcomes_count_once_where_the_disk_cannot_read_them_for_a_moment_at_a_start(
     boot: Boot, file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host = boot(coarse_settings())
-    await host.start()
+    host = await boot.started(coarse_settings())
     start_ms = await put_far(host, await host.client())
 
     def crash(_self: DayTable, _start_ms: int) -> None:
@@ -630,8 +599,7 @@ async def test_moved_outcomes_count_once_where_the_disk_cannot_read_them_for_a_m
 async def test_an_outcome_that_is_not_written_yet_makes_no_long_read_on_the_event_loop_when_a_day_is_sealed(
     boot: Boot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host = boot(coarse_settings())
-    await host.start()
+    host = await boot.started(coarse_settings())
     start_ms = await put_far(host, await host.client())
     client = await host.client()
     receipt = (await client.put("last", start_ms + 2 * HOUR_MS))["receipt"]
@@ -670,8 +638,7 @@ async def test_an_outcome_that_is_not_written_yet_makes_no_long_read_on_the_even
 
 
 async def test_a_day_whose_file_belongs_to_another_server_is_held_back_and_ends_no_server(boot: Boot) -> None:
-    host = boot(coarse_settings())
-    await host.start()
+    host = await boot.started(coarse_settings())
     start_ms = await put_far(host, await host.client())
     await host.stop()
     (path,) = [name for name in host.disk.files("/data/schedule_log") if name.endswith("/day.log")]

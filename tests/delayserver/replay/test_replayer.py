@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -17,11 +16,10 @@ from delayserver.state.replay_round import Round
 from store.failed_reads import PATIENCE_MS
 from store.logs.schedule_log import Source
 from tests.fakes.disk import FakeDisk
-from tests.fakes.host import Host, faked_settings
+from tests.fakes.host import Boot, Host, faked_settings
 from tests.fakes.rows import messages
 from tests.fakes.workers import PlacesOfReads
 
-Boot = Callable[..., Host]
 # No checkpoint of its own accord: every start replays everything.
 RARE_CHECKPOINTS = {"checkpoint_interval_ms": 1 << 40}
 
@@ -33,9 +31,7 @@ def schedule_rows(host: Host) -> int:
 
 
 async def test_replaying_a_range_of_the_log_again_adds_nothing(boot: Boot) -> None:
-    host = boot(faked_settings(storage=RARE_CHECKPOINTS))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(storage=RARE_CHECKPOINTS))
     due_ms = [host.now_ms + 1_000 + 2_003 * number for number in range(60)]
     receipts = [(await client.put(str(due), due, message_id=f"id{due % 3}"))["receipt"] for due in due_ms]
     await client.put("copy", due_ms[50], message_id=f"id{due_ms[50] % 3}")
@@ -78,9 +74,7 @@ async def test_a_disk_that_fills_up_in_the_middle_of_a_round_neither_loses_nor_r
     boot: Boot,
 ) -> None:
     disk = FakeDisk()
-    host = boot(faked_settings(storage={"message_log_segment_bytes": 4 << 20}), disk=disk)
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(storage={"message_log_segment_bytes": 4 << 20}), disk=disk)
     await client.put("first", host.now_ms + 3_000)
     await host.settled()
     await host.sleep_ms(1_100)
@@ -102,8 +96,7 @@ async def test_a_disk_that_fills_up_in_the_middle_of_a_round_neither_loses_nor_r
     await host.sleep_ms(1_000)
     await host.settled()
     assert host.server.parts.balance.placed == accepted
-    await host.stop()
-    await host.start()
+    await host.restart()
     assert host.check_balance()["accepted"] == accepted
     host.clock.step(300_000)
     await host.sleep_ms(2_000)
@@ -116,9 +109,7 @@ async def test_a_replay_on_a_full_disk_with_a_lost_checkpoint_counts_each_messag
     boot: Boot, nursery: trio.Nursery
 ) -> None:
     disk = FakeDisk()
-    host = boot(faked_settings(storage=RARE_CHECKPOINTS), disk=disk)
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(storage=RARE_CHECKPOINTS), disk=disk)
     disk.capacity_bytes = disk.used_bytes + 12_000
     accepted = 0
     for number in range(8):
@@ -146,17 +137,14 @@ async def test_a_replay_on_a_full_disk_with_a_lost_checkpoint_counts_each_messag
 async def test_a_checkpoint_never_says_more_than_the_schedule_files_durably_hold(boot: Boot) -> None:
     """Rule 6: power is lost at every operation around a checkpoint; what was accepted is there every time."""
     for operations in range(1, 26, 2):
-        host = boot(faked_settings(), name=f"host{operations}")
-        await host.start()
-        client = await host.client()
+        host, client = await boot.connected(faked_settings(), name=f"host{operations}")
         receipts = [(await client.put(str(i), host.now_ms + 90_000 + 61_000 * i))["receipt"] for i in range(4)]
         await host.settled()
         host.disk.crash_after(operations)
         await host.sleep_ms(1_500)
         if host.disk.dead:
             await host.wait_down()
-        await host.lose_power(operations)
-        await host.start()
+        await host.restart_unpowered(operations)
         client = await host.client()
         assert await client.lookup(*receipts) == ["pending"] * 4, operations
         assert not host.server.damage.corruption, operations
@@ -167,9 +155,7 @@ async def test_a_checkpoint_never_says_more_than_the_schedule_files_durably_hold
 async def test_replay_reads_the_log_back_when_it_fell_behind(boot: Boot, monkeypatch: pytest.MonkeyPatch) -> None:
     """More is committed than the queue in memory may hold; the log itself is the queue then."""
     monkeypatch.setattr("delayserver.server.parts.LogQueue", partial(LogQueue, bytes_max=120_000))
-    host = boot(faked_settings(storage={"message_log_segment_bytes": 8 << 20}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(storage={"message_log_segment_bytes": 8 << 20}))
     receipts = [(await client.put("x" * 50_000, host.now_ms + 2_000))["receipt"] for _ in range(20)]
     assert host.server.parts.log_queue.overflowed
     await host.sleep_ms(3_000)
@@ -201,9 +187,8 @@ async def test_rounds_over_more_files_than_may_be_open_begin_with_those_that_are
 async def test_a_round_takes_its_turn_unless_something_in_it_is_urgent(
     boot: Boot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host = boot(faked_settings())
-    server = await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
+    server = host.server
     await client.put("makes the window's file", host.now_ms + 30_000)
     await host.sleep_ms(1_000)
     turns: list[int] = []
@@ -224,8 +209,7 @@ async def test_a_round_takes_its_turn_unless_something_in_it_is_urgent(
 
 
 async def test_single_sends_that_never_pause_share_their_rounds(boot: Boot, monkeypatch: pytest.MonkeyPatch) -> None:
-    host = boot(faked_settings())
-    await host.start()
+    host = await boot.started(faked_settings())
     client, server = await host.client(), host.server
     await client.put("first", host.now_ms + 600_000)
     await host.settled()
@@ -250,9 +234,7 @@ async def test_single_sends_that_never_pause_share_their_rounds(boot: Boot, monk
 async def test_messages_of_a_log_that_the_disk_refuses_to_read_for_a_moment_are_replayed(
     boot: Boot, code: int, refusals: int
 ) -> None:
-    host = boot(faked_settings(storage=RARE_CHECKPOINTS))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(storage=RARE_CHECKPOINTS))
     for number in range(3):
         await client.put(str(number), host.now_ms + 20_000 + number)
     await host.kill()
@@ -273,9 +255,7 @@ async def test_messages_of_a_log_that_the_disk_refuses_to_read_for_a_moment_are_
 
 
 async def test_messages_of_a_log_that_the_disk_cannot_read_for_long_are_replayed(boot: Boot) -> None:
-    host = boot(faked_settings(storage=RARE_CHECKPOINTS))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(storage=RARE_CHECKPOINTS))
     for number in range(3):
         await client.put(str(number), host.now_ms + 20_000 + number)
     await host.kill()
@@ -296,9 +276,7 @@ async def test_messages_of_a_log_that_the_disk_cannot_read_for_long_are_replayed
 
 @pytest.mark.parametrize("offset", [3, 20, 41])
 async def test_messages_of_a_segment_with_a_damaged_file_header_are_replayed(boot: Boot, offset: int) -> None:
-    host = boot(faked_settings(storage=RARE_CHECKPOINTS))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(storage=RARE_CHECKPOINTS))
     for number in range(3):
         await client.put(str(number), host.now_ms + 5_000 + number)
     await host.kill()
@@ -316,9 +294,7 @@ async def test_messages_of_a_segment_with_a_damaged_file_header_are_replayed(boo
 
 
 async def test_the_replay_goes_around_a_bad_sector_of_the_log(boot: Boot) -> None:
-    host = boot(faked_settings(storage=RARE_CHECKPOINTS))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(storage=RARE_CHECKPOINTS))
     places = []
     for body in ("before", "bad", "behind"):
         places.append(host.server.parts.positions.durable.value)
@@ -342,9 +318,7 @@ async def test_the_replay_waits_as_long_for_the_disk_after_it_went_around_a_bad_
     boot: Boot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("delayserver.server.parts.LogQueue", partial(LogQueue, bytes_max=120_000))
-    host = boot(faked_settings(storage=RARE_CHECKPOINTS))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(storage=RARE_CHECKPOINTS))
     start = host.server.parts.positions.durable.value
     await client.put("bad", host.now_ms + 20_000)
     await host.kill()
@@ -373,15 +347,13 @@ async def test_the_replay_waits_as_long_for_the_disk_after_it_went_around_a_bad_
 async def test_a_copy_is_recognised_also_where_the_disk_cannot_read_its_original_for_a_moment(
     boot: Boot, read: str
 ) -> None:
-    host = boot(faked_settings())
-    await host.start()
+    host = await boot.started(faked_settings())
     due_ms = host.now_ms + 3_600_000
     client = await host.client()
     await client.put("original", due_ms, message_id="id")
     await host.settled()
     if read == "of the index":
-        await host.stop()
-        await host.start()
+        await host.restart()
         client = await host.client()
     left = [errno.EIO] * 3
 
@@ -399,14 +371,12 @@ async def test_a_copy_is_recognised_also_where_the_disk_cannot_read_its_original
 
 
 async def test_a_copy_of_a_message_that_the_disk_cannot_read_any_more_is_delivered(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
+    host = await boot.started(faked_settings())
     due_ms = host.now_ms + 3_600_000
     client = await host.client()
     await client.put("original" * 200, due_ms, message_id="id")
     await host.settled()
-    await host.stop()
-    await host.start()
+    await host.restart()
     client = await host.client()
     (path,) = host.disk.files("/data/schedule_log")
     host.disk.unreadable[path] = [(64, 128)]
@@ -419,14 +389,12 @@ async def test_a_copy_of_a_message_that_the_disk_cannot_read_any_more_is_deliver
 
 @pytest.mark.parametrize("message_id", ["new", "known"])
 async def test_ids_of_earlier_messages_are_read_beside_the_event_loop(boot: Boot, message_id: str) -> None:
-    host = boot(faked_settings())
-    await host.start()
+    host = await boot.started(faked_settings())
     due_ms = host.now_ms + 3_600_000
     client = await host.client()
     await client.put("original", due_ms, message_id="known")
     await host.settled()
-    await host.stop()
-    await host.start()
+    await host.restart()
     client = await host.client()
     reads = PlacesOfReads(host.workers, host.disk, "/schedule_log/")
     await client.put("later", due_ms, message_id=message_id)

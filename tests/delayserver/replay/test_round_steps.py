@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 
 import numpy as np
 import trio
@@ -17,9 +16,8 @@ from delayserver.server.parts import Parts
 from delayserver.state.positions.positions import Positions
 from delayserver.state.replay_round import Round
 from store.tables.names import Names
-from tests.fakes.host import Host, faked_settings
+from tests.fakes.host import Boot, faked_settings
 
-Boot = Callable[..., Host]
 # No checkpoint of its own accord: a start replays all.
 RARE_CHECKPOINTS = {"checkpoint_interval_ms": 1 << 40}
 
@@ -52,9 +50,7 @@ async def replay_with(parts: Parts, step: FirstLetters, runtime: Runtime) -> Non
 
 
 async def test_a_step_that_the_publisher_was_made_with_gets_every_message_before_the_marks_move(boot: Boot) -> None:
-    host = boot(faked_settings(storage=RARE_CHECKPOINTS))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(storage=RARE_CHECKPOINTS))
     for subject in ("apples", "bees", "ants", "apples"):
         await client.put("m", host.now_ms + 600_000, subject=subject)
     cancelled = await client.put("m", host.now_ms + 600_000, subject="bees")

@@ -24,9 +24,8 @@ from store.logs.schedule_log import ScheduleKey, Source
 from store.logs.windows import day_of
 from store.records.batches import I64, OutcomeBatch
 from store.records.membership import is_member
-from tests.fakes.host import Client, Host, faked_settings
+from tests.fakes.host import Boot, Client, Host, faked_settings
 
-Boot = Callable[..., Host]
 MINUTE_MS = 60_000
 HOUR_MS = 3_600_000
 DAY_MS = 86_400_000
@@ -78,8 +77,7 @@ def check(host: Host) -> tuple[int, int]:
 
 
 async def test_an_overdue_day_leaves_from_its_own_file_in_due_order(boot: Boot) -> None:
-    host = boot(settings())
-    await host.start()
+    host = await boot.started(settings())
     day_ms = far_day(host)
     await put_over_day(await host.client(), day_ms, 40)
     await go_to(host, day_ms + 2 * DAY_MS)
@@ -99,8 +97,7 @@ async def test_a_day_that_is_not_over_or_not_small_is_split_into_minutes(
     boot: Boot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(day_tier, "WHOLE_ROWS_MAX", 10)
-    host = boot(settings())
-    await host.start()
+    host = await boot.started(settings())
     day_ms = far_day(host)
     client = await host.client()
     await put_over_day(client, day_ms, 11)
@@ -113,8 +110,7 @@ async def test_a_day_that_is_not_over_or_not_small_is_split_into_minutes(
 
 
 async def test_the_day_is_retired_with_the_counts_of_each_of_its_minutes(boot: Boot) -> None:
-    host = boot(settings())
-    await host.start()
+    host = await boot.started(settings())
     day_ms = far_day(host)
     receipts = await put_over_day(await host.client(), day_ms, 10)
     assert await (await host.client()).cancel(receipts[3]) == ["cancelled"]
@@ -145,8 +141,7 @@ async def test_the_day_is_retired_with_the_counts_of_each_of_its_minutes(boot: B
 
 
 async def test_cancel_lookup_copy_and_reschedule_meet_messages_of_the_day_as_any_others(boot: Boot) -> None:
-    host = boot(settings(dispatch={"backoff_ms_min": 100, "backoff_ms_max": 200}))
-    await host.start()
+    host = await boot.started(settings(dispatch={"backoff_ms_min": 100, "backoff_ms_max": 200}))
     day_ms = far_day(host)
     client = await host.client()
     first = await client.put("named", day_ms + HOUR_MS, message_id="n")
@@ -175,8 +170,7 @@ async def test_cancel_lookup_copy_and_reschedule_meet_messages_of_the_day_as_any
 
 
 async def test_a_clock_that_was_ahead_delivers_nothing_of_the_day_early(boot: Boot) -> None:
-    host = boot(settings(storage={"clock_hold_ms": 600_000}))
-    await host.start()
+    host = await boot.started(settings(storage={"clock_hold_ms": 600_000}))
     day_ms = far_day(host)
     await put_over_day(await host.client(), day_ms, 30)
     host.fake().up = False
@@ -198,8 +192,7 @@ async def test_a_clock_that_was_ahead_delivers_nothing_of_the_day_early(boot: Bo
     await out(host, 31)
     assert all(host.fake().at_us[sequence] >= host.fake().due_ms[sequence] * 1000 for sequence in host.fake().stored)
     host.check_balance(pending=0)
-    await host.kill()
-    await host.start()
+    await host.restart_killed()
     await host.sleep_ms(2_000)
     assert len(host.fake().stored) == 31
 
@@ -213,8 +206,7 @@ def rebuild(host: Host) -> None:
 
 @pytest.mark.parametrize("lost", ["days", "schedule_log"])
 async def test_a_lost_file_of_a_day_is_rebuilt_and_nothing_is_delivered_again(boot: Boot, lost: str) -> None:
-    host = boot(settings(storage={"retention_ms": 30 * DAY_MS}))
-    await host.start()
+    host = await boot.started(settings(storage={"retention_ms": 30 * DAY_MS}))
     day_ms = far_day(host)
     await put_over_day(await host.client(), day_ms, 20)
     await go_to(host, day_ms + 2 * DAY_MS)
@@ -233,8 +225,7 @@ async def test_a_lost_file_of_a_day_is_rebuilt_and_nothing_is_delivered_again(bo
 
 
 async def test_a_day_whose_outcomes_were_lost_is_held_back_and_reported(boot: Boot) -> None:
-    host = boot(settings(storage={"retention_ms": 30 * DAY_MS}))
-    await host.start()
+    host = await boot.started(settings(storage={"retention_ms": 30 * DAY_MS}))
     day_ms = far_day(host)
     await put_over_day(await host.client(), day_ms, 20)
     await go_to(host, day_ms + 2 * DAY_MS)
@@ -250,8 +241,7 @@ async def test_a_day_whose_outcomes_were_lost_is_held_back_and_reported(boot: Bo
 async def test_a_message_that_comes_while_the_day_is_retired_keeps_its_files_and_counts_once(
     boot: Boot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host = boot(settings())
-    await host.start()
+    host = await boot.started(settings())
     day_ms = far_day(host)
     await put_over_day(await host.client(), day_ms, 10)
     await go_to(host, day_ms + DAY_MS + HOUR_MS)
@@ -288,8 +278,7 @@ async def test_a_message_that_comes_while_the_day_is_retired_keeps_its_files_and
 
 @pytest.mark.parametrize("log", ["schedule_log", "dispatch_log"])
 async def test_a_file_that_a_retired_day_got_again_is_missed_when_it_is_lost(boot: Boot, log: str) -> None:
-    host = boot(settings())
-    await host.start()
+    host = await boot.started(settings())
     day_ms, now_ms = far_day(host), host.now_ms
     await put_over_day(await host.client(), day_ms, 5)
     await go_to(host, day_ms + 2 * DAY_MS)
@@ -319,8 +308,7 @@ async def test_a_file_that_a_retired_day_got_again_is_missed_when_it_is_lost(boo
 
 
 async def test_a_redispatch_finds_the_delivered_messages_of_a_day(boot: Boot) -> None:
-    host = boot(settings(storage={"retention_ms": 30 * DAY_MS}))
-    await host.start()
+    host = await boot.started(settings(storage={"retention_ms": 30 * DAY_MS}))
     day_ms = far_day(host)
     await put_over_day(await host.client(), day_ms, 10)
     await go_to(host, day_ms + 2 * DAY_MS)
@@ -333,8 +321,7 @@ async def test_a_redispatch_finds_the_delivered_messages_of_a_day(boot: Boot) ->
 @pytest.mark.parametrize("seed", range(40))
 async def test_every_message_leaves_once_over_crashes_and_cancels_at_any_moment(boot: Boot, seed: int) -> None:
     chance = Random(seed)
-    host = boot(settings(dispatch={"batch_messages_max": 7}))
-    await host.start()
+    host = await boot.started(settings(dispatch={"batch_messages_max": 7}))
     day_ms = far_day(host)
     client = await host.client()
     receipts = await put_over_day(client, day_ms, 25)

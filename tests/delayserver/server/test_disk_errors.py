@@ -14,9 +14,7 @@ from store.errors import CorruptionError, DiskError, UnreadableError
 from store.logs.windows import day_name, day_of
 from tests.delayserver.replay.test_day_tier import coarse_settings
 from tests.delayserver.server.test_rare_interleavings import day_after_next
-from tests.fakes.host import Host, faked_settings, small_settings
-
-Boot = Callable[..., Host]
+from tests.fakes.host import Boot, Host, faked_settings, small_settings
 
 
 def refusing(operation: str, part: str, code: int, times: int = 1 << 30) -> Callable[[str, str], int]:
@@ -69,30 +67,25 @@ async def test_a_file_that_cannot_be_opened_is_storage_failed_and_neither_a_bug_
 async def test_a_schedule_file_that_the_disk_refuses_holds_back_its_own_rows_until_it_can_be_read(
     boot: Boot, operation: str
 ) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     due_ms = host.now_ms // 60_000 * 60_000 + 600_000
     await client.put("held", due_ms)
     await client.put("other", due_ms + 60_000)
     await host.settled()
     path = host.server.parts.files.schedule.path(min(host.server.parts.files.schedule.keys()))
-    await host.stop()
-    await host.start()
+    await host.restart()
     host.disk.refuse = refusing(operation, path, errno.EIO)
     await host.sleep_ms(due_ms + 61_000 - host.now_ms)
     assert host.fake().texts == ["other"] and host.died_of is None
     host.disk.refuse = None
     if operation == "pread":  # what stands around was loaded; the rest is read with the next start
-        await host.kill()
-        await host.start()
+        await host.restart_killed()
     await host.until(lambda: host.fake().texts == ["other", "held"], within_ms=10_000)
     assert host.check_balance(pending=0)["corruption"] == []
 
 
 async def test_free_space_that_cannot_be_read_ends_nothing(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
+    host = await boot.started(faked_settings())
     host.disk.refuse = refusing("free_bytes", "", errno.EIO)
     await host.sleep_ms(2_000)
     await (await host.client()).put("m", host.now_ms)
@@ -132,16 +125,13 @@ async def test_a_damage_report_lists_an_unreadable_file_once_and_not_as_corrupti
 
 @pytest.mark.parametrize("step", ["seal", "read", "finish"])
 async def test_a_day_whose_files_the_disk_refuses_to_give_waits_and_others_are_served(boot: Boot, step: str) -> None:
-    host = boot(coarse_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(coarse_settings())
     due_ms = day_after_next(host) + 3_600_000
     await client.put("kept", due_ms)
     cancelled = (await client.put("cancelled", due_ms))["receipt"]
     assert await client.cancel(cancelled) == ["cancelled"]
     await host.settled()
-    await host.stop()
-    await host.start()
+    await host.restart()
     client = await host.client()
     day, begun, refused = day_name(day_of(due_ms)), [], []
 
@@ -176,9 +166,7 @@ async def test_a_day_whose_files_the_disk_refuses_to_give_waits_and_others_are_s
 async def test_a_day_whose_outcomes_the_disk_refused_first_is_held_back_if_they_are_damaged(
     boot: Boot, refusals: int
 ) -> None:
-    host = boot(coarse_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(coarse_settings())
     due_ms = day_after_next(host) + 3_600_000
     await client.put("pending", due_ms)
     cancelled = (await client.put("cancelled", due_ms))["receipt"]
@@ -202,16 +190,13 @@ async def test_a_day_whose_outcomes_the_disk_refused_first_is_held_back_if_they_
 async def test_a_message_that_a_lookup_could_not_read_for_a_moment_is_found_and_cancelled_later(
     boot: Boot, refusals: int
 ) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     due_ms = host.now_ms + 3_600_000
     receipts = []
     for body in ("first", "second"):
         receipts.append((await client.put(body, due_ms))["receipt"])
         await host.settled()
-    await host.stop()
-    await host.start()
+    await host.restart()
     client = await host.client()
     (path,) = host.disk.files("/data/schedule_log")
     host.disk.refuse = refusing("pread", path, errno.EIO, refusals)
@@ -226,9 +211,7 @@ async def test_a_message_that_a_lookup_could_not_read_for_a_moment_is_found_and_
 async def test_a_message_that_the_broker_has_is_not_stored_again_where_the_disk_cannot_read_it_for_a_moment(
     boot: Boot,
 ) -> None:
-    host = boot(small_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings())
     host.disk.refuse = refusing("pwrite", "/dispatch_log/", errno.ENOSPC)
     await client.put("m", host.now_ms + 500)
     while not await client.pull(wait_ms=10):
@@ -258,9 +241,8 @@ async def test_a_process_without_descriptors_goes_on_when_it_has_some_again(boot
         storage={"open_files_max": 24, "message_log_segment_bytes": 1 << 16, "warm_ahead_bytes": 0},
         broker={"segment_bytes": 1 << 16},
     )
-    host = boot(settings)
-    server = await host.start()
-    client = await host.client()
+    host, client = await boot.connected(settings)
+    server = host.server
     now, accepted = host.now_ms, 0
     await client.put("before", now + 60_000)
     for turn in range(6):

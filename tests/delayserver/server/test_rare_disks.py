@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,27 +13,21 @@ from delayserver.state.decisions.outcome_rows import cancelled_outcomes
 from store.logs.dispatch_log import DispatchKey
 from store.records.batches import CancelBatch, LedgerBatch
 from store.tables.ledger import Ledger
-from tests.fakes.host import Host, faked_settings
-
-Boot = Callable[..., Host]
+from tests.fakes.host import Boot, Host, faked_settings
 
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_without_syncs_records_lost_in_a_crash_are_no_corruption(boot: Boot, seed: int) -> None:
-    host = boot(faked_settings(storage={"durability": "os"}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(storage={"durability": "os"}))
     for number in range(12):
         await client.put("x" * 5_000 + str(number), host.now_ms + 600_000)
-    await host.lose_power(seed)
-    server = await host.start()
+    server = await host.restart_unpowered(seed)
     assert not server.damage.corruption
 
 
 async def test_a_checkpoint_points_behind_nothing_that_a_crash_takes(boot: Boot) -> None:
-    host = boot(faked_settings(storage={"durability": "os"}))
-    server = await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(storage={"durability": "os"}))
+    server = host.server
     for number in range(12):
         await client.put("x" * 5_000 + str(number), host.now_ms + 600_000)
     await host.settled()
@@ -47,9 +40,8 @@ async def test_a_checkpoint_points_behind_nothing_that_a_crash_takes(boot: Boot)
 
 
 async def test_replay_passes_over_placeholders_that_repair_put_into_message_log(boot: Boot) -> None:
-    host = boot(faked_settings(storage={"checkpoint_interval_ms": 3_600_000}))
-    server = await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(storage={"checkpoint_interval_ms": 3_600_000}))
+    server = host.server
     due_ms = host.now_ms + 5_000
     for number in range(3):
         await client.put(str(number), due_ms)
@@ -95,9 +87,7 @@ async def test_a_start_takes_time_in_proportion_to_the_cancels_it_meets(
 async def test_a_cancel_of_many_retired_messages_reads_the_ledger_once_a_window(
     boot: Boot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host = boot(faked_settings(storage={"retention_ms": 60_000}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(storage={"retention_ms": 60_000}))
     receipts = [sent["receipt"] for sent in await client.send(*[_message(host, number) for number in range(200)])]
     await host.settled()
     host.clock.step(30 * 60_000)
@@ -123,9 +113,8 @@ def _message(host: Host, number: int) -> dict[str, Any]:
 async def test_a_sector_that_cannot_be_read_holds_back_its_own_record_and_not_its_window(
     boot: Boot, delay_ms: int
 ) -> None:
-    host = boot(faked_settings())
-    server = await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
+    server = host.server
     due_ms = host.now_ms + delay_ms
     for number in range(20):
         await client.put("x" * 5_000 + str(number), due_ms)
@@ -142,9 +131,7 @@ async def test_a_sector_that_cannot_be_read_holds_back_its_own_record_and_not_it
 
 
 async def test_a_message_that_a_node_refuses_holds_up_no_other_window(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     host.fake().refuse = lambda batch: batch.sequence == 1
     for minute in range(3):
         await client.put(str(minute), host.now_ms + minute * 60_000)
@@ -154,9 +141,8 @@ async def test_a_message_that_a_node_refuses_holds_up_no_other_window(boot: Boot
 
 @pytest.mark.parametrize("where", ["in the last record", "behind the end"])
 async def test_a_bad_sector_at_the_end_of_message_log_does_not_keep_the_server_down(boot: Boot, where: str) -> None:
-    host = boot(faked_settings(storage={"checkpoint_interval_ms": 1 << 40}))
-    server = await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(storage={"checkpoint_interval_ms": 1 << 40}))
+    server = host.server
     due_ms = host.now_ms + 60_000
     await client.put("first", due_ms)
     _, segment = server.parts.files.log.locate(server.parts.files.log.end)
@@ -169,7 +155,6 @@ async def test_a_bad_sector_at_the_end_of_message_log_does_not_keep_the_server_d
     assert host.died_of is None
     assert any(path in text for text in server.damage.unreadable) == (where == "in the last record")
     await (await host.client()).put("next", due_ms)
-    await host.kill()
-    await host.start()
+    await host.restart_killed()
     await host.sleep_ms(70_000)
     assert {"first", "next"} <= set(host.fake().texts)

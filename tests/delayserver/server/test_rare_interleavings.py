@@ -16,9 +16,8 @@ from store.records.batches import I64, MessageBatch
 from store.records.record import HEADER_BYTES, BadRecordError, decode_header
 from store.records.segment import FILE_HEADER_BYTES, Appended
 from tests.delayserver.replay.test_day_tier import DAY_MS, HOUR_MS, coarse_settings, drain_slowly, put_far, sources
-from tests.fakes.host import Host, faked_settings
+from tests.fakes.host import Boot, Host, faked_settings
 
-Boot = Callable[..., Host]
 NO_CHECKPOINTS: dict[str, object] = {"checkpoint_interval_ms": 1 << 40}
 
 
@@ -59,9 +58,7 @@ async def test_a_message_cancelled_while_its_day_drains_into_a_loaded_window_is_
     boot: Boot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("delayserver.replay.day_tier.DRAIN_ROWS", 1)
-    host = boot(coarse_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(coarse_settings())
     due_ms = day_after_next(host) + HOUR_MS + 30_000
     for text in ("first", "other0", "other1", "other2"):  # a record each
         await client.put(text, due_ms)
@@ -94,8 +91,7 @@ async def test_messages_delivered_from_a_minute_that_a_crash_lost_do_not_come_ag
     await host.until(lambda: host.fake().texts == ["m"], within_ms=60_000)
     await host.settled()
     await host.sleep_ms(50)
-    await host.lose_power(seed)
-    await host.start()
+    await host.restart_unpowered(seed)
     await host.sleep_ms(20_000)
     await host.settled()
     assert host.fake().texts == ["m"]
@@ -103,9 +99,7 @@ async def test_messages_delivered_from_a_minute_that_a_crash_lost_do_not_come_ag
 
 
 async def test_two_cancels_across_the_sealing_of_a_day_are_not_both_answered_cancelled(boot: Boot) -> None:
-    host = boot(coarse_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(coarse_settings())
     start_ms = day_after_next(host)
     due_ms = start_ms + 20 * HOUR_MS
     receipt = (await client.put("m", due_ms))["receipt"]
@@ -135,14 +129,11 @@ async def test_two_cancels_across_the_sealing_of_a_day_are_not_both_answered_can
 
 
 async def test_a_search_in_a_thread_beside_the_end_of_a_day_finds_its_messages(boot: Boot) -> None:
-    host = boot(coarse_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(coarse_settings())
     start_ms = await put_far(host, client)
     receipts = [(await client.put(f"n{i}", start_ms + HOUR_MS + i))["receipt"] for i in range(40)]
     await host.settled()
-    await host.stop()
-    server = await host.start()
+    server = await host.restart()
     client = await host.client()
     server.parts.tier.step = partial(host.sleep_ms, 1_000)  # type: ignore[method-assign]  # the day is drained here
     schedule, until = server.parts.files.schedule, server.parts.tier.fine_until_ms() + 5 * DAY_MS
@@ -201,9 +192,7 @@ async def test_a_clean_stop_remembers_attempts_of_messages_that_only_a_draining_
 
 @pytest.mark.parametrize("seed", range(6))
 async def test_without_syncs_an_outcome_whose_message_is_lost_does_not_stand_for_another(boot: Boot, seed: int) -> None:
-    host = boot(faked_settings(storage={"durability": "os"}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(storage={"durability": "os"}))
     start_ms = host.now_ms // 60_000 * 60_000 + 60_000
     host.clock.step(start_ms - host.now_ms)
     await client.put("safe", start_ms + 50_000)
@@ -219,9 +208,8 @@ async def test_without_syncs_an_outcome_whose_message_is_lost_does_not_stand_for
 
 
 async def test_a_message_delivered_while_its_round_waited_for_room_cannot_be_cancelled(boot: Boot) -> None:
-    host = boot(faked_settings())
-    server = await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
+    server = host.server
     near_ms = (host.now_ms // 60_000 + 3) * 60_000 + 1_000  # its window is loaded soon, and not yet
     far_ms = near_ms + HOUR_MS
     append, full = server.parts.files.schedule.append, [True]
@@ -246,9 +234,8 @@ async def test_a_message_delivered_while_its_round_waited_for_room_cannot_be_can
 async def test_entries_that_replay_read_before_their_commit_came_back_are_replayed_once(
     boot: Boot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host = boot(faked_settings(storage={"inline_sync_bytes_max": 0}))
-    server = await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(storage={"inline_sync_bytes_max": 0}))
+    server = host.server
     await client.put("a", host.now_ms + 600_000)
     await host.settled()
 
@@ -270,9 +257,7 @@ async def test_entries_that_replay_read_before_their_commit_came_back_are_replay
 
 
 async def test_damage_on_both_sides_of_a_segments_end_does_not_keep_the_server_from_starting(boot: Boot) -> None:
-    host = boot(faked_settings(storage={"message_log_segment_bytes": 1 << 14} | NO_CHECKPOINTS))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(storage={"message_log_segment_bytes": 1 << 14} | NO_CHECKPOINTS))
     for number in range(12):
         await client.put("x" * 4_000 + str(number), host.now_ms + 600_000)
     await host.settled()
@@ -304,9 +289,8 @@ def records(host: Host, path: str) -> list[int]:
 async def test_the_outcome_of_a_late_message_survives_the_crash_that_takes_its_schedule_file(
     boot: Boot, seed: int
 ) -> None:
-    host = boot(faked_settings(storage={"retention_ms": 120_000}))
-    server = await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(storage={"retention_ms": 120_000}))
+    server = host.server
     start_ms = host.now_ms
     await client.put("a", start_ms)
     await host.sleep_ms(500)
@@ -323,17 +307,15 @@ async def test_the_outcome_of_a_late_message_survives_the_crash_that_takes_its_s
     await client.request("redispatch", span)
     await host.until(lambda: len(host.fake().stored) == 3, within_ms=400)
     await host.settled()
-    await host.lose_power(seed)
-    await host.start()
+    await host.restart_unpowered(seed)
     await host.sleep_ms(3_000)
     await host.settled()
     assert host.fake().stored == [1, 2, 3]
 
 
 async def test_a_lookup_across_the_whole_end_of_a_day_knows_what_became_of_its_messages(boot: Boot) -> None:
-    host = boot(coarse_settings())
-    server = await host.start()
-    client = await host.client()
+    host, client = await boot.connected(coarse_settings())
+    server = host.server
     due_ms = day_after_next(host) + HOUR_MS
     receipt = (await client.put("m", due_ms))["receipt"]
     assert await client.cancel(receipt) == ["cancelled"]

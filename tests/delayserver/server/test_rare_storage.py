@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,14 +13,11 @@ from store.tables.days import DayTable, SealedDay
 from tests.delayserver.replay.test_day_tier import DAY_MS, HOUR_MS, coarse_settings
 from tests.delayserver.server.test_rare_interleavings import day_after_next
 from tests.fakes.disk import FakeDisk
-from tests.fakes.host import Host, faked_settings
-
-Boot = Callable[..., Host]
+from tests.fakes.host import Boot, faked_settings
 
 
 async def test_messages_of_a_coarse_day_leave_within_a_second_of_a_resume(boot: Boot) -> None:
-    host = boot(coarse_settings())
-    await host.start()
+    host = await boot.started(coarse_settings())
     due_ms = day_after_next(host) + HOUR_MS
     await (await host.client()).put("m", due_ms)
     await host.settled()
@@ -30,9 +26,10 @@ async def test_messages_of_a_coarse_day_leave_within_a_second_of_a_resume(boot: 
 
 
 async def test_message_log_is_retired_after_the_clock_was_set_back(boot: Boot) -> None:
-    host = boot(faked_settings(storage={"message_log_segment_bytes": 1 << 14, "message_log_retention_ms": 10_000}))
-    server = await host.start()
-    client = await host.client()
+    host, client = await boot.connected(
+        faked_settings(storage={"message_log_segment_bytes": 1 << 14, "message_log_retention_ms": 10_000})
+    )
+    server = host.server
     for number in range(16):
         await client.put("x" * 4_000 + str(number), host.now_ms)
     await host.settled()
@@ -56,9 +53,8 @@ async def test_cursors_of_windows_without_messages_do_not_stay_for_ever(boot: Bo
 async def test_a_send_behind_the_deletion_of_the_data_directory_is_not_acknowledged(
     boot: Boot, durability: str
 ) -> None:
-    host = boot(faked_settings(storage={"durability": durability}))
-    server = await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(storage={"durability": durability}))
+    server = host.server
     await client.put("before", host.now_ms + HOUR_MS)
     await host.settled()
     for path in host.disk.files("/data/"):
@@ -72,9 +68,7 @@ async def test_a_send_behind_the_deletion_of_the_data_directory_is_not_acknowled
 
 
 async def test_a_send_that_may_be_on_disk_is_not_refused_as_if_it_were_gone(boot: Boot) -> None:
-    host = boot(faked_settings(storage={"message_log_segment_bytes": 1 << 14}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(storage={"message_log_segment_bytes": 1 << 14}))
     for _ in range(3):
         await client.put("x" * 5_000, host.now_ms + HOUR_MS)
     await host.settled()
@@ -87,15 +81,13 @@ async def test_a_send_that_may_be_on_disk_is_not_refused_as_if_it_were_gone(boot
 
 @pytest.mark.parametrize("seed", range(8))
 async def test_without_syncs_messages_that_only_schedule_log_kept_are_counted(boot: Boot, seed: int) -> None:
-    host = boot(faked_settings(storage={"durability": "os"}))
-    server = await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(storage={"durability": "os"}))
+    server = host.server
     for number in range(4):
         await client.put(str(number), host.now_ms + 600_000 + number * 60_000)
     await host.settled()
     server.parts.files.schedule.sync()  # as the kernel does after some seconds, or a checkpoint beside a round of replay
-    await host.lose_power(seed)
-    server = await host.start()
+    server = await host.restart_unpowered(seed)
     rows = sum([server.parts.book.rows(start) for start in server.parts.book.starts()])
     assert host.check_balance()["accepted"] == rows
 
@@ -118,9 +110,8 @@ async def test_the_reserve_is_taken_again_when_there_is_room_for_it(boot: Boot) 
 
 
 async def test_accepted_messages_have_their_room_in_schedule_log_before_more_are_accepted(boot: Boot) -> None:
-    host = boot(faked_settings(storage={"free_bytes_min": 1 << 20}))
-    server = await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(storage={"free_bytes_min": 1 << 20}))
+    server = host.server
     go_on = trio.Event()
     server.parts.tier.step, server.parts.tier.is_due = go_on.wait, True  # type: ignore[method-assign]
     # As behind by one more of a hundred files.
@@ -144,9 +135,8 @@ async def test_accepted_messages_have_their_room_in_schedule_log_before_more_are
 
 
 async def test_a_schedule_file_that_is_gone_does_not_end_the_server(boot: Boot) -> None:
-    host = boot(faked_settings(storage={"open_files_max": 16}))
-    server = await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(storage={"open_files_max": 16}))
+    server = host.server
     gone_ms = host.now_ms // 60_000 * 60_000 + 600_000
     await client.put("gone", gone_ms)
     for minute in range(1, 30):
@@ -163,9 +153,8 @@ async def test_a_schedule_file_that_is_gone_does_not_end_the_server(boot: Boot) 
 
 
 async def test_a_search_beside_the_removal_of_its_file_ends_without_an_error(boot: Boot) -> None:
-    host = boot(faked_settings())
-    server = await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
+    server = host.server
     receipt = (await client.put("m", host.now_ms))["receipt"]
     await client.put("n", host.now_ms)
     await host.sleep_ms(1_000)
@@ -193,9 +182,8 @@ def test_days_that_were_sealed_long_ago_cost_new_messages_nothing(monkeypatch: p
 
 async def test_a_hot_minute_is_not_read_into_memory_at_once(boot: Boot, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("store.logs.schedule_log.INDEX_PART_BYTES", 1 << 12)
-    host = boot(faked_settings(wheel={"rows_max": 100}))
-    server = await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(wheel={"rows_max": 100}))
+    server = host.server
     start_ms = host.now_ms // 60_000 * 60_000 + 300_000
     for part in range(20):
         rows = [{"subject": "s", "due_ms": start_ms + i * 37 % 40_000, "body": f"{part}.{i}"} for i in range(100)]

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import google_crc32c
 import pytest
 
 from store.errors import FormatError
 from store.tables.identity import LOCK, SEQUENCES
 from tests.fakes.disk import FakeDisk
-from tests.fakes.host import Host
-
-Boot = Callable[..., Host]
+from tests.fakes.host import Boot
 
 # Of the header of a file: where its version stands, and its checksum.
 VERSION_AT = 8
@@ -29,9 +25,7 @@ def make_newer(disk: FakeDisk, path: str) -> None:
 @pytest.mark.parametrize("how", ["stopped", "killed"])
 @pytest.mark.parametrize("newer", ["broker/progress", "broker/store/", "names.log", "message_log/", "ledger"])
 async def test_a_start_that_meets_a_newer_file_changes_no_byte(boot: Boot, newer: str, how: str) -> None:
-    host = boot()
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected()
     await client.put("m", host.now_ms)
     await client.put("later", host.now_ms + 3_600_000)
     assert await client.pull(wait_ms=1_000)

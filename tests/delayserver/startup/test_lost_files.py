@@ -11,9 +11,8 @@ from store.records.record import HEADER_BYTES, decode_header
 from store.records.segment import FILE_HEADER_BYTES
 from tests.delayserver.replay.test_day_tier import DAY_MS, HOUR_MS, coarse_settings
 from tests.fakes.disk import FakeDisk
-from tests.fakes.host import Client, Host, faked_settings
+from tests.fakes.host import Boot, Client, Host, faked_settings
 
-Boot = Callable[..., Host]
 # Where a file is cut: behind how many bytes, given its content; None: it is removed.
 Cut = Callable[[bytes], int | None]
 
@@ -93,8 +92,7 @@ async def a_minute_of_all_kinds(host: Host, client: Client, *, last: str) -> Sen
 async def test_lookup_says_cancelled_in_a_minute_that_is_held_back_for_lost_outcomes(
     boot: Boot, where: str, last: str
 ) -> None:
-    host = boot(faked_settings())
-    await host.start()
+    host = await boot.started(faked_settings())
     sent = await a_minute_of_all_kinds(host, await host.client(), last=last)
     await host.stop()
     path = only_file(host, "dispatch_log")
@@ -123,8 +121,7 @@ async def test_lookup_says_cancelled_in_a_minute_that_is_held_back_for_lost_outc
 
 
 async def test_a_file_of_outcomes_that_is_cut_twice_holds_back_all_that_it_lost(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
+    host = await boot.started(faked_settings())
     sent = await a_minute_of_all_kinds(host, await host.client(), last="cancelled")
     await host.stop()
     path = only_file(host, "dispatch_log")
@@ -146,15 +143,13 @@ async def test_a_file_of_outcomes_that_is_cut_twice_holds_back_all_that_it_lost(
 
 @pytest.mark.parametrize("dies_after", range(1, 60, 3))
 async def test_a_crash_at_any_step_of_the_start_that_finds_a_loss_forgets_nothing(boot: Boot, dies_after: int) -> None:
-    host = boot(faked_settings())
-    await host.start()
+    host = await boot.started(faked_settings())
     sent = await a_minute_of_all_kinds(host, await host.client(), last="cancelled")
     await host.stop()
     cut(host.disk, only_file(host, "dispatch_log"), "cut behind the first record")
     host.disk.crash_after(dies_after)
     await host.start()
-    await host.lose_power(dies_after)
-    await host.start()
+    await host.restart_unpowered(dies_after)
     assert host.died_of is None, host.died_of
     client = await host.client()
     assert await client.lookup(*sent.cancelled) == ["cancelled"] * 2
@@ -188,9 +183,7 @@ async def test_a_day_whose_outcomes_are_lost_delivers_no_cancelled_message(
         "message_log_retention_ms": 0,
         "checkpoint_interval_ms": 1_000,
     }
-    host = boot(coarse_settings(storage=retention if message_log == "is retired" else {}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(coarse_settings(storage=retention if message_log == "is retired" else {}))
     receipts = await put_far(host, client)
     if message_log == "is retired":
         for _ in range(2):
@@ -211,12 +204,10 @@ async def test_a_day_whose_outcomes_are_lost_delivers_no_cancelled_message(
         if known < 2:
             assert await client.cancel(receipts[2]) == ["too_late"]
         await host.server.parts.checkpointing.write()
-        await host.stop()
-        await host.start()
+        await host.restart()
     host.clock.step(3 * DAY_MS + 2 * HOUR_MS - host.now_ms % DAY_MS)
     await host.sleep_ms(120_000)
-    await host.kill()
-    await host.start()
+    await host.restart_killed()
     await host.sleep_ms(120_000)
     texts = [text for text in host.fake().texts if not text.startswith("x")]
     assert sorted(texts) == ["other"] + ["pending"] * (known == 2)
@@ -226,9 +217,7 @@ async def test_a_day_whose_outcomes_are_lost_delivers_no_cancelled_message(
 @pytest.mark.parametrize("day", ["a minute", "a coarse day"])
 @pytest.mark.parametrize("where", CUTS)
 async def test_messages_whose_file_is_lost_are_known_to_lookup_and_cancel(boot: Boot, where: str, day: str) -> None:
-    host = boot(coarse_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(coarse_settings())
     due_ms = (host.now_ms // 60_000 + 3) * 60_000 if day == "a minute" else (host.now_ms // DAY_MS + 2) * DAY_MS
     receipts = []
     for number in range(4):
@@ -270,9 +259,7 @@ async def test_messages_whose_file_is_lost_are_known_to_lookup_and_cancel(boot: 
 
 
 async def test_a_schedule_file_that_is_put_back_is_served_whole(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     due_ms = (host.now_ms // 60_000 + 3) * 60_000
     receipts = [(await client.put(f"m{number}", due_ms + number))["receipt"] for number in range(3)]
     await host.settled()
@@ -296,9 +283,7 @@ async def test_a_schedule_file_that_is_put_back_is_served_whole(boot: Boot) -> N
 
 @pytest.mark.parametrize("log", ["schedule_log", "dispatch_log"])
 async def test_messages_whose_file_bears_the_wrong_name_are_known_to_lookup_and_cancel(boot: Boot, log: str) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     due_ms = (host.now_ms // 60_000 + 3) * 60_000
     receipts = [(await client.put(f"m{number}", due_ms + number * 60_000))["receipt"] for number in range(2)]
     extra = [(await client.put(f"c{number}", due_ms + number * 60_000))["receipt"] for number in range(2)]
@@ -323,8 +308,7 @@ async def test_messages_whose_file_bears_the_wrong_name_are_known_to_lookup_and_
 async def test_a_redispatch_names_the_lost_file_and_counts_its_hidden_messages(
     boot: Boot, log: str, where: str
 ) -> None:
-    host = boot(faked_settings())
-    await host.start()
+    host = await boot.started(faked_settings())
     sent = await a_minute_of_all_kinds(host, await host.client(), last="cancelled")
     await host.stop()
     path = sorted(path for path in host.disk.files(f"/data/{log}") if path.endswith(".log"))[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -13,9 +12,8 @@ from store.logs.dispatch_log import DispatchKey
 from store.logs.windows import window_of
 from store.records.batches import OutcomeBatch
 from tests.delayserver.replay.test_day_tier import DAY_MS, HOUR_MS, coarse_settings
-from tests.fakes.host import Host, faked_settings
+from tests.fakes.host import Boot, Host, faked_settings
 
-Boot = Callable[..., Host]
 # No checkpoint but those that a test asks for.
 RARELY = 1 << 40
 
@@ -44,9 +42,8 @@ def counts(host: Host) -> tuple[int, ...]:
 
 
 async def test_the_checkpoint_knows_no_outcome_without_its_message(boot: Boot, monkeypatch: pytest.MonkeyPatch) -> None:
-    host = boot(faked_settings(storage={"durability": "os", "checkpoint_interval_ms": RARELY}))
-    server = await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(storage={"durability": "os", "checkpoint_interval_ms": RARELY}))
+    server = host.server
     host.clock.step(60_000 - host.now_ms % 60_000)
     due_ms = host.now_ms + 30_000
     await client.put("waits", due_ms)
@@ -72,9 +69,8 @@ async def test_the_checkpoint_knows_no_outcome_without_its_message(boot: Boot, m
 
 @pytest.mark.parametrize("again", [False, True])
 async def test_outcomes_that_lost_their_messages_do_not_count_for_other_messages(boot: Boot, again: bool) -> None:
-    host = boot(faked_settings(storage={"durability": "os", "checkpoint_interval_ms": RARELY}))
-    server = await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(storage={"durability": "os", "checkpoint_interval_ms": RARELY}))
+    server = host.server
     host.clock.step(60_000 - host.now_ms % 60_000)
     start_ms = host.now_ms
     await client.put("waits", start_ms + 600_000)
@@ -86,11 +82,9 @@ async def test_outcomes_that_lost_their_messages_do_not_count_for_other_messages
     await lose_all_unsynced(host)
     await host.start()
     if again:  # with and without a checkpoint that knows of it
-        await host.kill()
-        await host.start()
+        await host.restart_killed()
         await host.server.parts.checkpointing.write()
-        await host.kill()
-        await host.start()
+        await host.restart_killed()
     assert host.server.parts.book.orphans == {start_ms: 1}
     assert counts(host) == (1, 0, 0, 1)
     host.clock.step(480_000)
@@ -100,9 +94,8 @@ async def test_outcomes_that_lost_their_messages_do_not_count_for_other_messages
 
 
 async def test_a_cancel_in_a_coarse_day_whose_message_a_loss_of_power_took_stands_for_no_other(boot: Boot) -> None:
-    host = boot(coarse_settings(storage={"durability": "os", "checkpoint_interval_ms": RARELY}))
-    server = await host.start()
-    client = await host.client()
+    host, client = await boot.connected(coarse_settings(storage={"durability": "os", "checkpoint_interval_ms": RARELY}))
+    server = host.server
     due_ms = (host.now_ms // DAY_MS + 3) * DAY_MS + HOUR_MS
     await client.put("waits", due_ms)
     await host.settled()
@@ -130,9 +123,8 @@ async def test_a_cancel_in_a_coarse_day_whose_message_a_loss_of_power_took_stand
 
 
 async def test_a_cancel_whose_message_is_gone_stands_for_no_other_when_its_day_becomes_whole(boot: Boot) -> None:
-    host = boot(coarse_settings(storage={"durability": "os", "checkpoint_interval_ms": RARELY}))
-    server = await host.start()
-    client = await host.client()
+    host, client = await boot.connected(coarse_settings(storage={"durability": "os", "checkpoint_interval_ms": RARELY}))
+    server = host.server
     day_ms = (host.now_ms // DAY_MS + 3) * DAY_MS
     await client.put("waits", day_ms + HOUR_MS)
     await host.settled()
@@ -149,9 +141,8 @@ async def test_a_cancel_whose_message_is_gone_stands_for_no_other_when_its_day_b
 
 
 async def test_messages_whose_file_comes_back_count_again(boot: Boot) -> None:
-    host = boot(faked_settings(storage={"checkpoint_interval_ms": RARELY}))
-    server = await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(storage={"checkpoint_interval_ms": RARELY}))
+    server = host.server
     for _ in range(2):
         await client.put("delivered", host.now_ms)
     await client.put("waits", host.now_ms + 600_000)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
 
 import pytest
 import trio
@@ -15,15 +14,11 @@ from store.logs.schedule_log import ScheduleKey, Source
 from store.records.record import HEADER_BYTES, decode_header
 from store.records.segment import FILE_DISPATCH, FileHeader
 from tests.fakes.disk import FakeDisk
-from tests.fakes.host import Host, faked_settings, small_settings, texts, with_settings
-
-Boot = Callable[..., Host]
+from tests.fakes.host import Boot, faked_settings, small_settings, texts, with_settings
 
 
 async def test_every_incomplete_window_is_recovered_not_only_the_newest(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     start_ms = host.now_ms // 60_000 * 60_000
     for window in range(12):
         await client.put(str(window), start_ms + window * 60_000 + 30_000)
@@ -43,9 +38,7 @@ async def test_every_incomplete_window_is_recovered_not_only_the_newest(boot: Bo
 
 @pytest.mark.parametrize("how", ["kept", "lost", "damaged", "old"])
 async def test_a_start_without_the_newest_checkpoint_gives_the_same_balance(boot: Boot, how: str) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     due_ms = host.now_ms + 300
     await client.put("first", due_ms + 100)
     await host.sleep_ms(1_100)
@@ -75,8 +68,7 @@ async def test_a_start_without_the_newest_checkpoint_gives_the_same_balance(boot
 
 
 async def test_a_clean_stop_is_quick_says_so_and_a_kill_does_not(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
+    host = await boot.started(faked_settings())
     await (await host.client()).put("m", host.now_ms + 60_000)
     before = trio.current_time()
     await host.stop()
@@ -84,17 +76,14 @@ async def test_a_clean_stop_is_quick_says_so_and_a_kill_does_not(boot: Boot) -> 
     await host.start()
     assert host.server.parts.opened.sequences.clean
     assert host.server.parts.opened.found.checkpoint.clean
-    await host.kill()
-    await host.start()
+    await host.restart_killed()
     assert not host.server.parts.opened.sequences.clean
 
 
 @pytest.mark.parametrize("room_kept", [True, False])
 async def test_a_stop_on_a_full_disk_ends_and_the_next_start_recovers(boot: Boot, room_kept: bool) -> None:
     disk = FakeDisk()
-    host = boot(disk=disk)
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(disk=disk)
     receipts = [(await client.put(f"m{number}", host.now_ms + 60_000 + number))["receipt"] for number in range(20)]
     await host.settled()
     if not room_kept:
@@ -113,10 +102,9 @@ async def test_a_stop_on_a_full_disk_ends_and_the_next_start_recovers(boot: Boot
 
 async def test_a_stop_waits_for_attempts_in_flight_and_no_longer_than_its_bound(boot: Boot) -> None:
     for slow_ms, clean in ((500, True), (60_000, False)):
-        host = boot(
+        host = await boot.started(
             faked_settings(shutdown_timeout_ms=3_000, dispatch={"deliver_timeout_ms": 60_000}), name=f"h{slow_ms}"
         )
-        await host.start()
         host.fake().delay_ms = slow_ms
         await (await host.client()).put("m", host.now_ms)
         await host.until(lambda host=host: bool(host.fake().attempts))  # type: ignore[misc]
@@ -131,21 +119,16 @@ async def test_a_stop_waits_for_attempts_in_flight_and_no_longer_than_its_bound(
 
 
 async def test_a_second_server_on_the_same_directory_is_refused(boot: Boot) -> None:
-    host = boot()
-    await host.start()
-    other = boot(disk=host.disk, name="other")
-    await other.start()
+    host = await boot.started()
+    other = await boot.started(disk=host.disk, name="other")
     assert isinstance(other.died_of, LockedError)
     await (await host.client()).put("m", host.now_ms)
 
 
 async def test_requests_are_answered_only_after_recovery(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     receipt = (await client.put("m", host.now_ms + 60_000))["receipt"]
-    await host.kill()
-    await host.start()
+    await host.restart_killed()
     assert await (await host.client()).lookup(receipt) == ["pending"]
     host.server.readiness.stage = Stage.REPLAYING
     message = {"subject": "s", "body": "x", "due_ms": host.now_ms}
@@ -153,14 +136,11 @@ async def test_requests_are_answered_only_after_recovery(boot: Boot) -> None:
 
 
 async def test_a_cancel_that_only_message_log_knows_counts_before_anything_is_loaded(boot: Boot) -> None:
-    host = boot(faked_settings(storage={"checkpoint_interval_ms": 1 << 40}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(storage={"checkpoint_interval_ms": 1 << 40}))
     receipts = [(await client.put(str(i), host.now_ms + 2_000))["receipt"] for i in range(6)]
     assert await client.cancel(*receipts[:3]) == ["cancelled"] * 3
     for seed in range(4):
-        await host.lose_power(seed)
-        await host.start()
+        await host.restart_unpowered(seed)
     await host.sleep_ms(4_000)
     assert sorted(host.fake().texts) == ["3", "4", "5"]
     await host.settled()
@@ -169,8 +149,7 @@ async def test_a_cancel_that_only_message_log_knows_counts_before_anything_is_lo
 
 async def test_a_damaged_file_that_a_start_needs_is_refused_by_name(boot: Boot) -> None:
     for path in ("/data/identity", "/data/days", "/data/sequences"):
-        host = boot(name=path[6:])
-        await host.start()
+        host = await boot.started(name=path[6:])
         await host.stop()
         host.disk.flip_bit(path, 12)
         await host.start()
@@ -179,9 +158,7 @@ async def test_a_damaged_file_that_a_start_needs_is_refused_by_name(boot: Boot) 
 
 
 async def test_damage_in_message_log_behind_the_checkpoint_does_no_harm(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     receipts = [(await client.put(f"{i}" * 100, host.now_ms + 5_000))["receipt"] for i in range(5)]
     await host.stop()
     log = host.disk.files("/data/message_log")[0]
@@ -198,10 +175,10 @@ async def test_damage_in_message_log_behind_the_checkpoint_does_no_harm(boot: Bo
 async def test_messages_that_only_schedule_log_still_has_count_as_accepted(
     boot: Boot, damage: str, delivered: bool
 ) -> None:
-    host = boot(faked_settings(storage={"checkpoint_interval_ms": 3_600_000, "message_log_segment_bytes": 1 << 14}))
-    await host.start()
-    await host.stop()
-    server = await host.start()
+    host = await boot.started(
+        faked_settings(storage={"checkpoint_interval_ms": 3_600_000, "message_log_segment_bytes": 1 << 14})
+    )
+    server = await host.restart()
     client = await host.client()
     for number in range(6):
         await client.put(f"{number}" * 8_000, host.now_ms + (0 if delivered else 60_000))
@@ -223,8 +200,7 @@ async def test_messages_that_only_schedule_log_still_has_count_as_accepted(
     await host.sleep_ms(61_000)
     await host.settled()
     assert host.check_balance(pending=0)["accepted"] == 6
-    await host.stop()
-    await host.start()
+    await host.restart()
     assert host.check_balance(pending=0)["accepted"] == 6
 
 
@@ -232,9 +208,7 @@ async def test_messages_that_only_schedule_log_still_has_count_as_accepted(
 async def test_a_damaged_record_does_not_keep_new_messages_with_ids_from_its_window(
     boot: Boot, checkpoint: str
 ) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     due_ms = host.now_ms // 60_000 * 60_000 + 90_000
     for number in range(3):
         await client.put(str(number), due_ms, message_id=f"id{number}")
@@ -260,9 +234,7 @@ async def test_a_damaged_record_does_not_keep_new_messages_with_ids_from_its_win
 
 
 async def test_a_damaged_outcome_file_stops_no_start_and_brings_no_cancelled_message(boot: Boot) -> None:
-    host = boot(faked_settings(storage={"checkpoint_interval_ms": 1 << 40}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(storage={"checkpoint_interval_ms": 1 << 40}))
     due_ms = host.now_ms // 60_000 * 60_000 + 180_000
     first, second, _ = [(await client.put(text, due_ms + 5))["receipt"] for text in ("a", "b", "c")]
     assert await client.cancel(first) == ["cancelled"]
@@ -282,9 +254,7 @@ async def test_a_damaged_outcome_file_stops_no_start_and_brings_no_cancelled_mes
 
 
 async def test_swapped_window_files_are_reported_and_hold_back_their_windows_only(boot: Boot) -> None:
-    host = boot(faked_settings(storage={"checkpoint_interval_ms": 1_000}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(storage={"checkpoint_interval_ms": 1_000}))
     start_ms = host.now_ms // 60_000 * 60_000 + 60_000
     receipts = [(await client.put(f"m{i}", start_ms + i * 60_000))["receipt"] for i in range(4)]
     await host.settled()
@@ -301,15 +271,12 @@ async def test_swapped_window_files_are_reported_and_hold_back_their_windows_onl
     for path in (one, other):
         assert any(path in text and "window starts at" in text for text in status["corruption"])
     assert await client.lookup(*receipts[2:]) == ["delivered"] * 2
-    await host.stop()
-    await host.start()
+    await host.restart()
     assert any(one + ".misplaced" in text for text in host.status()["corruption"])
 
 
 async def test_no_outcome_is_guessed_where_the_file_of_outcomes_bears_the_wrong_name(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     start_ms = host.now_ms // 60_000 * 60_000 + 60_000
     cancelled = (await client.put("cancelled", start_ms + 60_000))["receipt"]
     pending = (await client.put("pending", start_ms + 60_000))["receipt"]
@@ -330,14 +297,11 @@ async def test_no_outcome_is_guessed_where_the_file_of_outcomes_bears_the_wrong_
 
 async def test_delivered_without_a_record_of_it_the_broker_is_asked_and_the_consumer_sees_it_once(boot: Boot) -> None:
     for seed in range(6):
-        host = boot(small_settings(), name=f"host{seed}")
-        await host.start()
-        client = await host.client()
+        host, client = await boot.connected(small_settings(), name=f"host{seed}")
         for number in range(20):
             await client.put(str(number), host.now_ms + 100 + number * 3)
         await host.sleep_ms(102 + seed * 9)
-        await host.lose_power(seed)
-        await host.start()
+        await host.restart_unpowered(seed)
         await host.sleep_ms(2_000)
         await host.settled()
         got = texts(await (await host.client()).pull())
@@ -350,15 +314,13 @@ async def test_delivered_without_a_record_of_it_the_broker_is_asked_and_the_cons
 async def test_a_clock_that_goes_back_by_any_amount_before_a_crash_does_not_hide_attempts(
     boot: Boot, idle_ms: int, back_ms: int
 ) -> None:
-    host = boot(small_settings(storage={"checkpoint_interval_ms": 1 << 30}))
-    await host.start()
+    host = await boot.started(small_settings(storage={"checkpoint_interval_ms": 1 << 30}))
     await host.sleep_ms(idle_ms)
     receipt = (await (await host.client()).put("m", host.now_ms + 200))["receipt"]
     (message,) = await (await host.client()).pull(group="before", wait_ms=1_000)
     # Here, and nothing says yet that it was delivered.
     host.clock.step(-back_ms)
-    await host.kill()
-    await host.start()
+    await host.restart_killed()
     client = await host.client()
     assert host.now_ms < message["due_ms"], "it lies ahead again"
     assert await client.cancel(receipt) == ["too_late"]
@@ -369,13 +331,11 @@ async def test_a_clock_that_goes_back_by_any_amount_before_a_crash_does_not_hide
 
 
 async def test_a_missing_broker_is_reported_and_a_new_directory_is_no_loss(boot: Boot) -> None:
-    host = boot()
-    await host.start()
+    host = await boot.started()
     assert not host.status()["corruption"]
     await (await host.client()).put("m", host.now_ms)
     await host.sleep_ms(1_000)
-    await host.stop()
-    await host.start()
+    await host.restart()
     assert not host.status()["corruption"]
     await host.stop()
     for path in host.disk.files("/data/broker"):
@@ -388,8 +348,7 @@ async def test_a_missing_broker_is_reported_and_a_new_directory_is_no_loss(boot:
 
 
 async def test_schedule_files_are_found_by_name_in_utc(boot: Boot) -> None:
-    host = boot()
-    await host.start()
+    host = await boot.started()
     await (await host.client()).put("m", 1_772_366_400_000)
     await host.settled()
     path = host.server.parts.files.schedule.path(ScheduleKey(1_772_366_400_000, Source.DIRECT))
@@ -398,8 +357,7 @@ async def test_schedule_files_are_found_by_name_in_utc(boot: Boot) -> None:
 
 @pytest.mark.parametrize("left", ["everything", "no checkpoint", "no files of windows"])
 async def test_windows_of_another_length_are_refused_by_name(boot: Boot, left: str) -> None:
-    host = boot(faked_settings())
-    await host.start()
+    host = await boot.started(faked_settings())
     await (await host.client()).put("m", host.now_ms + 30_000)
     await host.settled()
     await host.stop()
@@ -422,9 +380,9 @@ async def test_windows_of_another_length_are_refused_by_name(boot: Boot, left: s
 
 @pytest.mark.parametrize("part", ["/broker/store/", "/message_log/"])
 async def test_a_disk_that_reads_nothing_for_a_moment_at_a_start_loses_no_message(boot: Boot, part: str) -> None:
-    host = boot(small_settings(storage={"message_log_segment_bytes": 1 << 16}, broker={"segment_bytes": 1 << 14}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(
+        small_settings(storage={"message_log_segment_bytes": 1 << 16}, broker={"segment_bytes": 1 << 14})
+    )
     for number in range(10):
         await client.put(f"{number}" + "x" * 9_000, host.now_ms + 2_000)
     if part == "/broker/store/":
@@ -444,9 +402,7 @@ async def test_a_disk_that_reads_nothing_for_a_moment_at_a_start_loses_no_messag
 
 
 async def test_a_start_cuts_off_no_message_whose_header_the_disk_cannot_read_for_a_moment(boot: Boot) -> None:
-    host = boot(small_settings(storage={"checkpoint_interval_ms": 1 << 40}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings(storage={"checkpoint_interval_ms": 1 << 40}))
     for body in ("0", "1", "2"):
         start = host.server.parts.positions.durable.value
         await client.put(body + "x" * 9_000, host.now_ms + 2_000)
@@ -465,9 +421,9 @@ async def test_a_start_cuts_off_no_message_whose_header_the_disk_cannot_read_for
 
 @pytest.mark.parametrize("part", ["/schedule_log/", "/dispatch_log/", "/ledger.log", "/checkpoint"])
 async def test_files_that_the_disk_cannot_read_for_a_moment_at_a_start_are_counted_whole(boot: Boot, part: str) -> None:
-    host = boot(faked_settings(storage={"checkpoint_interval_ms": 1 << 40, "retention_ms": 60_000}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(
+        faked_settings(storage={"checkpoint_interval_ms": 1 << 40, "retention_ms": 60_000})
+    )
     for number in range(4):
         await client.put(f"gone {number}", host.now_ms + 1_000)
     await host.sleep_ms(3_000)
@@ -499,9 +455,7 @@ async def test_files_that_the_disk_cannot_read_for_a_moment_at_a_start_are_count
 async def test_a_message_comes_once_whose_record_in_its_window_the_disk_reads_again_after_a_start(
     boot: Boot, hidden: str
 ) -> None:
-    host = boot(faked_settings(storage={"checkpoint_interval_ms": 1 << 40}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(storage={"checkpoint_interval_ms": 1 << 40}))
     due_ms = host.now_ms + 1_800_000
     for number in range(3):
         await client.put(f"{number}" + "x" * 5_000, due_ms + number)

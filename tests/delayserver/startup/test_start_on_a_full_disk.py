@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,9 +11,8 @@ from delayserver.state.positions.readiness import Stage
 from tests.delayserver.dispatch.test_broker_group import put_many
 from tests.delayserver.replay.test_day_tier import coarse_settings
 from tests.delayserver.server.test_rare_interleavings import day_after_next
-from tests.fakes.host import Client, Host, faked_settings, small_settings, texts
+from tests.fakes.host import Boot, Client, Host, faked_settings, small_settings, texts
 
-Boot = Callable[..., Host]
 HOUR_MS = 3_600_000
 MESSAGE = {"subject": "s", "body": "x", "delay_ms": 1}
 # What every client may ask, and who waits for an answer must get one.
@@ -28,9 +26,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
 
 async def with_backlog(boot: Boot, count: int = 30, **storage: Any) -> Host:
     """A host whose process was killed when one message was placed, and `count` of 5 kB were accepted and not replayed."""
-    host = boot(small_settings(storage={"dispatch_reserve_bytes": 1 << 16} | storage))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings(storage={"dispatch_reserve_bytes": 1 << 16} | storage))
     await client.put("placed", host.now_ms + 60_000)
     await host.settled()
     await host.sleep_ms(3_000)  # a checkpoint knows it
@@ -101,9 +97,8 @@ async def test_a_stop_ends_a_start_that_waits_for_room(boot: Boot, room_bytes: i
 
 
 async def test_a_stop_of_a_server_whose_replay_waits_for_room_does_not_wait_for_it(boot: Boot) -> None:
-    host = boot()
-    server = await host.start()
-    client = await host.client()
+    host, client = await boot.connected()
+    server = host.server
     host.disk.capacity_bytes = host.disk.used_bytes
     for number in range(3):
         await client.put("x" * 500, host.now_ms + HOUR_MS + number * 60_000)
@@ -144,9 +139,7 @@ async def test_a_stop_ends_a_start_whose_directory_cannot_be_opened_yet(boot: Bo
 async def blocked_start(boot: Boot, room_bytes: int = 0, **storage: Any) -> tuple[Host, dict[str, str]]:
     """A start that waits for room: of what it has placed, messages named below are cancelled or rescheduled in the part of
     message_log that is not replayed. The receipts by body."""
-    host = boot(faked_settings(storage={"dispatch_reserve_bytes": 1 << 16} | storage))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(storage={"dispatch_reserve_bytes": 1 << 16} | storage))
     receipts = {}
     for name in ("a", "b", "cancelled", "rescheduled"):
         receipts[name] = (await client.put(name, host.now_ms + 30_000))["receipt"]
@@ -202,9 +195,9 @@ async def test_messages_delivered_during_a_start_on_a_full_disk_do_not_come_agai
 async def test_messages_delivered_before_a_loss_of_power_do_not_come_again_when_their_replay_finds_room(
     boot: Boot,
 ) -> None:
-    host = boot(faked_settings(storage={"dispatch_reserve_bytes": 1 << 16, "checkpoint_interval_ms": 1 << 40}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(
+        faked_settings(storage={"dispatch_reserve_bytes": 1 << 16, "checkpoint_interval_ms": 1 << 40})
+    )
     first_ms = host.now_ms
     await client.put("first", first_ms)
     await host.until(lambda: host.fake().texts == ["first"])
@@ -228,9 +221,8 @@ async def test_messages_delivered_before_a_loss_of_power_do_not_come_again_when_
 
 
 async def test_a_duplicate_whose_outcome_was_lost_is_ended_though_the_replay_finds_it_placed(boot: Boot) -> None:
-    host = boot(faked_settings(storage={"dispatch_reserve_bytes": 1 << 16}))
-    server = await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(storage={"dispatch_reserve_bytes": 1 << 16}))
+    server = host.server
     due_ms = host.now_ms + 60_000
     await client.put("once", due_ms, message_id="a")
     await host.settled()
@@ -268,9 +260,7 @@ async def test_consumers_pull_and_ack_while_the_replay_waits_for_room(boot: Boot
 async def test_rows_that_a_waiting_start_delivers_leave_a_full_queue_and_come_back(boot: Boot) -> None:
     """The files of windows outlived the crash, and the replay has not come to their messages again."""
     dispatch = {"queue_rows_max": 5, "batch_messages_max": 1, "workers": 1}
-    host = boot(faked_settings(dispatch=dispatch, storage={"dispatch_reserve_bytes": 1 << 16}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(dispatch=dispatch, storage={"dispatch_reserve_bytes": 1 << 16}))
     await client.put("known to the checkpoint", host.now_ms + HOUR_MS)
     await host.settled()
     await host.sleep_ms(3_000)
@@ -295,9 +285,8 @@ async def test_rows_that_a_waiting_start_delivers_leave_a_full_queue_and_come_ba
 
 
 async def test_the_store_of_the_broker_does_not_take_the_room_that_accepted_messages_need(boot: Boot) -> None:
-    host = boot(small_settings(storage={"free_bytes_min": 1 << 15}))
-    server = await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings(storage={"free_bytes_min": 1 << 15}))
+    server = host.server
     for number in range(60):
         await client.put(f"{number} " + "x" * 5_000, host.now_ms + 5_000 + 10 * number)
     await host.settled()
@@ -324,9 +313,8 @@ async def test_the_store_of_the_broker_does_not_take_the_room_that_accepted_mess
 
 
 async def test_a_redelivery_is_refused_where_accepted_messages_need_the_room(boot: Boot) -> None:
-    host = boot(small_settings())
-    server = await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings())
+    server = host.server
     await client.put("x" * 50_000, host.now_ms)
     await host.until(lambda: server.parts.broker.status()["delivered"] == 1)
     (message,) = await client.pull()
@@ -339,9 +327,8 @@ async def test_a_redelivery_is_refused_where_accepted_messages_need_the_room(boo
 
 
 async def test_a_day_that_is_drained_keeps_its_room(boot: Boot) -> None:
-    host = boot(coarse_settings())
-    server = await host.start()
-    client = await host.client()
+    host, client = await boot.connected(coarse_settings())
+    server = host.server
     due_ms = day_after_next(host)
     for _ in range(10):
         await client.put("x" * 5_000, due_ms + HOUR_MS)

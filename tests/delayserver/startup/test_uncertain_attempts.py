@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from tests.fakes.host import Host, small_settings, texts
-
-Boot = Callable[..., Host]
+from tests.fakes.host import Boot, Host, small_settings, texts
 
 
 async def crashed(host: Host) -> str:
@@ -16,8 +12,7 @@ async def crashed(host: Host) -> str:
     await client.put("now", host.now_ms)
     receipt = (await client.put("maybe", host.now_ms + 10_000))["receipt"]
     await host.settled()
-    await host.kill()
-    await host.start()
+    await host.restart_killed()
     return str(receipt)
 
 
@@ -50,8 +45,7 @@ async def test_an_orderly_stop_whose_uncertain_messages_have_outcomes_is_clean(b
     maybe = await crashed(host)
     await host.sleep_ms(100_000)
     assert await (await host.client()).lookup(maybe) == ["delivered"]
-    await host.stop()
-    await host.start()
+    await host.restart()
     assert host.server.parts.opened.sequences.clean
 
 
@@ -60,10 +54,8 @@ async def test_a_crash_behind_an_orderly_stop_makes_its_own_messages_uncertain(b
     await crashed(host)
     client = await host.client()
     after = (await client.put("after", host.now_ms + 15_000))["receipt"]
-    await host.stop()
-    await host.start()
-    await host.kill()
-    await host.start()
+    await host.restart()
+    await host.restart_killed()
     assert await (await host.client()).cancel(after) == ["too_late"]
     await host.sleep_ms(20_000)
     await host.settled()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from copy import deepcopy
 from typing import Any
@@ -22,10 +21,9 @@ from delayserver.targets.target import DeliveryError
 from store.records.batches import StoredBatch
 from store.tables.names import SUBJECT
 from tests.fakes.clock import SimulatedClock
-from tests.fakes.host import Host, small_settings, texts
+from tests.fakes.host import Boot, Host, small_settings, texts
 from tests.fakes.network import FakeListener, FakeNetwork, FakeTransport
 
-Boot = Callable[..., Host]
 DAY_MS = 86_400_000
 IDENTITY = ServerIdentity("000000000001", "00000000000000a1", "")
 QUICK = {"backoff_ms_min": 50, "backoff_ms_max": 500, "breaker_failures": 3, "deliver_timeout_ms": 1_000}
@@ -75,8 +73,7 @@ async def test_a_node_stores_each_message_once_although_both_sides_die_on_the_wa
     await server.sleep_ms(200 + seed * 90)
     await (node.lose_power(seed) if seed % 2 else node.kill())
     await server.sleep_ms(300)
-    await server.lose_power(seed)
-    await server.start()
+    await server.restart_unpowered(seed)
     await node.start()
     await server.sleep_ms(200)
     for transport in list(node.listener.accepted):
@@ -119,8 +116,7 @@ def delivery(now_ms: int, sequence: int, *, uncertain: bool) -> dict[str, Any]:
 async def test_a_first_attempt_that_arrives_behind_its_repetition_over_a_newer_connection_is_refused(
     boot: Boot,
 ) -> None:
-    node = boot(name="node", role=BROKER)
-    await node.start()
+    node = await boot.started(name="node", role=BROKER)
     older, newer = await node.client(), await node.client()
     assert (await older.request("deliver", delivery(node.now_ms, 3, uncertain=False)))["outcome"]
     again = await newer.request("deliver", delivery(node.now_ms, 7, uncertain=True))
@@ -132,9 +128,7 @@ async def test_a_first_attempt_that_arrives_behind_its_repetition_over_a_newer_c
 
 
 async def test_deliveries_that_are_read_together_are_stored_in_their_order(boot: Boot) -> None:
-    node = boot(name="node", role=BROKER)
-    await node.start()
-    client = await node.client()
+    node, client = await boot.connected(name="node", role=BROKER)
     for sequence in range(10, 50, 2):
         first, second = (
             encode_request(sequence + place, "deliver", delivery(node.now_ms, sequence, uncertain=bool(place)))
@@ -148,9 +142,7 @@ async def test_deliveries_that_are_read_together_are_stored_in_their_order(boot:
 
 
 async def test_a_node_forgets_a_complete_window_before_the_deliveries_behind_it(boot: Boot) -> None:
-    node = boot(name="node", role=BROKER)
-    await node.start()
-    client = await node.client()
+    node, client = await boot.connected(name="node", role=BROKER)
     for sequence in range(10, 50, 2):
         first = delivery(node.now_ms, sequence, uncertain=False)
         complete = {"server_id": first["server_id"], "window_ms": [first["window_ms"]]}
@@ -162,8 +154,7 @@ async def test_a_node_forgets_a_complete_window_before_the_deliveries_behind_it(
 
 
 async def test_a_complete_window_over_an_older_connection_comes_too_late(boot: Boot) -> None:
-    node = boot(name="node", role=BROKER)
-    await node.start()
+    node = await boot.started(name="node", role=BROKER)
     older, newer = await node.client(), await node.client()
     first = delivery(node.now_ms, 3, uncertain=False)
     complete = {"server_id": first["server_id"], "window_ms": [first["window_ms"]]}
@@ -217,9 +208,7 @@ async def test_which_windows_are_complete_is_asked_when_there_is_a_connection(
 
 async def test_a_node_whose_disk_cannot_read_what_it_has_goes_on_and_decides_a_repetition_later(boot: Boot) -> None:
     """A node that ended would end again after its next start, because the server repeats what it does not know."""
-    node = boot(name="node", role=BROKER)
-    await node.start()
-    client = await node.client()
+    node, client = await boot.connected(name="node", role=BROKER)
     good = delivery(node.now_ms, 7, uncertain=False)
     await client.request("deliver", good)
     (path,) = [path for path in node.disk.files("/data/") if "/broker/store/" in path]
@@ -234,9 +223,7 @@ async def test_a_node_whose_disk_cannot_read_what_it_has_goes_on_and_decides_a_r
 
 
 async def test_a_repeated_deliver_is_recognised_and_a_malformed_one_refused(boot: Boot) -> None:
-    node = boot(name="node", role=BROKER)
-    await node.start()
-    client = await node.client()
+    node, client = await boot.connected(name="node", role=BROKER)
     good = delivery(node.now_ms, 7, uncertain=True)
     for expected in (1, 2, 2):
         outcome = (await client.request("deliver", good))["outcome"]
@@ -273,8 +260,7 @@ async def test_a_repeated_deliver_is_recognised_and_a_malformed_one_refused(boot
 async def test_new_names_of_a_deliver_share_one_sync_where_some_are_not_taken(boot: Boot, why: str) -> None:
     count = 60
     settings = small_settings(message={"subjects_max": 40 if why == "full" else 1_000})
-    node = boot(settings, name="node", role=BROKER)
-    await node.start()
+    node = await boot.started(settings, name="node", role=BROKER)
     room = 40 - node.server.parts.files.names.count(SUBJECT)
     client = await node.client()
     names = [f"s{number}" for number in range(count)]
@@ -296,9 +282,7 @@ async def test_new_names_of_a_deliver_share_one_sync_where_some_are_not_taken(bo
 
 
 async def test_a_broker_refuses_operations_of_servers(boot: Boot) -> None:
-    node = boot(name="node", role=BROKER)
-    await node.start()
-    client = await node.client()
+    _, client = await boot.connected(name="node", role=BROKER)
     assert (await client.request("hello", {"versions": [1], "client": "x"}))["role"] == "broker"
     for operation in ("send", "cancel", "reschedule", "lookup"):
         assert await client.refused(operation, {}) == "unknown_operation"
@@ -312,8 +296,7 @@ async def test_a_nack_on_a_lone_broker_comes_again_through_its_own_pipeline(boot
     (message,) = await consumer.pull(wait_ms=2_000)
     deliveries = {"subject": "s", "group": "g", "count": 1, "deliveries": message["delivery"]}
     assert await consumer.request("nack", deliveries | {"delay_ms": 500}) == {"nacked": 1, "unknown": 0}
-    await node.lose_power(3)
-    await node.start()
+    await node.restart_unpowered(3)
     consumer = await node.client()
     (again,) = await consumer.pull(wait_ms=5_000)
     assert (again["body"], again["attempt"], again["message_id"]) == (b"m", 2, message["message_id"])
@@ -451,10 +434,8 @@ def routed(**parts: Any) -> Settings:
 async def copied(boot: Boot) -> tuple[Host, Host, Host]:
     """A server, a node, and a second server on a copy of the first one's data directory. The node and the first one run."""
     network, clock = FakeNetwork(), SimulatedClock()
-    node = boot(name="node", role=BROKER, network=network, clock=clock)
-    await node.start()
-    server = boot(routed(), name="server", network=network, clock=clock)
-    await server.start()
+    node = await boot.started(name="node", role=BROKER, network=network, clock=clock)
+    server = await boot.started(routed(), name="server", network=network, clock=clock)
     await server.stop()
     copy = boot(routed(), name="copy", network=network, clock=clock, disk=deepcopy(server.disk), seed=2)
     await server.start()
@@ -517,8 +498,7 @@ async def test_a_server_that_restarts_takes_its_own_place_at_once(boot: Boot) ->
     await server.sleep_ms(500)
     await server.kill()
     parts = {"disk": server.disk, "clock": server.clock, "network": server.network}
-    server = boot(server.settings, name="server", seed=2, **parts)  # a process of other chance
-    await server.start()
+    server = await boot.started(server.settings, name="server", seed=2, **parts)  # a process of other chance
     await (await server.client()).put("behind", server.now_ms)
     await server.sleep_ms(500)
     assert texts(await (await node.client()).pull()) == ["before", "behind"]
@@ -551,9 +531,7 @@ async def test_with_nodes_of_before_two_processes_with_one_server_id_do_not_flap
 
 
 async def test_without_a_secret_only_loopback_delivers_and_redispatches(boot: Boot) -> None:
-    host = boot()
-    await host.start()
-    near = await host.client()
+    host, near = await boot.connected()
     assert (await near.request("deliver", delivery(host.now_ms, 3, uncertain=False)))["outcome"]
     mapped = ("[::1]:7", "::1:7", "::ffff:127.0.0.1:7")
     for place, peer in enumerate(mapped):
@@ -578,20 +556,16 @@ async def test_a_server_proves_the_secret_of_its_node_without_sending_it(boot: B
     network, clock = FakeNetwork(), SimulatedClock()
     network.comes_from = "10.0.0.7:7"
     secret = "correct horse battery"
-    node = boot(
+    node = await boot.started(
         small_settings(listen={"server_secret": secret}), name="node", role=BROKER, network=network, clock=clock
     )
-    await node.start()
-    server = boot(routed(listen={"server_secret": secret}), name="server", network=network, clock=clock)
-    await server.start()
+    server = await boot.started(routed(listen={"server_secret": secret}), name="server", network=network, clock=clock)
     await (await server.client()).put("m", server.now_ms)
     consumer = await node.client()
     assert texts(await consumer.pull(wait_ms=1_000)) == ["m"]
-    stranger = boot(
+    _, client = await boot.connected(
         routed(listen={"server_secret": "another secret text"}), name="stranger", network=network, clock=clock, seed=3
     )
-    await stranger.start()
-    client = await stranger.client()
     await client.put("not taken", server.now_ms)
     assert await consumer.pull(wait_ms=3_000) == []
     (row,) = (await client.status())["groups"]["remote"]["nodes"]
@@ -601,8 +575,7 @@ async def test_a_server_proves_the_secret_of_its_node_without_sending_it(boot: B
 
 async def test_a_proof_is_good_for_one_challenge_of_one_connection(boot: Boot) -> None:
     secret = "correct horse battery"
-    node = boot(small_settings(listen={"server_secret": secret}), name="node")
-    await node.start()
+    node = await boot.started(small_settings(listen={"server_secret": secret}), name="node")
     first, second = await node.client(), await node.client()
     good = delivery(node.now_ms, 3, uncertain=False)
     assert await first.refused("deliver", good) == "server_not_proven", "from loopback too, where a secret is set"
@@ -623,9 +596,7 @@ async def test_a_proof_is_good_for_one_challenge_of_one_connection(boot: Boot) -
 
 
 async def test_a_connection_belongs_to_the_server_that_it_named(boot: Boot) -> None:
-    node = boot(name="node", role=BROKER)
-    await node.start()
-    client = await node.client()
+    node, client = await boot.connected(name="node", role=BROKER)
     hello = {"versions": [1], "server_id": "00000000000a", "instance": "00000000000000aa"}
     assert (await client.request("hello", hello))["version"] == 1
     assert await client.refused("hello", hello | {"instance": "00000000000000bb"}) == "invalid_argument"
@@ -638,9 +609,7 @@ async def test_a_connection_belongs_to_the_server_that_it_named(boot: Boot) -> N
 
 @pytest.mark.parametrize("sequence", [0, -1, (1 << 48) - 1, 1 << 48, (1 << 48) + 3, -(1 << 63)])
 async def test_sequences_that_no_receipt_can_carry_are_refused(boot: Boot, sequence: int) -> None:
-    node = boot(name="node", role=BROKER)
-    await node.start()
-    client = await node.client()
+    node, client = await boot.connected(name="node", role=BROKER)
     good = delivery(node.now_ms, 3, uncertain=True)
     assert (await client.request("deliver", good))["outcome"]
     # Two rows: the second one has the next sequence.
@@ -651,9 +620,9 @@ async def test_sequences_that_no_receipt_can_carry_are_refused(boot: Boot, seque
 
 
 async def test_a_node_refuses_messages_that_are_due_far_ahead_of_its_clock(boot: Boot) -> None:
-    node = boot(small_settings(broker={"server_clock_ahead_ms_max": 5_000}), name="node", role=BROKER)
-    await node.start()
-    client = await node.client()
+    node, client = await boot.connected(
+        small_settings(broker={"server_clock_ahead_ms_max": 5_000}), name="node", role=BROKER
+    )
     good = delivery(node.now_ms, 3, uncertain=False)
     assert await client.refused("deliver", good | {"due_ms": node.now_ms + 5_001}) == "not_due"
     assert await client.refused("deliver", good | {"due_ms": -1}) == "invalid_argument"
@@ -662,10 +631,10 @@ async def test_a_node_refuses_messages_that_are_due_far_ahead_of_its_clock(boot:
 
 async def test_messages_of_a_server_whose_clock_is_ahead_wait_until_the_node_agrees(boot: Boot) -> None:
     network, clock = FakeNetwork(), SimulatedClock()
-    node = boot(small_settings(broker={"server_clock_ahead_ms_max": 5_000}), name="node", role=BROKER, network=network)
-    await node.start()
-    server = boot(routed(), name="server", network=network, clock=clock)
-    await server.start()
+    node = await boot.started(
+        small_settings(broker={"server_clock_ahead_ms_max": 5_000}), name="node", role=BROKER, network=network
+    )
+    server = await boot.started(routed(), name="server", network=network, clock=clock)
     clock.step(20_000)
     client = await server.client()
     await client.put("m", server.now_ms)
@@ -715,8 +684,7 @@ async def test_a_message_that_another_node_may_have_carries_a_higher_attempt_and
     assert group["maybe_delivered_twice"] == 1
     found = await client.find(sent["receipt"])
     assert (found["outcome"], found["attempts"], found["unanswered_elsewhere"]) == ("delivered", 2, 1)
-    await second.lose_power(1)
-    await second.start()
+    await second.restart_unpowered(1)
     consumer = await second.client()
     (again,) = await consumer.pull(group="later")
     assert again["attempt"] == 2, "the node keeps it"
@@ -741,8 +709,7 @@ async def test_where_an_unknown_result_is_asked_of_the_same_node_nothing_counts_
         transport.fail_sends = True
     await client.put("m", server.now_ms)
     await server.sleep_ms(500)
-    await server.kill()
-    await server.start()
+    await server.restart_killed()
     client = await server.client()
     await client.put("behind", server.now_ms)
     await server.sleep_ms(2_000)
@@ -758,8 +725,7 @@ async def test_after_a_crash_messages_that_another_node_may_have_count_as_maybe_
     for number in range(8):
         await client.put(str(number), due_ms)
     await server.sleep_ms(100)
-    await server.kill()
-    await server.start()
+    await server.restart_killed()
     await server.sleep_ms(2_000)
     messages = [*await (await first.client()).pull(), *await (await second.client()).pull()]
     assert sorted(texts(messages)) == [str(number) for number in range(8)]
@@ -769,9 +735,7 @@ async def test_after_a_crash_messages_that_another_node_may_have_count_as_maybe_
 
 
 async def test_a_node_takes_a_delivery_with_and_without_hand_overs_to_others(boot: Boot) -> None:
-    node = boot(name="node", role=BROKER)
-    await node.start()
-    client = await node.client()
+    node, client = await boot.connected(name="node", role=BROKER)
     first = delivery(node.now_ms, 3, uncertain=False) | {"unanswered": [0], "redelivery": 1}
     assert (await client.request("deliver", first))["outcome"]
     assert [message["attempt"] for message in await client.pull()] == [2, 3]

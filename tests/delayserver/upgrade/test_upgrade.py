@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,8 @@ from tests.delayserver.recover.directories import in_process
 from tests.delayserver.upgrade.directories import ARCHIVES, Past, past, read_folder
 from tests.delayserver.upgrade.write_directory import BALANCE, DAY_MS, MINUTE_MS, deliveries, settings
 from tests.fakes.clock import SimulatedClock
-from tests.fakes.host import FRAME_BYTES_MAX, Host, texts
+from tests.fakes.host import FRAME_BYTES_MAX, Boot, Host, texts
 
-Boot = Callable[..., Host]
 # The old program was down for this long before its client came: the old clock is that of the new server too.
 DOWN_US = 30_000_000
 # What no two runs of servers have in common.
@@ -132,8 +131,7 @@ async def test_an_ack_from_before_the_upgrade_is_unknown_and_its_message_comes_a
         assert await client.request("ack", ack) == {"acked": 0, "unknown": 5}
         came = texts(await client.pull("backlog", "slow"))
         assert {f"backlog {row}" for row in range(20, 25)} <= set(came)
-        await host.stop()
-        await host.start()
+        await host.restart()
         client = await host.client()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,9 +12,8 @@ from delayserver.recover.checking.retired_ahead import retired_ahead
 from store.errors import DiskFullError
 from store.records.batches import LedgerBatch
 from store.tables.ledger import Ledger
-from tests.fakes.host import Host, small_settings
+from tests.fakes.host import Boot, Host, small_settings
 
-Boot = Callable[..., Host]
 DAY_MS = 86_400_000
 HOUR_MS = 3_600_000
 MINUTE_MS = 60_000
@@ -34,9 +32,7 @@ async def ahead_for_seconds(host: Host, by_ms: int = 10 * DAY_MS) -> None:
 
 
 async def test_a_clock_that_was_ahead_for_seconds_closes_no_window(boot: Boot) -> None:
-    host = boot(settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(settings())
     now_ms = host.now_ms
     for day in range(1, 9):
         await client.put(str(day), now_ms + day * DAY_MS)
@@ -45,8 +41,7 @@ async def test_a_clock_that_was_ahead_for_seconds_closes_no_window(boot: Boot) -
     for day in range(1, 9):
         await client.put("beside", now_ms + day * DAY_MS)
     assert len(host.server.parts.files.ledger) == 0
-    await host.stop()
-    await host.start()
+    await host.restart()
     client = await host.client()
     await client.put("after a restart", now_ms + 5 * DAY_MS)
     assert set(await client.lookup(*[result["receipt"] for result in again])) == {"pending"}
@@ -54,9 +49,7 @@ async def test_a_clock_that_was_ahead_for_seconds_closes_no_window(boot: Boot) -
 
 
 async def test_windows_in_the_ledger_are_closed_each_for_itself(boot: Boot) -> None:
-    host = boot(settings(storage={"clock_hold_ms": 1_000}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(settings(storage={"clock_hold_ms": 1_000}))
     now_ms = host.now_ms
     retired = [now_ms + day * DAY_MS for day in range(1, 9)]
     for due_ms in retired:
@@ -74,8 +67,7 @@ async def test_windows_in_the_ledger_are_closed_each_for_itself(boot: Boot) -> N
         )
         assert reply["accepted"] == 16
         assert [(index, error) for index, error, *_ in reply["rejected"]] == [(3 * k + 1, "too_old") for k in range(8)]
-        await host.stop()
-        await host.start()
+        await host.restart()
         client = await host.client()
     assert (await client.request("status"))["storage"]["retired_windows_ahead"] == 8
     host.server.parts.retention.closed.check_invariants()
@@ -95,9 +87,7 @@ async def test_a_window_that_could_not_be_retired_is_open_again(boot: Boot, monk
         raise DiskFullError("full")
 
     monkeypatch.setattr(Ledger, "append", full)
-    host = boot(settings(storage={"clock_hold_ms": 1_000}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(settings(storage={"clock_hold_ms": 1_000}))
     due_ms = host.now_ms + 2 * DAY_MS
     await client.put("m", due_ms)
     await ahead_for_seconds(host)
@@ -107,9 +97,7 @@ async def test_a_window_that_could_not_be_retired_is_open_again(boot: Boot, monk
 
 
 async def test_a_start_with_a_clock_that_is_ahead_removes_nothing_until_it_has_held(boot: Boot) -> None:
-    host = boot(settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(settings())
     receipt = (await client.put("m", host.now_ms))["receipt"]
     await host.sleep_ms(2_000)
     await host.kill()
@@ -125,16 +113,13 @@ async def test_a_start_with_a_clock_that_is_ahead_removes_nothing_until_it_has_h
 
 async def test_retention_goes_on_by_the_believed_time_through_starts_and_small_steps(boot: Boot) -> None:
     """Neither stops it: a server that is started every two minutes, on a clock that is stepped all the time."""
-    host = boot(settings(storage={"retention_ms": 2 * MINUTE_MS}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(settings(storage={"retention_ms": 2 * MINUTE_MS}))
     receipt = (await client.put("m", host.now_ms))["receipt"]
     for _ in range(4):
         for _ in range(4):
             await host.sleep_ms(MINUTE_MS // 2)
             host.clock.step(200)
-        await host.stop()
-        await host.start()
+        await host.restart()
     client = await host.client()
     assert await client.lookup(receipt) == ["retired"]
 
@@ -155,8 +140,7 @@ async def pull_all(host: Host) -> int:
 
 
 async def test_unconsumed_messages_outlive_a_clock_that_is_ahead_for_seconds(boot: Boot) -> None:
-    host = boot(settings(broker=small_broker()))
-    await host.start()
+    host = await boot.started(settings(broker=small_broker()))
     await host.sleep_ms(70_000)
     await fill_store(host)
     await ahead_for_seconds(host)
@@ -165,8 +149,7 @@ async def test_unconsumed_messages_outlive_a_clock_that_is_ahead_for_seconds(boo
 
 async def test_unconsumed_messages_outlive_a_clock_that_is_behind_for_seconds(boot: Boot) -> None:
     """Its segments took the time of then for that of their last message, and were days old when it was right again."""
-    host = boot(settings(broker=small_broker()))
-    await host.start()
+    host = await boot.started(settings(broker=small_broker()))
     await fill_store(host)
     host.clock.step(-10 * DAY_MS)
     await fill_store(host)
@@ -176,8 +159,7 @@ async def test_unconsumed_messages_outlive_a_clock_that_is_behind_for_seconds(bo
 
 
 async def test_unconsumed_messages_go_after_their_time(boot: Boot) -> None:
-    host = boot(settings(broker=small_broker()))
-    await host.start()
+    host = await boot.started(settings(broker=small_broker()))
     await fill_store(host)
     host.clock.step(3 * HOUR_MS)
     await host.sleep_ms(5 * MINUTE_MS)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import trio
@@ -14,17 +12,13 @@ from store.logs.dispatch_log import DispatchKey, DispatchLog
 from store.records.batches import OutcomeBatch
 from store.tables.days import DayTable
 from tests.fakes.disk import FakeDisk
-from tests.fakes.host import Host, fake_group, faked_settings, small_settings
+from tests.fakes.host import Boot, fake_group, faked_settings, small_settings
 from tests.fakes.rows import messages
 from tests.fakes.schedule_files import KEY, MINUTE, opened
 
-Boot = Callable[..., Host]
-
 
 async def test_a_node_hears_of_complete_windows_after_their_minute_and_not_of_others(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     window_ms = host.now_ms // 60_000 * 60_000
     await client.put("done", window_ms + 100)
     host.fake().refuse = lambda batch: batch.sequence == 2
@@ -38,9 +32,7 @@ async def test_a_node_hears_of_complete_windows_after_their_minute_and_not_of_ot
 
 
 async def test_a_node_does_not_hear_of_a_window_that_a_late_message_opened_again(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     window_ms = host.now_ms // 60_000 * 60_000
     await client.put("done", window_ms + 100)
     await host.settled()
@@ -69,9 +61,7 @@ def test_a_window_is_settled_when_its_last_outcome_is_durable() -> None:
 
 
 async def test_a_node_does_not_hear_of_a_window_while_its_day_drains(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     window_ms = host.now_ms // 60_000 * 60_000
     await client.put("done", window_ms + 100)
     draining = True
@@ -85,9 +75,7 @@ async def test_a_node_does_not_hear_of_a_window_while_its_day_drains(boot: Boot)
 
 async def test_complete_windows_are_chosen_node_by_node(boot: Boot) -> None:
     settings = small_settings(groups=(fake_group("fake", "fake1", "fake2"),), routes=(RouteSettings("*", ("fake",)),))
-    host = boot(settings)
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(settings)
     window_ms = host.now_ms // 60_000 * 60_000
     await client.put("done", window_ms + 100)
     first, second = host.fake("fake1"), host.fake("fake2")
@@ -105,9 +93,7 @@ async def test_complete_windows_are_chosen_node_by_node(boot: Boot) -> None:
 
 @pytest.mark.parametrize("how", ["stop", "kill"])
 async def test_windows_that_were_complete_before_a_restart_do_not_hold_the_store(boot: Boot, how: str) -> None:
-    host = boot(small_settings(broker={"segment_bytes": 4096}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings(broker={"segment_bytes": 4096}))
     for _ in range(5):
         await client.put("x" * 1000, host.now_ms)
     await host.sleep_ms(500)
@@ -125,8 +111,7 @@ async def test_windows_that_were_complete_before_a_restart_do_not_hold_the_store
 
 
 async def test_a_node_that_was_not_reachable_hears_of_complete_windows_later(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
+    host = await boot.started(faked_settings())
     node = host.fake()
     await (await host.client()).put("m", host.now_ms)
     await host.until(lambda: node.texts == ["m"])
@@ -141,8 +126,7 @@ async def test_complete_windows_that_a_node_has_not_heard_of_are_bounded(
     boot: Boot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("delayserver.dispatch.complete_windows.UNDECLARED_MAX", 2)
-    host = boot(faked_settings())
-    await host.start()
+    host = await boot.started(faked_settings())
     client, node = await host.client(), host.fake()
     first_ms = host.now_ms // 60_000 * 60_000
     for window in range(4):
@@ -156,8 +140,7 @@ async def test_complete_windows_that_a_node_has_not_heard_of_are_bounded(
 
 
 async def test_slewing_is_no_step(boot: Boot) -> None:
-    host = boot()
-    await host.start()
+    host = await boot.started()
     for _ in range(100):
         host.clock.step(1)
         await host.sleep_ms(50)
@@ -171,9 +154,9 @@ async def test_slewing_is_no_step(boot: Boot) -> None:
 
 async def test_after_a_step_of_the_clock_due_rows_on_disk_are_loaded_at_once(boot: Boot) -> None:
     """Rule 2: within a second. So it is not left to the loader's own look, which comes once in a second."""
-    host = boot(small_settings(groups=(fake_group("g", "fake"),), routes=(RouteSettings("*", ("g",)),)))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(
+        small_settings(groups=(fake_group("g", "fake"),), routes=(RouteSettings("*", ("g",)),))
+    )
     await client.send(
         *[{"subject": "s", "body": f"{hour}", "due_ms": host.now_ms + hour * 3_600_000} for hour in (1, 2, 3)]
     )

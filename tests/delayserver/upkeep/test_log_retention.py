@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import trio
 
-from tests.fakes.host import Host, faked_settings
+from tests.fakes.host import Boot, Host, faked_settings
 
-Boot = Callable[..., Host]
 RETENTION_MS = 60_000
 SEGMENTS = 20
 
@@ -49,8 +46,7 @@ async def test_segments_that_go_at_once_are_removed_in_a_step_each(boot: Boot) -
         faked_settings(storage={"message_log_segment_bytes": 1 << 14, "message_log_retention_ms": RETENTION_MS})
     )
     await with_segments(host)
-    await host.stop()
-    server = await host.start()
+    server = await host.restart()
     steps, removed = Steps(), []
 
     def note(operation: str, path: str) -> int:

@@ -21,9 +21,8 @@ from store.logs.schedule_log import ScheduleKey, Source
 from store.records.batches import I64, MessageBatch
 from store.records.file_header import FILE_DISPATCH, FILE_SCHEDULE, FileHeader
 from store.tables.ledger import Ledger
-from tests.fakes.host import Host, faked_settings
+from tests.fakes.host import Boot, Host, faked_settings
 
-Boot = Callable[..., Host]
 MINUTE_MS = 60_000
 
 
@@ -33,9 +32,7 @@ def settings(**parts: dict[str, object]):  # type: ignore[no-untyped-def]
 
 
 async def test_complete_windows_go_after_their_time_and_incomplete_ones_never(boot: Boot) -> None:
-    host = boot(settings(dispatch={"backoff_ms_min": 100, "backoff_ms_max": 1_000}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(settings(dispatch={"backoff_ms_min": 100, "backoff_ms_max": 1_000}))
     host.fake().refuse = lambda batch: batch.sequence == 1
     stuck = (await client.put("stuck", host.now_ms))["receipt"]
     done = (await client.put("done", host.now_ms + MINUTE_MS))["receipt"]
@@ -57,9 +54,7 @@ async def test_complete_windows_go_after_their_time_and_incomplete_ones_never(bo
 
 
 async def test_windows_within_retention_stay(boot: Boot) -> None:
-    host = boot(settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(settings())
     receipt = (await client.put("m", host.now_ms))["receipt"]
     host.clock.step(2 * MINUTE_MS - 20_000)
     await host.sleep_ms(12_000)
@@ -84,9 +79,9 @@ async def held_replay(host: Host) -> trio.Event:
 @pytest.mark.parametrize("where", ["in the log", "in the commit"])
 async def test_a_window_stays_while_a_message_for_it_is_on_its_way(boot: Boot, where: str) -> None:
     """Its files show that the message is a copy of one that was delivered."""
-    host = boot(settings(storage={"replay_lag_bytes_max": 1 if where == "in the commit" else 1 << 20}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(
+        settings(storage={"replay_lag_bytes_max": 1 if where == "in the commit" else 1 << 20})
+    )
     due_ms = host.now_ms
     await client.put("first", due_ms, message_id="id")
     await host.settled()
@@ -114,8 +109,7 @@ async def test_a_window_stays_while_a_message_for_it_is_on_its_way(boot: Boot, w
 
 
 async def test_a_reschedule_that_waited_is_refused_where_its_window_was_closed_meanwhile(boot: Boot) -> None:
-    host = boot(settings())
-    await host.start()
+    host = await boot.started(settings())
     client, other = await host.client(), await host.client()
     free = await held_replay(host)
     receipt = (await client.put("m", host.now_ms + 120 * MINUTE_MS))["receipt"]
@@ -131,9 +125,7 @@ async def test_a_reschedule_that_waited_is_refused_where_its_window_was_closed_m
 
 async def test_the_balance_holds_at_every_crash_while_a_window_is_retired(boot: Boot) -> None:
     for operations in range(1, 24, 4):
-        host = boot(settings(), name=f"host{operations}")
-        await host.start()
-        client = await host.client()
+        host, client = await boot.connected(settings(), name=f"host{operations}")
         due_ms = host.now_ms
         receipts = [(await client.put(str(i), due_ms, message_id=f"id{i}"))["receipt"] for i in range(4)]
         await client.put("copy", due_ms, message_id="id1")
@@ -142,8 +134,7 @@ async def test_the_balance_holds_at_every_crash_while_a_window_is_retired(boot: 
         host.clock.step(30 * MINUTE_MS)
         host.disk.crash_after(operations)
         await host.sleep_ms(12_000)
-        await host.lose_power(operations)
-        await host.start()
+        await host.restart_unpowered(operations)
         await host.sleep_ms(12_000)
         client = await host.client()
         assert set(await client.lookup(*receipts)) == {"retired"}, operations
@@ -158,9 +149,8 @@ async def test_the_balance_holds_at_every_crash_while_a_window_is_retired(boot: 
 async def test_a_window_that_goes_between_the_search_and_the_answer_is_retired_and_a_cancel_of_it_is_no_new_one(
     boot: Boot, operation: str
 ) -> None:
-    host = boot(settings())
-    server = await host.start()
-    client = await host.client()
+    host, client = await boot.connected(settings())
+    server = host.server
     receipts = [(await client.put(str(number), host.now_ms + 500))["receipt"] for number in range(3)]
     assert await client.cancel(receipts[0]) == ["cancelled"]
     await host.sleep_ms(1_000)
@@ -187,9 +177,8 @@ async def test_a_window_that_goes_between_the_search_and_the_answer_is_retired_a
 async def test_a_message_placed_while_its_window_enters_the_ledger_is_kept_and_nothing_counts_twice(
     boot: Boot, checkpoint: str, moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host = boot(settings())
-    server = await host.start()
-    client = await host.client()
+    host, client = await boot.connected(settings())
+    server = host.server
     due_ms = host.now_ms
     await client.put("early", due_ms, message_id="one")
     await host.sleep_ms(5_000)
@@ -239,16 +228,15 @@ async def test_a_message_placed_while_its_window_enters_the_ledger_is_kept_and_n
     assert not host.server.parts.files.schedule.keys()
     status = host.check_balance(pending=0)
     assert (status["accepted"], status["delivered"]) == (2, 2)
-    await host.kill()
-    await host.start()
+    await host.restart_killed()
     status = host.check_balance(pending=0)
     assert (status["accepted"], status["delivered"]) == (2, 2)
 
 
 async def test_message_log_is_retired_only_behind_a_checkpoint_and_after_its_time(boot: Boot) -> None:
-    host = boot(settings(storage={"message_log_segment_bytes": 1 << 16, "checkpoint_interval_ms": 20_000}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(
+        settings(storage={"message_log_segment_bytes": 1 << 16, "checkpoint_interval_ms": 20_000})
+    )
     for number in range(12):
         await client.put(str(number) + "x" * 30_000, host.now_ms + 60 * MINUTE_MS)
     await host.settled()
@@ -267,9 +255,7 @@ async def test_message_log_is_retired_only_behind_a_checkpoint_and_after_its_tim
 
 
 async def test_a_message_that_comes_too_late_for_a_retired_window_is_refused(boot: Boot) -> None:
-    host = boot(settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(settings())
     due_ms = host.now_ms
     await client.put("m", due_ms, message_id="id")
     host.clock.step(30 * MINUTE_MS)
@@ -282,9 +268,7 @@ async def test_a_message_that_comes_too_late_for_a_retired_window_is_refused(boo
 
 
 async def test_a_full_disk_keeps_windows_for_a_later_pass_and_ends_nothing(boot: Boot) -> None:
-    host = boot(settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(settings())
     first_ms = host.now_ms
     windows = 60  # their counts do not fit into the page that the ledger has already
     receipts = [(await client.put("m", first_ms + place * MINUTE_MS))["receipt"] for place in range(windows)]
@@ -302,9 +286,7 @@ async def test_a_ledger_of_many_records_is_written_anew_while_the_server_runs(
     boot: Boot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("store.tables.ledger.SPARE_RECORDS_MAX", 3)
-    host = boot(settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(settings())
     due_ms = host.now_ms
     receipts = [(await client.put(str(minute), due_ms + minute * MINUTE_MS))["receipt"] for minute in range(8)]
     await host.sleep_ms(8 * MINUTE_MS)
@@ -312,8 +294,7 @@ async def test_a_ledger_of_many_records_is_written_anew_while_the_server_runs(
     await host.sleep_ms(12_000)
     size = host.disk.size("/data/ledger.log")
     assert len(host.server.parts.files.ledger) == 8 and size < 8 * 160
-    await host.kill()
-    await host.start()
+    await host.restart_killed()
     assert host.disk.size("/data/ledger.log") == size
     client = await host.client()
     assert await client.lookup(*receipts) == ["retired"] * 8
@@ -328,9 +309,7 @@ async def test_a_ledger_that_cannot_be_written_anew_is_left_for_ten_minutes(
     boot: Boot, monkeypatch: pytest.MonkeyPatch, error: StoreError
 ) -> None:
     monkeypatch.setattr("store.tables.ledger.SPARE_RECORDS_MAX", 0)
-    host = boot(settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(settings())
     tries = []
 
     def refused(_ledger: Ledger) -> None:
@@ -348,9 +327,7 @@ async def test_a_ledger_that_cannot_be_written_anew_is_left_for_ten_minutes(
 
 
 async def test_a_window_whose_entry_in_the_ledger_is_damaged_counts_as_retired(boot: Boot) -> None:
-    host = boot(settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(settings())
     receipt = (await client.put("gone", host.now_ms))["receipt"]
     await host.sleep_ms(1_000)
     host.clock.step(30 * MINUTE_MS)
@@ -363,8 +340,7 @@ async def test_a_window_whose_entry_in_the_ledger_is_damaged_counts_as_retired(b
 
 async def test_a_window_that_a_load_takes_while_it_enters_the_ledger_goes_behind_the_load(boot: Boot) -> None:
     """A clock that was far ahead steps back into the window."""
-    host = boot(settings())
-    await host.start()
+    host = await boot.started(settings())
     await (await host.client()).put("m", host.now_ms)
     await host.sleep_ms(1_000)
     await host.kill()
@@ -434,9 +410,7 @@ async def test_a_ledger_that_is_damaged_while_the_server_starts_ends_no_start(
 
 async def test_windows_enter_the_ledger_some_at_a_time_so_that_a_stop_waits_for_few(boot: Boot) -> None:
     """After a downtime of days thousands go in one pass."""
-    host = boot(settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(settings())
     first_ms, windows = host.now_ms, 60
     for place in range(windows):
         await client.put("m", first_ms + place * MINUTE_MS)
@@ -461,9 +435,8 @@ async def test_windows_enter_the_ledger_some_at_a_time_so_that_a_stop_waits_for_
 
 
 async def test_windows_that_cannot_go_do_not_hold_back_the_others(boot: Boot) -> None:
-    host = boot(settings())
-    server = await host.start()
-    client = await host.client()
+    host, client = await boot.connected(settings())
+    server = host.server
     first_ms, windows, damaged = host.now_ms, 60, 40
     for place in range(windows):
         await client.put("m", first_ms + place * MINUTE_MS)
@@ -484,8 +457,7 @@ async def test_windows_that_cannot_go_do_not_hold_back_the_others(boot: Boot) ->
 async def test_a_complete_window_with_a_file_of_another_server_stays_and_ends_no_server(
     boot: Boot, log: str, kind: int
 ) -> None:
-    host = boot(settings())
-    await host.start()
+    host = await boot.started(settings())
     start_ms = host.now_ms - host.now_ms % MINUTE_MS
     client = await host.client()
     await client.put("done", host.now_ms)

@@ -8,8 +8,7 @@ from collections import Counter
 
 import trio
 
-from tests.delayserver.conftest import Boot
-from tests.fakes.host import Host, small_settings
+from tests.fakes.host import Boot, Host, small_settings
 
 SEGMENT = re.compile(r"/data/(.*)/\d{20}\.log")
 
@@ -43,8 +42,7 @@ async def send_much(host: Host, count: int, body_bytes: int = 60_000) -> None:
 
 
 async def test_no_commit_at_the_end_of_a_segment_makes_a_file(boot: Boot) -> None:
-    host = boot(small_settings())
-    await host.start()
+    host = await boot.started(small_settings())
     seen = Allocations(host)
     await send_much(host, 60)
     bases = [name for name in host.disk.files("/data/message_log") if SEGMENT.fullmatch(name)]
@@ -56,8 +54,7 @@ async def test_no_commit_at_the_end_of_a_segment_makes_a_file(boot: Boot) -> Non
 
 
 async def test_a_disk_that_refuses_a_next_segment_refuses_no_commit(boot: Boot) -> None:
-    host = boot(small_settings())
-    await host.start()
+    host = await boot.started(small_settings())
     seen = Allocations(host)
     seen.refused = True
     await send_much(host, 40)
@@ -70,8 +67,7 @@ async def test_a_disk_that_refuses_a_next_segment_refuses_no_commit(boot: Boot) 
 
 
 async def test_no_next_segment_is_made_where_sends_would_be_refused_for_its_room(boot: Boot) -> None:
-    host = boot(small_settings(storage={"free_bytes_min": 1 << 20}))
-    await host.start()
+    host = await boot.started(small_settings(storage={"free_bytes_min": 1 << 20}))
     seen = Allocations(host)
     host.disk.capacity_bytes = host.disk.used_bytes + 3_200_000
     await send_much(host, 14)
@@ -82,8 +78,7 @@ async def test_no_next_segment_is_made_where_sends_would_be_refused_for_its_room
 
 
 async def test_a_killed_server_leaves_its_next_segment_and_the_next_life_makes_one_anew(boot: Boot) -> None:
-    host = boot(small_settings())
-    await host.start()
+    host = await boot.started(small_settings())
     await send_much(host, 15)
     assert "/data/message_log/next.tmp" in host.disk.files("/data")
     await host.kill()
@@ -96,8 +91,7 @@ async def test_a_killed_server_leaves_its_next_segment_and_the_next_life_makes_o
 
 
 async def test_a_next_segment_that_cannot_be_synced_is_a_refusal_of_the_disk_and_no_corruption(boot: Boot) -> None:
-    host = boot(small_settings())
-    await host.start()
+    host = await boot.started(small_settings())
     host.disk.fail_next_sync("/data/message_log/next.tmp")
     await send_much(host, 30)
     status = host.status()

@@ -8,9 +8,8 @@ from collections.abc import Callable
 from delayserver.broker.filters.filter import FilterText
 from delayserver.operations.access.access import SEND, SUBJECTS_KNOWN_MAX, Access
 from delayserver.operations.groups.filtering import CHARACTERS_MAX, FilterCompiler
-from tests.fakes.host import Host
+from tests.fakes.host import Boot
 
-Boot = Callable[..., Host]
 MIB = 1 << 20
 
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from delayserver.operations.figures import metrics
 from tests.delayserver.front.test_guard import tokens
-from tests.fakes.host import Client, Host, small_settings
-
-Boot = Callable[..., Host]
+from tests.fakes.host import Boot, Client, small_settings
 
 
 async def ask(client: Client) -> dict[str, Any]:
@@ -19,9 +16,7 @@ async def ask(client: Client) -> dict[str, Any]:
 
 
 async def test_lateness_is_counted_by_broker_group_and_stages_by_batch(boot: Boot) -> None:
-    host = boot(small_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings())
     await client.send(*[{"subject": "s", "body": "", "due_ms": host.now_ms + 300} for _ in range(7)])
     await host.sleep_ms(1_000)
     await host.settled()
@@ -41,9 +36,7 @@ async def test_lateness_is_counted_by_broker_group_and_stages_by_batch(boot: Boo
 
 
 async def test_queues_have_their_bounds(boot: Boot) -> None:
-    host = boot(small_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings())
     await client.put("", host.now_ms + 1_000)
     await host.settled()
     queues = (await ask(client))["queues"]
@@ -55,9 +48,7 @@ async def test_queues_have_their_bounds(boot: Boot) -> None:
 
 
 async def test_consumer_groups_have_their_lag_and_oldest_message(boot: Boot, monkeypatch: pytest.MonkeyPatch) -> None:
-    host = boot(small_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings())
     due_ms = host.now_ms
     await client.send(*[{"subject": "s", "body": "", "due_ms": due_ms} for _ in range(5)])
     await host.sleep_ms(200)
@@ -82,16 +73,13 @@ async def test_consumer_groups_have_their_lag_and_oldest_message(boot: Boot, mon
 async def test_a_record_that_is_not_in_memory_is_read_by_a_bounded_number_of_reads(
     boot: Boot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host = boot(small_settings(broker={"cache_bytes_max": 1}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings(broker={"cache_bytes_max": 1}))
     due_ms = host.now_ms
     for subject in ("s0", "s1", "s2"):
         await client.send(*[{"subject": subject, "body": "x" * 100, "due_ms": due_ms} for _ in range(5)])
         await host.sleep_ms(200)
         await client.request("pull", {"subject": subject, "group": "g"})
-    await host.stop()
-    await host.start()
+    await host.restart()
     client = await host.client()
     monkeypatch.setattr(metrics, "READS_MAX", 1)
     known = [sum(row["oldest_ms"] == due_ms for row in (await ask(client))["consumer_groups"]) for _ in range(3)]
@@ -100,17 +88,14 @@ async def test_a_record_that_is_not_in_memory_is_read_by_a_bounded_number_of_rea
 
 
 async def test_a_lone_broker_has_figures_too(boot: Boot) -> None:
-    host = boot(small_settings(), role="broker")
-    await host.start()
+    host = await boot.started(small_settings(), role="broker")
     figures = await ask(await host.client())
     assert figures["role"] == "broker"
     assert figures["consumer_groups"] == []
 
 
 async def test_a_thousand_groups_are_listed_in_slices(boot: Boot) -> None:
-    host = boot(small_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings())
     names = [f"s{number}" for number in range(1_000)]
     await client.send(*[{"subject": name, "body": "", "due_ms": host.now_ms} for name in names])
     await host.sleep_ms(500)
@@ -124,8 +109,7 @@ async def test_a_thousand_groups_are_listed_in_slices(boot: Boot) -> None:
 async def test_a_token_sees_its_own_groups_and_subjects_behind_those_of_others(
     boot: Boot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host = boot(small_settings())
-    await host.start()
+    host = await boot.started(small_settings())
     operator, mine = await tokens(host, {"roles": ["look"], "subjects": ["mine*"]})
     others = [f"theirs.{number}" for number in range(6)]
     later = host.now_ms + 3_600_000

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,9 +9,8 @@ import pytest
 from delayserver.protocol.errors import InvalidArgument
 from store.logs.schedule_log import Source
 from tests.delayserver.replay.test_day_tier import sources
-from tests.fakes.host import Client, Host, faked_settings, small_settings
+from tests.fakes.host import Boot, Client, Host, faked_settings, small_settings
 
-Boot = Callable[..., Host]
 MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
 
 
@@ -35,9 +33,7 @@ async def same_as_status(host: Host, client: Client) -> int:
 
 
 async def test_messages_are_counted_in_the_minutes_and_hours_of_their_due_times(boot: Boot) -> None:
-    host = boot(small_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings())
     hour = (host.now_ms // HOUR_MS + 1) * HOUR_MS
     for due_ms, count in ((hour, 2), (hour + MINUTE_MS - 1, 1), (hour + 7 * MINUTE_MS, 3), (hour + HOUR_MS, 4)):
         await client.send(*[{"subject": "s", "body": "", "due_ms": due_ms} for _ in range(count)])
@@ -53,9 +49,7 @@ async def test_messages_are_counted_in_the_minutes_and_hours_of_their_due_times(
 
 
 async def test_delivered_and_cancelled_messages_are_pending_no_more(boot: Boot) -> None:
-    host = boot(small_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings())
     receipts = [(await client.put(f"{i}", host.now_ms + 2 * HOUR_MS))["receipt"] for i in range(5)]
     await client.put("now", host.now_ms)
     await host.sleep_ms(500)
@@ -69,9 +63,7 @@ async def test_delivered_and_cancelled_messages_are_pending_no_more(boot: Boot) 
 
 
 async def test_pages_hold_every_bucket_once(boot: Boot) -> None:
-    host = boot(small_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings())
     first = (host.now_ms // HOUR_MS + 1) * HOUR_MS
     for i in range(5):
         for seconds in range(2):
@@ -89,17 +81,14 @@ async def test_pages_hold_every_bucket_once(boot: Boot) -> None:
 
 
 async def test_a_far_day_is_one_bucket_and_stays_right_while_it_goes_to_its_minutes(boot: Boot) -> None:
-    host = boot(faked_settings(storage={"fine_horizon_ms": HOUR_MS}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(storage={"fine_horizon_ms": HOUR_MS}))
     day = (host.now_ms // DAY_MS + 2) * DAY_MS
     receipts = [(await client.put(f"{i}", day + i * HOUR_MS, message_id=f"m{i}"))["receipt"] for i in range(12)]
     await client.put("copy", day + HOUR_MS, message_id="m1")
     await client.cancel(*receipts[:4])
     assert await same_as_status(host, client) == 8
     assert counts(await ask(client, "hour")) == [(day, DAY_MS, 8)]
-    await host.kill()
-    await host.start()
+    await host.restart_killed()
     client = await host.client()
     assert await same_as_status(host, client) == 8
     tier = host.server.parts.tier
@@ -124,17 +113,14 @@ async def test_a_far_day_is_one_bucket_and_stays_right_while_it_goes_to_its_minu
 
 
 async def test_other_units_are_refused(boot: Boot) -> None:
-    host = boot(small_settings())
-    await host.start()
+    host = await boot.started(small_settings())
     with pytest.raises(InvalidArgument, match="by must be"):
         await ask(await host.client(), "week")
 
 
 @pytest.mark.parametrize(("window_ms", "by"), [(90_000, "minute"), (5_400_000, "hour")])
 async def test_pages_hold_every_window_that_is_wider_than_their_buckets(boot: Boot, window_ms: int, by: str) -> None:
-    host = boot(small_settings(storage={"window_ms": window_ms}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings(storage={"window_ms": window_ms}))
     starts = [(host.now_ms // window_ms + n) * window_ms for n in range(1, 5)]
     for start in starts:
         await client.put("", start + 7)

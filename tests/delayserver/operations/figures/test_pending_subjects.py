@@ -17,9 +17,8 @@ from delayserver.state.replay_round import Round
 from store.logs.schedule_key import Source
 from store.records.batches import MessageBatch
 from store.tables import checkpoint
-from tests.fakes.host import DATA_DIR, Client, Host, faked_settings, small_settings
+from tests.fakes.host import DATA_DIR, Boot, Client, Host, faked_settings, small_settings
 
-Boot = Callable[..., Host]
 MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
 
 
@@ -37,8 +36,7 @@ async def counts(host: Host, client: Client) -> dict[str, int]:
 
 
 async def started(boot: Boot, **parts: Any) -> tuple[Host, Client]:
-    host = boot(small_settings(**parts))
-    await host.start()
+    host = await boot.started(small_settings(**parts))
     return host, await host.client()
 
 
@@ -107,25 +105,20 @@ async def test_the_counters_go_on_over_restarts(boot: Boot, end: str) -> None:
 
 
 async def test_a_far_day_goes_to_its_minutes_and_over_a_crash(boot: Boot) -> None:
-    host = boot(faked_settings(storage={"fine_horizon_ms": HOUR_MS}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(storage={"fine_horizon_ms": HOUR_MS}))
     day = (host.now_ms // DAY_MS + 2) * DAY_MS
     receipts = [(await client.put(f"{i}", day + i * HOUR_MS, f"s{i % 2}"))["receipt"] for i in range(12)]
     await client.cancel(*receipts[:4])
-    await host.kill()
-    await host.start()
+    await host.restart_killed()
     client = await host.client()
     assert await counts(host, client) == {"s0": 4, "s1": 4}
     host.clock.step(day - HOUR_MS - host.now_ms + 1_000)
     await host.sleep_ms(50)
-    await host.kill()
-    await host.start()
+    await host.restart_killed()
     client = await host.client()
     assert await counts(host, client) == {"s0": 4, "s1": 4}
     await host.sleep_ms(5_000)
-    await host.kill()
-    await host.start()
+    await host.restart_killed()
     client = await host.client()
     assert await counts(host, client) == {"s0": 4, "s1": 4}
     host.clock.step(day + DAY_MS - host.now_ms)
@@ -181,9 +174,7 @@ async def test_a_day_that_goes_to_its_minutes_while_it_is_counted_counts_once(
     """Before its files are listed it is sealed and in two places; behind that it is drained."""
     monkeypatch.setattr("delayserver.replay.day_tier.DRAIN_FILES", 1)
     monkeypatch.setattr("delayserver.replay.day_tier.PIECES_MAX", 1)
-    host = boot(faked_settings(storage={"fine_horizon_ms": HOUR_MS}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(storage={"fine_horizon_ms": HOUR_MS}))
     day = (host.now_ms // DAY_MS + 2) * DAY_MS
     for number in range(12):
         await client.put("", day + number * HOUR_MS, f"s{number % 2}")

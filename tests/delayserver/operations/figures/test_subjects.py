@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -13,17 +12,13 @@ import pytest
 from delayserver.operations.figures import subjects
 from delayserver.runtime.fair_shares import Account
 from delayserver.runtime.fair_turns import Work
-from tests.fakes.host import Client, Host, small_settings
-
-Boot = Callable[..., Host]
+from tests.fakes.host import Boot, Client, Host, small_settings
 
 NAMES = ["orders", "orders.eu", "Orders.us", "bills", "orders.eu.dead", "o"]
 
 
 async def started(boot: Boot, names: list[str]) -> tuple[Host, Client]:
-    host = boot(small_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings())
     for name in names:
         await client.send({"subject": name, "body": "", "delay_ms": 60_000})
     return host, client
@@ -108,16 +103,15 @@ async def test_an_after_of_another_directory_begins_anew(boot: Boot) -> None:
 
 async def test_subjects_are_listed_after_a_restart(boot: Boot) -> None:
     host, _ = await started(boot, NAMES)
-    await host.stop()
-    await host.start()
+    await host.restart()
     assert (await ask(await host.client()))["subjects"] == NAMES
 
 
 async def test_ten_thousand_names_are_looked_at_in_slices(boot: Boot) -> None:
     host = boot(small_settings())
-    host = boot(replace(host.settings, message=replace(host.settings.message, subjects_max=20_000)))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(
+        replace(host.settings, message=replace(host.settings.message, subjects_max=20_000))
+    )
     names = [f"s{number}" for number in range(10_000)]
     for first in range(0, 10_000, 1000):
         await client.send(*[{"subject": name, "body": "", "delay_ms": 60_000} for name in names[first : first + 1000]])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,9 +10,8 @@ from delayserver.protocol.errors import GroupsFull, PositionOutOfRange
 from delayserver.state.connections import broadcasts
 from delayserver.state.connections.broadcasts import Broadcasts
 from tests.delayserver.broker.brokers import state_of
-from tests.fakes.host import Client, Host, small_settings
+from tests.fakes.host import Boot, Client, Host, small_settings
 
-Boot = Callable[..., Host]
 PULL = {"subject": "orders", "group": "g", "broadcast": True}
 
 
@@ -22,8 +20,7 @@ async def bodies(client: Client, **changes: Any) -> list[bytes]:
 
 
 async def booted(boot: Boot) -> tuple[Host, Client]:
-    host = boot(small_settings())
-    await host.start()
+    host = await boot.started(small_settings())
     return host, await host.client()
 
 

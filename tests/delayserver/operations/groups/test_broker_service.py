@@ -17,10 +17,8 @@ from delayserver.protocol.errors import GroupsFull
 from store.records.batches import StoredBatch
 from store.tables.names import SUBJECT
 from tests.fakes.clock import SimulatedClock
-from tests.fakes.host import Client, Host, small_settings, texts
+from tests.fakes.host import Boot, Client, small_settings, texts
 from tests.fakes.network import FakeNetwork
-
-Boot = Callable[..., Host]
 
 
 async def settle(client: Client, operation: str, message: dict[str, Any], **rest: Any) -> dict[str, Any]:
@@ -29,9 +27,7 @@ async def settle(client: Client, operation: str, message: dict[str, Any], **rest
 
 
 async def test_a_nack_brings_the_message_again_after_its_delay_with_the_attempt_counted(boot: Boot) -> None:
-    host = boot()
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected()
     sent = await client.put("m", host.now_ms, message_id="mine", properties={"a": "b"})
     (message,) = await client.pull(wait_ms=1_000)
     for attempt in range(2, 5):
@@ -47,16 +43,13 @@ async def test_a_nack_brings_the_message_again_after_its_delay_with_the_attempt_
     status = host.check_balance(pending=0)
     assert (status["accepted"], status["delivered"]) == (1, 1)
     assert await client.lookup(sent["receipt"]) == ["delivered"]
-    await host.kill()
-    await host.start()
+    await host.restart_killed()
     assert host.check_balance(pending=0)["accepted"] == 1
     assert await (await host.client()).pull() == []
 
 
 async def test_the_bound_of_consumer_groups_is_a_setting(boot: Boot) -> None:
-    host = boot(small_settings(broker={"groups_max": 2}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings(broker={"groups_max": 2}))
     await client.put("m", host.now_ms)
     for group in ("one", "two", "one"):
         await client.pull(group=group, wait_ms=1_000)
@@ -65,9 +58,7 @@ async def test_the_bound_of_consumer_groups_is_a_setting(boot: Boot) -> None:
 
 
 async def test_an_unacked_message_comes_again_after_its_timeout_and_only_to_its_group(boot: Boot) -> None:
-    host = boot()
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected()
     await client.put("m", host.now_ms)
     (one,) = await client.pull(wait_ms=1_000, ack_timeout_ms=3_000)
     (other,) = await client.pull(group="other", wait_ms=1_000)
@@ -84,9 +75,7 @@ async def test_an_unacked_message_comes_again_after_its_timeout_and_only_to_its_
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_after_a_loss_of_power_only_messages_without_an_ack_come_again(boot: Boot, seed: int) -> None:
-    host = boot()
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected()
     for number in range(6):
         await client.put(str(number), host.now_ms)
     await host.sleep_ms(100)
@@ -94,8 +83,7 @@ async def test_after_a_loss_of_power_only_messages_without_an_ack_come_again(boo
     for message in messages[:3]:
         await settle(client, "ack", message)
     await settle(client, "nack", messages[3], delay_ms=0)
-    await host.lose_power(seed)
-    await host.start()
+    await host.restart_unpowered(seed)
     client = await host.client()
     got: list[str] = []
     for _ in range(5):
@@ -105,8 +93,7 @@ async def test_after_a_loss_of_power_only_messages_without_an_ack_come_again(boo
 
 
 async def test_an_arrival_answers_a_waiting_pull_in_columns(boot: Boot) -> None:
-    host = boot()
-    await host.start()
+    host = await boot.started()
     client, sender = await host.client(), await host.client()
     waiting = await client.ask(
         "pull", {"subject": "s", "group": "g", "max_messages": 9, "wait_ms": 30_000, "columns": True}
@@ -128,9 +115,7 @@ async def test_an_arrival_answers_a_waiting_pull_in_columns(boot: Boot) -> None:
 
 
 async def test_an_id_stays_used_after_delivery_cancel_and_expiry(boot: Boot) -> None:
-    host = boot()
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected()
     due_ms = host.now_ms + 100
     await client.put("delivered", due_ms, message_id="d")
     cancelled = await client.put("cancelled", due_ms, message_id="c")
@@ -146,17 +131,14 @@ async def test_an_id_stays_used_after_delivery_cancel_and_expiry(boot: Boot) -> 
     assert sorted(texts(await client.pull())) == ["delivered", "other due"]
     await host.settled()
     assert host.check_balance(pending=0)["deduplicated"] == 3
-    await host.kill()
-    await host.start()
+    await host.restart_killed()
     client = await host.client()
     late = await client.put("copy", due_ms, message_id="d")
     assert await client.lookup(late["receipt"]) == ["deduplicated"]
 
 
 async def test_messages_of_several_servers_in_one_pull_name_each_its_own(boot: Boot) -> None:
-    host = boot()
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected()
     await client.put("mine", host.now_ms)
     await host.sleep_ms(100)
     subject = host.server.parts.files.names.code(SUBJECT, "s")
@@ -172,9 +154,7 @@ async def test_messages_of_several_servers_in_one_pull_name_each_its_own(boot: B
 
 @pytest.mark.parametrize("step_ms", [-3_600_000, 3_600_000])
 async def test_a_step_of_the_wall_clock_does_not_change_the_duration_of_a_lease(boot: Boot, step_ms: int) -> None:
-    host = boot()
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected()
     await client.put("m", host.now_ms)
     (message,) = await client.pull(wait_ms=1_000, ack_timeout_ms=2_000)
     assert message["attempt"] == 1
@@ -187,9 +167,7 @@ async def test_a_step_of_the_wall_clock_does_not_change_the_duration_of_a_lease(
 
 
 async def test_an_ack_makes_no_consumer_group(boot: Boot) -> None:
-    host = boot(small_settings(broker={"groups_max": 2}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings(broker={"groups_max": 2}))
     await client.put("m", host.now_ms)
     (message,) = await client.pull(group="one", wait_ms=1_000)
     for group in ("typo", "tipo", "typ0"):
@@ -218,9 +196,7 @@ async def test_two_groups_may_name_the_same_node(boot: Boot) -> None:
 
 
 async def test_a_lease_ends_in_time_while_the_disk_reads_for_another_group(boot: Boot) -> None:
-    host = boot(small_settings(broker={"segment_bytes": 1 << 22, "cache_bytes_max": 1 << 20}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings(broker={"segment_bytes": 1 << 22, "cache_bytes_max": 1 << 20}))
     await client.put("m", host.now_ms, "slow")
     await client.pull("slow", wait_ms=1_000, ack_timeout_ms=2_000)
     for _ in range(3):  # the record of the first message leaves memory, and one read does not bring both
@@ -246,8 +222,7 @@ async def test_a_lease_ends_in_time_while_the_disk_reads_for_another_group(boot:
 
 @pytest.mark.parametrize("outlive_ms", [0, 3_000])
 async def test_leases_that_shall_end_with_their_connection_do_and_others_do_not(boot: Boot, outlive_ms: int) -> None:
-    host = boot()
-    await host.start()
+    host = await boot.started()
     dying, living = await host.client(), await host.client()
     for body in ("acked", "extended", "lost", "plain"):
         await living.put(body, host.now_ms)
@@ -268,9 +243,7 @@ async def test_leases_that_shall_end_with_their_connection_do_and_others_do_not(
 
 
 async def test_a_nack_whose_connection_ends_at_any_step_leaves_its_message_to_somebody(boot: Boot) -> None:
-    host = boot()
-    await host.start()
-    living = await host.client()
+    host, living = await boot.connected()
     for steps in range(24):
         leaving = await host.client()
         await living.put(str(steps), host.now_ms)
@@ -299,9 +272,7 @@ async def test_a_nack_whose_connection_ends_at_any_step_leaves_its_message_to_so
 
 
 async def test_a_poison_message_that_ends_its_consumers_is_given_up(boot: Boot) -> None:
-    host = boot()
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected()
     await client.put("poison", host.now_ms)
     await client.pull(wait_ms=1_000, max_messages=1, ack_timeout_ms=1)
     await client.request("policy", {"subject": "s", "group": "g", "set": {"attempts": 4}})

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from delayserver.protocol.errors import InvalidArgument
 from delayserver.protocol.frames import encode_request
-from tests.fakes.host import Client, Host, small_settings
+from tests.fakes.host import Boot, Client, Host, small_settings
 
-Boot = Callable[..., Host]
 PULL: dict[str, Any] = {"subject": "s", "group": "g", "wait_ms": 60_000, "max_messages": 10}
 
 
 async def ready(boot: Boot, subject_seen: bool) -> tuple[Host, Client]:
-    host = boot(small_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings())
     if subject_seen:
         await client.put("first", host.now_ms)
         await host.sleep_ms(100)

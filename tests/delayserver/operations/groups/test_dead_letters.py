@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from delayserver.protocol.errors import DelayServerError
 from tests.delayserver.protocol import vectors
-from tests.fakes.host import Client, Host, small_settings
+from tests.fakes.host import Boot, Client, Host, small_settings
 
-Boot = Callable[..., Host]
 NAMES = {"subject": "orders", "group": "shop"}
 DEAD = "orders.dead.shop"
 
@@ -72,8 +70,7 @@ def packed(deliveries: list[int]) -> dict[str, Any]:
 
 
 async def opened(boot: Boot, **settings: Any) -> Shop:
-    host = boot(small_settings(**settings))
-    await host.start()
+    host = await boot.started(small_settings(**settings))
     return Shop(host, await host.client())
 
 
@@ -398,8 +395,7 @@ async def test_a_nack_takes_a_delay_level(boot: Boot) -> None:
 
 
 async def test_a_lone_broker_keeps_dead_letters_of_its_own(boot: Boot) -> None:
-    host = boot(small_settings(), role="broker")
-    await host.start()
+    host = await boot.started(small_settings(), role="broker")
     shop = Shop(host, await host.client())
     await shop.set(attempts=2)
     _, operation, arguments = vectors.REQUESTS["deliver request"]

@@ -10,14 +10,11 @@ import trio
 
 from delayserver.broker.filters.limits import EXPRESSION_CHARACTERS_MAX
 from delayserver.protocol.errors import DelayServerError
-from tests.fakes.host import Client, Host, small_settings
-
-Boot = Callable[..., Host]
+from tests.fakes.host import Boot, Client, Host, small_settings
 
 
 async def started(boot: Boot, **settings: Any) -> tuple[Host, Client]:
-    host = boot(small_settings(**settings))
-    await host.start()
+    host = await boot.started(small_settings(**settings))
     return host, await host.client()
 
 
@@ -210,13 +207,11 @@ async def test_a_filter_and_its_position_are_there_after_a_restart_and_a_crash(b
     host, client = await started(boot)
     await put(host, client, *MIXED)
     assert await pull_and_ack(client, tags="a", where="price > 3") == ["a2"]
-    await host.stop()
-    await host.start()
+    await host.restart()
     client = await host.client()
     await put(host, client, ("a3", "a", {"price": "4"}), ("a4", "a", {"price": "1"}))
     assert await pull_and_ack(client) == ["a3"]
-    await host.kill()
-    await host.start()
+    await host.restart_killed()
     client = await host.client()
     await put(host, client, ("a5", "a", {"price": "4"}), ("b5", "b", {"price": "4"}))
     assert await pull_and_ack(client) == ["a5"]

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from delayserver.protocol.errors import InvalidArgument, SubjectInvalid
-from tests.fakes.host import Client, Host, small_settings
-
-Boot = Callable[..., Host]
+from tests.fakes.host import Boot, Client, Host, small_settings
 
 
 async def delivered(boot: Boot, count: int = 12) -> tuple[Host, Client]:
     """A server that has delivered messages `o-0` to `o-11` of two subjects, some with keys."""
-    host = boot(small_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings())
     for number in range(count):
         await client.send(
             {
@@ -89,8 +84,7 @@ async def test_a_message_without_an_id_is_found_by_the_derived_one(boot: Boot) -
 
 async def test_messages_are_found_after_a_crash_of_the_server(boot: Boot) -> None:
     host, client = await delivered(boot)
-    await host.kill()
-    await host.start()
+    await host.restart_killed()
     client = await host.client()
     await host.sleep_ms(1000)
     assert [message["body"] for message in await ask(client, message_id="o-5")] == [b"body 5"]
@@ -136,9 +130,7 @@ async def test_a_search_that_makes_no_sense_is_refused(
 
 
 async def test_a_page_of_large_properties_fits_into_a_frame(boot: Boot) -> None:
-    host = boot(small_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings())
     filler = "x" * 16_300
     for number in range(1_100):
         message = {
@@ -154,9 +146,7 @@ async def test_a_page_of_large_properties_fits_into_a_frame(boot: Boot) -> None:
 
 
 async def test_a_key_has_any_characters_but_spaces_between_words(boot: Boot) -> None:
-    host = boot(small_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings())
     key = "5\u00a0kg\u3000Tee"
     await client.send({"subject": "s", "body": "m", "delay_ms": 1, "properties": {"keys": f"other {key}"}})
     await host.sleep_ms(100)

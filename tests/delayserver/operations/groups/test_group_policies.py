@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from delayserver.protocol.errors import DelayServerError
-from tests.fakes.host import Client, Host, small_settings
+from tests.fakes.host import Boot, Client, Host, small_settings
 
-Boot = Callable[..., Host]
 NAMES = {"subject": "orders", "group": "shop"}
 UNSET = {
     "attempts": None,
@@ -25,8 +23,7 @@ UNSET = {
 
 
 async def started(boot: Boot, **settings: Any) -> tuple[Host, Client]:
-    host = boot(small_settings(**settings))
-    await host.start()
+    host = await boot.started(small_settings(**settings))
     return host, await host.client()
 
 
@@ -55,13 +52,11 @@ async def test_fields_are_changed_one_by_one_and_reset_together(boot: Boot) -> N
 async def test_a_policy_is_there_after_a_restart_and_a_crash(boot: Boot) -> None:
     host, client = await started(boot)
     await client.request("policy", NAMES | {"set": {"attempts": 5}})
-    await host.stop()
-    await host.start()
+    await host.restart()
     client = await host.client()
     assert (await client.request("policy", NAMES))["policy"] == UNSET | {"attempts": 5}
     await client.request("policy", NAMES | {"set": {"attempts": 6}})
-    await host.kill()
-    await host.start()
+    await host.restart_killed()
     client = await host.client()
     assert (await client.request("policy", NAMES))["policy"] == UNSET | {"attempts": 6}
 

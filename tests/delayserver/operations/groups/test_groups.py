@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from delayserver.protocol.frames import encode_reply
-from tests.fakes.host import Client, Host, small_settings
-
-Boot = Callable[..., Host]
+from tests.fakes.host import Boot, Client, Host, small_settings
 
 
 async def pull(client: Client, subject: str, group: str, count: int = 1) -> list[dict[str, Any]]:
@@ -28,21 +25,16 @@ async def deliver(host: Host, client: Client, subject: str, count: int) -> int:
 
 
 async def test_one_group_is_shown_whose_oldest_message_has_to_be_read_from_the_disk(boot: Boot) -> None:
-    host = boot(small_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings())
     due_ms = await deliver(host, client, "orders", 5)
     await pull(client, "orders", "shop")
-    await host.stop()
-    await host.start()
+    await host.restart()
     row = await (await host.client()).request("group", {"subject": "orders", "group": "shop"})
     assert (row["lag"], row["oldest_ms"]) == (5, due_ms)
 
 
 async def test_a_group_has_its_position_its_lag_and_its_oldest_message(boot: Boot) -> None:
-    host = boot(small_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings())
     due_ms = await deliver(host, client, "orders", 5)
     first, second, third = await pull(client, "orders", "shop", 3)
     ack = {"subject": "orders", "group": "shop", "count": 1, "deliveries": first["delivery"]}
@@ -73,9 +65,7 @@ async def test_a_group_has_its_position_its_lag_and_its_oldest_message(boot: Boo
 
 
 async def test_groups_come_by_pages_and_by_subject(boot: Boot) -> None:
-    host = boot(small_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings())
     for subject in ("a", "b"):
         await deliver(host, client, subject, 1)
         for number in range(5):
@@ -97,15 +87,12 @@ async def test_groups_come_by_pages_and_by_subject(boot: Boot) -> None:
 
 @pytest.mark.parametrize("arguments", [{"max": 0}, {"max": 257}, {"after": [1]}, {"after": "x"}])
 async def test_a_wrong_page_is_refused(boot: Boot, arguments: dict[str, Any]) -> None:
-    host = boot(small_settings())
-    await host.start()
+    host = await boot.started(small_settings())
     assert await (await host.client()).refused("groups", arguments) == "invalid_argument"
 
 
 async def test_status_does_not_grow_with_the_groups(boot: Boot) -> None:
-    host = boot(small_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings())
     await deliver(host, client, "s", 1)
     await pull(client, "s", "first")
     size = len(encode_reply(1, await client.status()))
@@ -120,8 +107,7 @@ async def test_status_does_not_grow_with_the_groups(boot: Boot) -> None:
 async def test_a_pull_from_the_latest_message_on_gets_the_first_message_of_its_subject(
     boot: Boot, operation: str
 ) -> None:
-    host = boot(small_settings())
-    await host.start()
+    host = await boot.started(small_settings())
     client, other = await host.client(), await host.client()
     arguments = {"subject": "orders", "group": "shop", "start": "latest", "wait_ms": 5_000}
     waiting = await client.ask("pull", arguments)

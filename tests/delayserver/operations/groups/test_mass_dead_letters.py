@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import trio
 
 from delayserver.broker.actions.dead_letters import LETTERS_AT_ONCE
 from tests.delayserver.operations.groups.test_dead_letters import opened
-from tests.fakes.host import Host
+from tests.fakes.host import Boot
 
-Boot = Callable[..., Host]
 MESSAGES = 8 * LETTERS_AT_ONCE
 
 

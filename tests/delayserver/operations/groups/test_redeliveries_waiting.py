@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -11,9 +11,8 @@ import pytest
 import trio
 
 from store.tables import checkpoint
-from tests.fakes.host import DATA_DIR, Client, Host, small_settings
+from tests.fakes.host import DATA_DIR, Boot, Client, Host, small_settings
 
-Boot = Callable[..., Host]
 MINUTE_MS = 60_000
 
 
@@ -52,8 +51,7 @@ def watched(host: Host) -> Iterator[Watch]:
 
 
 async def started(boot: Boot, **parts: Any) -> tuple[Host, Client]:
-    host = boot(small_settings(**parts))
-    await host.start()
+    host = await boot.started(small_settings(**parts))
     return host, await host.client()
 
 

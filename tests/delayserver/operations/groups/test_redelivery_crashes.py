@@ -4,7 +4,6 @@ place afterwards."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,9 +13,8 @@ import trio
 
 from delayserver.protocol.errors import DelayServerError, GroupUnknown
 from tests.fakes.disk import SimulatedCrash
-from tests.fakes.host import Client, Host, small_settings
+from tests.fakes.host import Boot, Client, Host, small_settings
 
-Boot = Callable[..., Host]
 # The changing calls of the disk in the script below.
 OPERATIONS = 120
 GONE = (OSError, SimulatedCrash, trio.BrokenResourceError, trio.ClosedResourceError, DelayServerError)
@@ -83,9 +81,7 @@ async def script(host: Host, client: Client, told: Told) -> None:
 @pytest.mark.parametrize("first", range(1, 7))
 async def test_a_crash_at_any_call_of_the_disk_doubles_no_message(boot: Boot, first: int, power: bool) -> None:
     for operation in range(first, OPERATIONS, 6):
-        host = boot(small_settings())
-        await host.start()
-        client = await host.client()
+        host, client = await boot.connected(small_settings())
         told = Told()
         host.disk.crash_after(operation)
         try:
@@ -118,9 +114,7 @@ async def judge(host: Host, client: Client, told: Told, operation: int) -> None:
 
 
 async def test_the_script_has_as_many_calls_as_are_tried(boot: Boot) -> None:
-    host = boot(small_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings())
     before = host.disk.operations
     told = Told()
     await script(host, client, told)

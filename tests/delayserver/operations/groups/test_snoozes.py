@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.fakes.host import Client, Host, small_settings
-
-Boot = Callable[..., Host]
+from tests.fakes.host import Boot, Client, small_settings
 
 
 async def nack(client: Client, message: dict[str, Any], **how: Any) -> dict[str, Any]:
@@ -23,9 +20,7 @@ async def nack(client: Client, message: dict[str, Any], **how: Any) -> dict[str,
 async def test_a_delivery_that_has_not_failed_is_no_attempt(
     boot: Boot, how: str, key: str | None, killed: bool
 ) -> None:
-    host = boot(small_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings())
     await client.request("policy", {"subject": "s", "group": "g", "set": {"attempts": 2, "first_ms": 100}})
     await client.send(
         {"subject": "s", "body": "a", "due_ms": host.now_ms} | ({} if key is None else {"order_key": key})
@@ -36,8 +31,7 @@ async def test_a_delivery_that_has_not_failed_is_no_attempt(
         assert message["attempt"] == 1
         assert await nack(client, message, **{how: True}) == {"nacked": 1, "unknown": 0}
         if killed:
-            await host.kill()
-            await host.start()
+            await host.restart_killed()
             client = await host.client()
         await host.sleep_ms(300)
     (message,) = await client.pull()

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from delayserver.protocol.errors import DelayServerError
 from tests.delayserver.operations.groups.test_dead_letters import NAMES, Shop, opened
-from tests.fakes.host import Host
+from tests.fakes.host import Boot
 
-Boot = Callable[..., Host]
 PAUSE_MS = 20_000
 
 

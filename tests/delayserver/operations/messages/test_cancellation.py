@@ -20,16 +20,12 @@ from store.logs.dispatch_log import DispatchKey
 from store.logs.open_files import OpenFiles
 from store.records.batches import LedgerBatch
 from tests.fakes.disk import FakeDisk
-from tests.fakes.host import Client, Host, faked_settings, small_settings
+from tests.fakes.host import Boot, Client, Host, faked_settings, small_settings
 from wheel.keys import Key
-
-Boot = Callable[..., Host]
 
 
 async def test_a_pending_message_is_cancelled_once_and_never_delivered(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     receipt = (await client.put("m", host.now_ms + 500))["receipt"]
     other = (await client.put("other", host.now_ms + 500))["receipt"]
     assert await client.cancel(receipt) == ["cancelled"]
@@ -43,9 +39,7 @@ async def test_a_pending_message_is_cancelled_once_and_never_delivered(boot: Boo
 
 
 async def test_a_message_named_twice_in_one_request_is_cancelled_once(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     receipt = (await client.put("m", host.now_ms + 500))["receipt"]
     assert sorted(await client.cancel(receipt, receipt)) == ["already_cancelled", "cancelled"]
     await host.settled()
@@ -53,9 +47,7 @@ async def test_a_message_named_twice_in_one_request_is_cancelled_once(boot: Boot
 
 
 async def test_a_cancel_is_too_late_in_flight_and_in_time_in_the_queue(boot: Boot) -> None:
-    host = boot(faked_settings(dispatch={"workers": 1, "batch_messages_max": 1}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(dispatch={"workers": 1, "batch_messages_max": 1}))
     fake = host.fake()
     fake.gate = trio.Event()
     due_ms = host.now_ms + 50
@@ -75,9 +67,9 @@ async def test_a_cancel_is_too_late_in_flight_and_in_time_in_the_queue(boot: Boo
 
 async def test_an_attempt_without_a_known_result_is_too_late_and_one_known_to_have_failed_is_not(boot: Boot) -> None:
     for known, answer in ((False, "too_late"), (True, "cancelled")):
-        host = boot(faked_settings(dispatch={"backoff_ms_min": 10_000, "backoff_ms_max": 10_000}), name=f"host{known}")
-        await host.start()
-        client = await host.client()
+        host, client = await boot.connected(
+            faked_settings(dispatch={"backoff_ms_min": 10_000, "backoff_ms_max": 10_000}), name=f"host{known}"
+        )
         fake = host.fake()
         fake.up, fake.known_failures = False, known
         receipt = (await client.put("m", host.now_ms + 50))["receipt"]
@@ -93,9 +85,7 @@ async def test_an_attempt_without_a_known_result_is_too_late_and_one_known_to_ha
 
 
 async def test_after_a_crash_a_cancel_is_too_late_for_due_messages_and_ends_the_others(boot: Boot) -> None:
-    host = boot(faked_settings(dispatch={"backoff_ms_min": 5_000, "backoff_ms_max": 5_000}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(dispatch={"backoff_ms_min": 5_000, "backoff_ms_max": 5_000}))
     host.fake().gate = trio.Event()
     due = (await client.put("due", host.now_ms + 50))["receipt"]
     far = (await client.put("far", host.now_ms + 60_000))["receipt"]
@@ -114,9 +104,7 @@ async def test_after_a_crash_a_cancel_is_too_late_for_due_messages_and_ends_the_
 
 
 async def test_a_clean_stop_leaves_nothing_uncertain(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     overdue = (await client.put("m", host.now_ms + 500))["receipt"]
     await host.stop()
     host.fake().up = False
@@ -129,9 +117,7 @@ async def test_a_clean_stop_leaves_nothing_uncertain(boot: Boot) -> None:
 
 
 async def test_exactly_one_of_racing_cancels_is_answered_cancelled(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     receipts = [(await client.put(str(i), host.now_ms + 5_000))["receipt"] for i in range(10)]
     answers: list[list[str]] = []
 
@@ -146,9 +132,7 @@ async def test_exactly_one_of_racing_cancels_is_answered_cancelled(boot: Boot) -
 
 
 async def test_cancel_and_lookup_wait_for_the_replay_of_their_message(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     message = {"subject": "s", "body": "m", "due_ms": host.now_ms + 5_000}
     first = (await client.send(message))[0]["sequence"]
     # In one write: the cancel and the lookup are read before the replayer could place the message.
@@ -169,9 +153,7 @@ async def test_cancel_and_lookup_wait_for_the_replay_of_their_message(boot: Boot
 async def test_a_cancel_whose_commit_fails_gives_the_rows_back_and_they_are_delivered(boot: Boot) -> None:
     """Half of them are in the wheel, half in windows that are loaded later."""
     disk = FakeDisk()
-    host = boot(faked_settings(storage={"message_log_segment_bytes": 1 << 16}), disk=disk)
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(storage={"message_log_segment_bytes": 1 << 16}), disk=disk)
     count = 5_000
     spread_ms = np.arange(count // 2) // 50
     due_ms = np.concatenate([host.now_ms + 3_000 + spread_ms, host.now_ms + 95_000 + spread_ms])
@@ -198,14 +180,11 @@ async def test_a_cancel_whose_commit_fails_gives_the_rows_back_and_they_are_deli
 
 async def test_a_crash_after_the_answer_keeps_the_cancel_and_one_before_keeps_the_message(boot: Boot) -> None:
     for seed in range(8):
-        host = boot(faked_settings(), name=f"host{seed}")
-        await host.start()
-        client = await host.client()
+        host, client = await boot.connected(faked_settings(), name=f"host{seed}")
         receipts = [(await client.put(f"{i}", host.now_ms + 1_000))["receipt"] for i in range(4)]
         assert await client.cancel(*receipts[:2]) == ["cancelled"] * 2
         await client.ask("cancel", {"receipts": receipts[2:3]})
-        await host.lose_power(seed)
-        await host.start()
+        await host.restart_unpowered(seed)
         client = await host.client()
         await host.sleep_ms(1_500)
         outcomes = await client.lookup(*receipts)
@@ -218,9 +197,7 @@ async def test_a_crash_after_the_answer_keeps_the_cancel_and_one_before_keeps_th
 
 
 async def test_the_receipt_of_a_copy_acts_on_the_original(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     due_ms = host.now_ms + 1_000
     original = (await client.put("m", due_ms, message_id="a"))["receipt"]
     copy = (await client.put("m", due_ms, message_id="a"))["receipt"]
@@ -236,9 +213,7 @@ async def test_the_receipt_of_a_copy_acts_on_the_original(boot: Boot) -> None:
 
 
 async def test_a_message_is_cancelled_by_its_id_and_by_its_derived_id(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     due_ms = host.now_ms + 1_000
     await client.put("m", due_ms, message_id="mine")
     derived = (await client.put("n", due_ms))["message_id"]
@@ -252,9 +227,7 @@ async def test_a_message_is_cancelled_by_its_id_and_by_its_derived_id(boot: Boot
 
 
 async def test_an_id_means_the_live_message_after_a_reschedule_to_the_same_time(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     due_ms = host.now_ms + 1_000
     named = {"subject": "s", "message_id": "mine"}
     old = (await client.put("old", due_ms, message_id="mine"))["receipt"]
@@ -275,13 +248,10 @@ async def test_an_id_means_the_live_message_after_a_reschedule_to_the_same_time(
 
 
 async def test_a_cancel_by_id_does_not_wait_for_sequences_that_a_crash_left_unused(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     due_ms = host.now_ms + 60_000
     await client.put("m", due_ms, message_id="mine")
-    await host.kill()
-    await host.start()
+    await host.restart_killed()
     client = await host.client()
     with trio.fail_after(1):
         results = (
@@ -295,9 +265,7 @@ async def test_a_cancel_by_id_does_not_wait_for_sequences_that_a_crash_left_unus
 
 async def test_a_held_row_is_not_loaded_while_its_cancel_is_committed(boot: Boot) -> None:
     """The window begins to load in the same instant as the cancel is decided."""
-    host = boot(faked_settings(wheel={"load_ahead_ms": 100}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(wheel={"load_ahead_ms": 100}))
     window_ms = host.now_ms // 60_000 * 60_000 + 60_000
     receipts = [(await client.put(str(i), window_ms + i))["receipt"] for i in range(50)]
     await host.settled()
@@ -316,9 +284,7 @@ async def test_a_held_row_is_not_loaded_while_its_cancel_is_committed(boot: Boot
 
 
 async def test_cancel_of_a_coarse_message_holds_after_its_day_was_drained(boot: Boot) -> None:
-    host = boot(faked_settings(storage={"fine_horizon_ms": 3_600_000}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(storage={"fine_horizon_ms": 3_600_000}))
     due_ms = host.now_ms + 3 * 86_400_000
     keep, gone = [(await client.put(body, due_ms))["receipt"] for body in ("keep", "gone")]
     assert await client.cancel(gone) == ["cancelled"]
@@ -332,9 +298,7 @@ async def test_cancel_of_a_coarse_message_holds_after_its_day_was_drained(boot: 
 
 
 async def test_columns_cancel_many_at_once(boot: Boot) -> None:
-    host = boot(small_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings())
     due_ms = host.now_ms + 60_000
     columns = {"count": 1_000, "subject": "s", "due_ms": due_ms, "bodies": b"x" * 1_000, "body_length": 1}
     sent = await client.request("send", columns)
@@ -350,9 +314,7 @@ async def test_columns_cancel_many_at_once(boot: Boot) -> None:
 
 async def test_one_cancel_answers_alike_from_memory_and_from_files(boot: Boot) -> None:
     """Over many windows and a coarse day: every third message is asked for in the files alone."""
-    host = boot(faked_settings(storage={"fine_horizon_ms": 7_200_000}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(storage={"fine_horizon_ms": 7_200_000}))
     count = 600
     due_ms = host.now_ms + 50 + np.arange(count, dtype=np.int64) * 5_000
     due_ms[::50] += 3 * 86_400_000
@@ -380,9 +342,7 @@ async def test_one_cancel_answers_alike_from_memory_and_from_files(boot: Boot) -
 async def test_a_cancel_says_delivered_of_a_message_delivered_while_it_reads_other_outcomes(
     boot: Boot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     far = await client.put("far", host.now_ms + 3_600_000)
     near = await client.put("near", host.now_ms + 100)
     await host.settled()
@@ -404,15 +364,12 @@ async def test_a_cancel_says_delivered_of_a_message_delivered_while_it_reads_oth
 
 
 async def test_after_a_crash_a_decided_message_that_is_replayed_again_stays_decided(boot: Boot) -> None:
-    host = boot(faked_settings(storage={"checkpoint_interval_ms": 1 << 40}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(storage={"checkpoint_interval_ms": 1 << 40}))
     due_ms = host.now_ms + 1_000
     receipts = [(await client.put(str(number), due_ms))["receipt"] for number in range(3)]
     await host.sleep_ms(2_000)
     await host.settled()
-    await host.lose_power(1)
-    await host.start()
+    await host.restart_unpowered(1)
     client = await host.client()
     for receipt in receipts:
         assert await client.cancel(receipt) == ["delivered"]
@@ -422,9 +379,7 @@ async def test_after_a_crash_a_decided_message_that_is_replayed_again_stays_deci
 
 async def test_expired_is_answered_only_when_it_is_durable(boot: Boot) -> None:
     storage = {"checkpoint_interval_ms": 60_000}  # a checkpoint writes outcomes as well
-    host = boot(faked_settings(dispatch={"outcome_flush_ms": 10_000}, storage=storage))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(dispatch={"outcome_flush_ms": 10_000}, storage=storage))
     await client.put("first", host.now_ms)  # its outcome is written at once, and the next one ten seconds later
     await host.until(lambda: host.fake().texts == ["first"])
     await host.sleep_ms(50)
@@ -442,8 +397,7 @@ async def test_expired_is_answered_only_when_it_is_durable(boot: Boot) -> None:
         await host.sleep_ms(10_000)
         assert told == [["expired"]]
     assert await client.cancel(receipt) == ["expired"]
-    await host.kill()
-    await host.start()
+    await host.restart_killed()
     client = await host.client()
     await host.sleep_ms(1_000)
     assert await client.lookup(receipt) == ["expired"]
@@ -452,9 +406,7 @@ async def test_expired_is_answered_only_when_it_is_durable(boot: Boot) -> None:
 
 async def test_expired_is_not_answered_where_it_could_not_be_made_durable(boot: Boot) -> None:
     storage = {"checkpoint_interval_ms": 60_000}
-    host = boot(faked_settings(dispatch={"outcome_flush_ms": 10_000}, storage=storage))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(dispatch={"outcome_flush_ms": 10_000}, storage=storage))
     await client.put("first", host.now_ms)
     await host.until(lambda: host.fake().texts == ["first"])
     await host.sleep_ms(50)
@@ -470,9 +422,7 @@ async def test_expired_is_not_answered_where_it_could_not_be_made_durable(boot: 
 
 async def test_a_cancelled_message_stays_cancelled_although_its_outcome_could_not_be_written(boot: Boot) -> None:
     """Until the server has ended, and after it: the cancel is durable in message_log."""
-    host = boot(faked_settings(dispatch={"outcome_flush_ms": 1_000}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(dispatch={"outcome_flush_ms": 1_000}))
     await client.put("first", host.now_ms)
     await host.until(lambda: host.fake().texts == ["first"])
     receipt = (await client.put("m", host.now_ms + 3_600_000))["receipt"]
@@ -483,8 +433,7 @@ async def test_a_cancelled_message_stays_cancelled_although_its_outcome_could_no
         await recorder.flush()
     assert host.server.parts.decided.unwritten()
     assert await client.lookup(receipt) == ["cancelled"]
-    await host.lose_power(1)
-    await host.start()
+    await host.restart_unpowered(1)
     assert await (await host.client()).lookup(receipt) == ["cancelled"]
     host.check_balance(pending=0)
 
@@ -504,8 +453,9 @@ async def unanswered(host: Host, count: int) -> list[str]:
 @pytest.mark.parametrize("evicted", [False, True])
 async def test_an_attempt_without_an_answer_is_not_forgotten_by_a_step_of_the_clock(boot: Boot, evicted: bool) -> None:
     """The row goes back from the queue to the wheel, and perhaps out of memory altogether."""
-    host = boot(faked_settings(dispatch={"backoff_ms_min": 1_000, "backoff_ms_max": 1_000, "breaker_failures": 50}))
-    await host.start()
+    host = await boot.started(
+        faked_settings(dispatch={"backoff_ms_min": 1_000, "backoff_ms_max": 1_000, "breaker_failures": 50})
+    )
     (receipt,) = await unanswered(host, 1)
     host.clock.step(-10_000)
     await host.until(lambda: len(host.server.parts.wheel) == 1, within_ms=3_000, what="the row is put back")
@@ -526,7 +476,7 @@ async def test_an_attempt_without_an_answer_is_not_forgotten_by_a_step_of_the_cl
 async def test_an_attempt_without_an_answer_is_not_forgotten_when_the_queue_is_too_small_for_its_rows(
     boot: Boot,
 ) -> None:
-    host = boot(
+    host = await boot.started(
         faked_settings(
             dispatch={
                 "queue_rows_max": 4,
@@ -538,7 +488,6 @@ async def test_an_attempt_without_an_answer_is_not_forgotten_when_the_queue_is_t
             }
         )
     )
-    await host.start()
     client, fake = await host.client(), host.fake()
     fake.up, fake.known_failures, fake.gate = False, False, trio.Event()
     (group,) = host.server.parts.groups
@@ -559,13 +508,13 @@ async def test_an_attempt_without_an_answer_is_not_forgotten_when_the_queue_is_t
 
 
 async def test_a_clean_stop_does_not_settle_an_unanswered_attempt_whose_row_left_the_queue(boot: Boot) -> None:
-    host = boot(faked_settings(dispatch={"backoff_ms_min": 1_000, "backoff_ms_max": 1_000, "breaker_failures": 50}))
-    await host.start()
+    host = await boot.started(
+        faked_settings(dispatch={"backoff_ms_min": 1_000, "backoff_ms_max": 1_000, "breaker_failures": 50})
+    )
     (receipt,) = await unanswered(host, 1)
     host.clock.step(-10_000)
     await host.until(lambda: len(host.server.parts.wheel) == 1, within_ms=3_000, what="the row is put back")
-    await host.stop()
-    await host.start()
+    await host.restart()
     assert await (await host.client()).cancel(receipt) == ["too_late"]
 
 
@@ -573,9 +522,8 @@ async def test_a_clean_stop_does_not_settle_an_unanswered_attempt_whose_row_left
 async def test_a_message_whose_window_is_retired_beside_the_read_of_its_outcomes_is_retired(
     boot: Boot, monkeypatch: pytest.MonkeyPatch, operation: str
 ) -> None:
-    host = boot(faked_settings())
-    server = await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
+    server = host.server
     receipt = (await client.put("m", host.now_ms))["receipt"]
     await host.until(lambda: host.fake().texts == ["m"])
     await host.settled()

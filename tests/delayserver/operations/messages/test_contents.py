@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from delayserver.operations.messages import contents
 from delayserver.protocol.errors import InvalidArgument
-from tests.fakes.host import Client, Host, small_settings
-
-Boot = Callable[..., Host]
+from tests.fakes.host import Boot, Client, Host, small_settings
 
 WHOLE = {
     "subject": "orders",
@@ -25,8 +22,7 @@ WHOLE = {
 
 
 async def started(boot: Boot) -> tuple[Host, Client]:
-    host = boot(small_settings())
-    await host.start()
+    host = await boot.started(small_settings())
     return host, await host.client()
 
 

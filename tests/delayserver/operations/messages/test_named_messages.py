@@ -16,9 +16,7 @@ from store.logs.dispatch_log import DispatchKey
 from store.records.record import HEADER_BYTES, decode_header
 from store.records.segment import FILE_HEADER_BYTES
 from tests.delayserver.load.test_damage_at_rest import only_file
-from tests.fakes.host import Client, Host, faked_settings
-
-Boot = Callable[..., Host]
+from tests.fakes.host import Boot, Client, faked_settings
 
 
 async def send_named(client: Client, count: int, due_ms: int) -> tuple[list[dict[str, Any]], list[str]]:
@@ -30,8 +28,7 @@ async def send_named(client: Client, count: int, due_ms: int) -> tuple[list[dict
 
 @pytest.mark.parametrize("operation", ["cancel", "lookup"])
 async def test_a_name_beside_a_reschedule_to_the_same_time_is_the_one_that_lives(boot: Boot, operation: str) -> None:
-    host = boot(faked_settings())
-    await host.start()
+    host = await boot.started(faked_settings())
     one, two = await host.client(), await host.client()
     outcomes = set()
     for number in range(20):
@@ -51,9 +48,7 @@ async def test_a_name_beside_a_reschedule_to_the_same_time_is_the_one_that_lives
 
 @pytest.mark.parametrize("rows", [1, 5_000])
 async def test_an_id_is_looked_for_beside_the_event_loop_where_its_window_is_large(boot: Boot, rows: int) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     due_ms = host.now_ms + 1_800_000
     ids = b"".join(b"%08d" % number for number in range(rows))
     columns = {"count": rows, "subject": "s", "due_ms": due_ms, "bodies": b"x" * rows, "body_length": 1}
@@ -75,9 +70,7 @@ async def test_an_id_is_looked_for_beside_the_event_loop_where_its_window_is_lar
 @pytest.mark.parametrize("operation", ["lookup", "cancel", "reschedule"])
 async def test_others_run_while_many_messages_are_named(boot: Boot, operation: str) -> None:
     count = 500
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     names, receipts = await send_named(client, count, host.now_ms + 3_600_000)
     await host.settled()
     # To reschedule one takes a commit, which is a pause; what is not there does without.
@@ -106,9 +99,8 @@ async def test_others_run_while_many_messages_are_named(boot: Boot, operation: s
 
 
 async def test_files_that_many_named_messages_need_are_read_once(boot: Boot, monkeypatch: pytest.MonkeyPatch) -> None:
-    host = boot(faked_settings())
-    server = await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
+    server = host.server
     names, receipts = await send_named(client, 50, host.now_ms // 60_000 * 60_000 + 3_600_000)
     await host.settled()
     (group,) = server.parts.groups
@@ -173,9 +165,7 @@ async def test_a_long_lookup_gives_only_answers_that_were_true_since_it_began(
 
 
 async def test_a_damaged_id_hides_its_own_message_only(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     names, _ = await send_named(client, 3, host.now_ms + 3_600_000)
     await host.settled()
     path = only_file(host, "schedule_log", ".direct.log")
@@ -191,9 +181,7 @@ async def test_a_damaged_id_hides_its_own_message_only(boot: Boot) -> None:
 async def test_a_name_whose_newest_message_damage_hides_is_not_answered_by_the_one_before(
     boot: Boot, operation: str
 ) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     due_ms = host.now_ms // 60_000 * 60_000 + 90_000
     (name,), (receipt,) = await send_named(client, 1, due_ms)
     await host.settled()

@@ -10,9 +10,8 @@ import pytest
 from delayserver.operations.messages import open_transactions
 from tests.delayserver.operations.messages.test_transactions import end, prepare
 from tests.delayserver.replay.test_day_tier import DAY_MS, coarse_settings, drain_slowly
-from tests.fakes.host import DATA_DIR, Client, Host, small_settings
+from tests.fakes.host import DATA_DIR, Boot, Client, small_settings
 
-Boot = Callable[..., Host]
 MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS
 
@@ -35,9 +34,7 @@ async def receipts(client: Client, page: int = 1_024) -> list[str]:
 
 
 async def test_a_transaction_is_listed_with_its_terms_until_it_ends(boot: Boot) -> None:
-    host = boot(small_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings())
     assert await listed(client) == []
     now_ms = host.now_ms
     due_ms = now_ms + HOUR_MS
@@ -65,9 +62,7 @@ async def test_a_transaction_is_listed_with_its_terms_until_it_ends(boot: Boot) 
 
 @pytest.mark.parametrize("stop", ["stop", "kill"])
 async def test_open_transactions_are_listed_after_a_restart(boot: Boot, stop: str) -> None:
-    host = boot(small_settings(storage={"checkpoint_interval_ms": 500}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings(storage={"checkpoint_interval_ms": 500}))
     prepared = [
         (await prepare(client, "m", due_ms=host.now_ms + HOUR_MS, check_after_ms=after_ms))[0]["receipt"]
         for after_ms in (1_500, 30_000, 40 * MINUTE_MS)
@@ -84,9 +79,7 @@ async def test_open_transactions_are_listed_after_a_restart(boot: Boot, stop: st
 
 
 async def test_without_a_checkpoint_timers_may_lie_anywhere(boot: Boot) -> None:
-    host = boot(small_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings())
     (far,) = await prepare(client, "m", due_ms=host.now_ms, check_after_ms=20 * MINUTE_MS)
     await host.stop()
     host.disk.remove(f"{DATA_DIR}/checkpoint")
@@ -95,9 +88,7 @@ async def test_without_a_checkpoint_timers_may_lie_anywhere(boot: Boot) -> None:
 
 
 async def test_pages_of_any_size_have_each_transaction_once(boot: Boot) -> None:
-    host = boot(small_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings())
     prepared: list[str] = []
     for after_ms in (5_000, 70_000, 5_000, 10 * MINUTE_MS):
         rows = await prepare(client, *["m"] * 5, due_ms=host.now_ms + HOUR_MS, check_after_ms=after_ms)
@@ -147,9 +138,7 @@ async def test_a_list_reads_no_file_behind_the_latest_timer(boot: Boot) -> None:
 async def test_a_page_ends_when_it_has_read_enough(boot: Boot, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_transactions, "ROWS_SCANNED_MAX", 100)
     monkeypatch.setattr(open_transactions, "FILE_ROWS", 0)
-    host = boot(small_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings())
     due_ms = host.now_ms + 1_500
     for _ in range(10):
         await client.send(*[{"subject": "s", "body": "m", "due_ms": due_ms} for _ in range(100)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,9 +13,8 @@ from delayserver.protocol.outcomes import OUTCOME_LABELS
 from delayserver.protocol.receipts import parse_receipt
 from store.records.file_header import FILE_HEADER_BYTES
 from store.records.record import HEADER_BYTES, decode_header
-from tests.fakes.host import Client, Host, faked_settings
+from tests.fakes.host import Boot, Client, Host, faked_settings
 
-Boot = Callable[..., Host]
 HOUR_MS = 3_600_000
 
 
@@ -38,9 +36,7 @@ def columns_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 async def test_many_messages_are_moved_in_one_commit(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     sent = await put(client, host, 300)
     before = (await client.status())["storage"]["group_commits"]
     due_ms = host.now_ms + 500
@@ -58,9 +54,7 @@ async def test_many_messages_are_moved_in_one_commit(boot: Boot) -> None:
 
 
 async def test_each_rescheduled_item_keeps_the_fields_that_it_does_not_change(boot: Boot) -> None:
-    host = boot()
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected()
     due_ms = host.now_ms + HOUR_MS
     sent = [
         await client.put(f"old {n}", due_ms, message_id=f"id {n}", properties={"n": str(n)}, expires_ms=due_ms + n)
@@ -88,9 +82,7 @@ async def test_each_rescheduled_item_keeps_the_fields_that_it_does_not_change(bo
 
 
 async def test_a_bad_item_never_fails_its_neighbours(boot: Boot) -> None:
-    host = boot(faked_settings(message={"body_bytes_max": 100}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(message={"body_bytes_max": 100}))
     sent = await put(client, host, 3)
     far = {"due_ms": host.now_ms + 2 * HOUR_MS}
     named: dict[str, Any] = {"receipt": sent[1]["receipt"]}
@@ -116,9 +108,7 @@ async def test_a_bad_item_never_fails_its_neighbours(boot: Boot) -> None:
 
 
 async def test_named_twice_a_message_is_moved_once(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     (sent,) = await put(client, host, 1)
     item = {"receipt": sent["receipt"], "due_ms": host.now_ms + 100}
     first, second = await move(client, [item, item])
@@ -131,9 +121,7 @@ async def test_named_twice_a_message_is_moved_once(boot: Boot) -> None:
 
 
 async def test_named_twice_by_its_id_a_message_is_moved_once_also_to_the_due_time_that_it_has(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     due_ms = host.now_ms + 200
     await client.put("old", due_ms, message_id="mine")
     item = {"subject": "s", "message_id": "mine", "message_due_ms": due_ms, "due_ms": due_ms}
@@ -147,9 +135,7 @@ async def test_named_twice_by_its_id_a_message_is_moved_once_also_to_the_due_tim
 
 
 async def test_named_twice_a_message_that_is_not_moved_is_not_cancelled_either(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     (sent, other) = await put(client, host, 2)
     await host.settled()
     later = {"due_ms": host.now_ms + 2 * HOUR_MS}
@@ -161,9 +147,7 @@ async def test_named_twice_a_message_that_is_not_moved_is_not_cancelled_either(b
 
 
 async def test_damage_refuses_its_own_messages_and_moves_the_others(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     (damaged,) = await put(client, host, 1)
     await host.settled()  # a record of its own
     (whole,) = await put(client, host, 1)
@@ -182,9 +166,7 @@ async def test_damage_refuses_its_own_messages_and_moves_the_others(boot: Boot) 
 
 async def test_old_messages_are_read_a_bounded_part_at_a_time(boot: Boot, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rescheduling, "READ_BYTES_MAX", 1_000)
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     sent = await put(client, host, 7, body="x" * 400)
     before = (await client.status())["storage"]["group_commits"]
     results = await move(client, [{"receipt": row["receipt"], "due_ms": host.now_ms} for row in sent])
@@ -195,9 +177,7 @@ async def test_old_messages_are_read_a_bounded_part_at_a_time(boot: Boot, monkey
 
 
 async def test_a_full_disk_refuses_the_move_and_the_messages_live_on(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     sent = await put(client, host, 3)
     await host.settled()
     host.disk.capacity_bytes = host.disk.used_bytes + (1 << 16)
@@ -212,9 +192,7 @@ async def test_a_full_disk_refuses_the_move_and_the_messages_live_on(boot: Boot)
 
 
 async def test_columns_move_messages_and_answer_in_columns(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     sent = await put(client, host, 3, message_id=None)
     await client.cancel(sent[1]["receipt"])
     due_ms = np.array([host.now_ms + 100, host.now_ms, 1], np.int64)
@@ -233,9 +211,7 @@ async def test_columns_move_messages_and_answer_in_columns(boot: Boot) -> None:
 
 @pytest.mark.parametrize("operation", ["reschedule", "cancel"])
 async def test_columns_of_another_servers_messages_are_refused(boot: Boot, operation: str) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     sent = await put(client, host, 1)
     columns = columns_of(sent) | {"due_ms": sent[0]["due_ms"]}
     assert await client.refused(operation, columns | {"server_id": "0" * 12}) == "foreign_receipt"
@@ -252,9 +228,7 @@ async def rescheduled_to(client: Client, *receipts: str) -> list[str | None]:
 async def test_lookup_of_a_moved_message_names_the_one_in_its_place_for_as_long_as_it_is_kept(
     boot: Boot, due_in_ms: int
 ) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     due_ms = host.now_ms + due_in_ms
     moved, cancelled = [await client.put("m", due_ms) for _ in range(2)]
     (first,) = await move(client, [{"receipt": moved["receipt"], "due_ms": due_ms + 1}])
@@ -264,19 +238,15 @@ async def test_lookup_of_a_moved_message_names_the_one_in_its_place_for_as_long_
     expected = [first["new_receipt"], second["new_receipt"], None, None]
     assert await rescheduled_to(client, *receipts) == expected
     await host.settled()
-    await host.stop()
-    await host.start()
+    await host.restart()
     client = await host.client()
     assert await rescheduled_to(client, *receipts) == expected
-    await host.lose_power(1)
-    await host.start()
+    await host.restart_unpowered(1)
     assert await rescheduled_to(await host.client(), *receipts) == expected
 
 
 async def test_a_directory_without_a_reschedule_holds_records_of_the_first_version_only(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     sent = await put(client, host, 3)
     await client.cancel(sent[0]["receipt"])
     await client.put("m", host.now_ms)
@@ -302,9 +272,7 @@ def versions(host: Host) -> set[int]:
 
 
 async def test_lookup_in_columns_answers_the_same_as_by_receipts(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     delivered = await client.put("m", host.now_ms)
     await host.sleep_ms(500)
     moved, pending, original = await put(client, host, 2, message_id=None) + await put(client, host, 1, message_id="i")

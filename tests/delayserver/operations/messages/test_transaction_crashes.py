@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,9 +10,8 @@ import trio
 from delayserver.protocol.errors import DelayServerError
 from tests.delayserver.operations.messages.test_transactions import end, findings_of, prepare
 from tests.fakes.disk import SimulatedCrash
-from tests.fakes.host import Client, Host, small_settings, texts
+from tests.fakes.host import Boot, Client, Host, small_settings, texts
 
-Boot = Callable[..., Host]
 # The changing calls of the disk in the script below. The last ones are those of its check-backs.
 OPERATIONS = 102
 GONE = (OSError, SimulatedCrash, trio.BrokenResourceError, trio.ClosedResourceError, DelayServerError)
@@ -39,9 +37,7 @@ async def script(host: Host, client: Client, told: dict[str, str], receipts: dic
 @pytest.mark.parametrize("first", range(1, 7))
 async def test_a_power_failure_at_any_call_of_the_disk_breaks_no_promise(boot: Boot, first: int) -> None:
     for operation in range(first, OPERATIONS, 6):
-        host = boot(small_settings())
-        await host.start()
-        client = await host.client()
+        host, client = await boot.connected(small_settings())
         told: dict[str, str] = {}
         receipts: dict[str, str] = {}
         host.disk.crash_after(operation)
@@ -49,8 +45,7 @@ async def test_a_power_failure_at_any_call_of_the_disk_breaks_no_promise(boot: B
             await script(host, client, told, receipts)
         except GONE:
             pass
-        await host.lose_power(operation)
-        await host.start()
+        await host.restart_unpowered(operation)
         client = await host.client()
         await judge(host, client, told, receipts)
         await host.stop()
@@ -86,9 +81,7 @@ async def judge(host: Host, client: Client, told: dict[str, str], receipts: dict
 
 
 async def test_the_script_has_as_many_calls_as_are_tried(boot: Boot) -> None:
-    host = boot(small_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings())
     before = host.disk.operations
     told: dict[str, str] = {}
     await script(host, client, told, {})

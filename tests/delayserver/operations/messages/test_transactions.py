@@ -15,9 +15,8 @@ from store.records.file_header import FILE_HEADER_BYTES
 from store.records.record import HEADER_BYTES
 from store.records.transaction_timer import TIMERS_SUBJECT
 from tests.delayserver.replay.test_day_tier import DAY_MS, coarse_settings, drain_slowly
-from tests.fakes.host import DATA_DIR, Client, Host, small_settings, texts
+from tests.fakes.host import DATA_DIR, Boot, Client, Host, small_settings, texts
 
-Boot = Callable[..., Host]
 HOUR_MS = 3_600_000
 
 
@@ -38,9 +37,7 @@ async def end(client: Client, operation: str, *receipts: str) -> list[dict[str, 
 
 
 async def test_a_prepared_message_is_seen_after_its_commit_and_not_before(boot: Boot) -> None:
-    host = boot(small_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings())
     (prepared,) = await prepare(client, "body", due_ms=host.now_ms, properties={"a": "b"}, message_id="id 1")
     await host.sleep_ms(5_000)
     assert await client.pull() == []
@@ -60,9 +57,7 @@ async def test_a_prepared_message_is_seen_after_its_commit_and_not_before(boot: 
 
 @pytest.mark.parametrize("stop", ["stop", "kill", "without a checkpoint"])
 async def test_replaced_messages_are_told_apart_also_after_a_restart(boot: Boot, stop: str) -> None:
-    host = boot(small_settings(storage={"checkpoint_interval_ms": 500}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings(storage={"checkpoint_interval_ms": 500}))
     prepared = await prepare(client, *"abcde", due_ms=host.now_ms + HOUR_MS)
     await end(client, "commit", *[each["receipt"] for each in prepared])
     far = (await client.put("moved", host.now_ms + HOUR_MS))["receipt"]
@@ -85,9 +80,7 @@ async def test_replaced_messages_are_told_apart_also_after_a_restart(boot: Boot,
 
 
 async def test_a_transaction_that_is_rolled_back_is_never_seen(boot: Boot) -> None:
-    host = boot(small_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings())
     prepared = await prepare(client, "a", "b", due_ms=host.now_ms + 1_000)
     receipts = [row["receipt"] for row in prepared]
     assert [row["outcome"] for row in await end(client, "rollback", *receipts)] == ["rolled_back"] * 2
@@ -102,9 +95,7 @@ async def test_a_transaction_that_is_rolled_back_is_never_seen(boot: Boot) -> No
 
 
 async def test_a_producer_that_says_nothing_is_asked_and_then_the_policy_decides(boot: Boot) -> None:
-    host = boot(small_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings())
     (back,) = await prepare(
         client, "back", due_ms=host.now_ms, check_after_ms=1_000, checks_max=2, properties={"k": "v"}
     )
@@ -144,9 +135,7 @@ def findings_of(host: Host) -> list[str]:
 
 
 async def test_a_repeated_end_gets_the_same_answer_and_another_end_is_refused(boot: Boot) -> None:
-    host = boot(small_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings())
     prepared = await prepare(client, "a", "b", "c", due_ms=host.now_ms)
     first, second, third = [row["receipt"] for row in prepared]
     (committed,) = await end(client, "commit", first)
@@ -168,9 +157,7 @@ async def test_a_repeated_end_gets_the_same_answer_and_another_end_is_refused(bo
 
 
 async def test_an_end_whose_row_is_damaged_is_not_taken_for_a_cancel(boot: Boot) -> None:
-    host = boot(small_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings())
     (prepared,) = await prepare(client, "body", due_ms=host.now_ms)
     receipt = prepared["receipt"]
     assert [row["outcome"] for row in await end(client, "commit", receipt)] == ["committed"]
@@ -185,9 +172,7 @@ async def test_an_end_whose_row_is_damaged_is_not_taken_for_a_cancel(boot: Boot)
 
 
 async def test_a_message_that_was_never_prepared_is_no_transaction(boot: Boot) -> None:
-    host = boot(small_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings())
     ordinary = await client.put("ordinary", host.now_ms + HOUR_MS)
     never = f"{ordinary['receipt'][:-12]}{999:012x}"
     for operation in ("commit", "rollback"):
@@ -197,9 +182,7 @@ async def test_a_message_that_was_never_prepared_is_no_transaction(boot: Boot) -
 
 
 async def test_a_transaction_is_not_rescheduled_and_its_commit_takes_a_due_time(boot: Boot) -> None:
-    host = boot(small_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings())
     later_ms = host.now_ms + HOUR_MS
     (prepared,) = await prepare(client, "body", due_ms=host.now_ms, expires_ms=later_ms + 5_000)
     item = {"receipt": prepared["receipt"], "due_ms": later_ms}
@@ -220,9 +203,7 @@ async def test_a_transaction_is_not_rescheduled_and_its_commit_takes_a_due_time(
 
 
 async def test_a_prepare_that_is_sent_twice_is_one_transaction(boot: Boot) -> None:
-    host = boot(small_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings())
     due_ms = host.now_ms + 2_000
     rest: dict[str, Any] = {"due_ms": due_ms, "message_id": "once", "check_after_ms": 1_000, "checks_max": 1}
     (first,) = await prepare(client, "body", **rest)
@@ -242,9 +223,7 @@ async def test_a_prepare_that_is_sent_twice_is_one_transaction(boot: Boot) -> No
 
 
 async def test_a_prepare_of_an_id_that_was_sent_has_ended(boot: Boot) -> None:
-    host = boot(small_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings())
     due_ms = host.now_ms + 2_000
     await client.put("sent", due_ms, message_id="once")
     (prepared,) = await prepare(client, "prepared", due_ms=due_ms, message_id="once")
@@ -256,8 +235,7 @@ async def test_a_prepare_of_an_id_that_was_sent_has_ended(boot: Boot) -> None:
 
 
 async def test_one_of_racing_ends_of_a_transaction_wins_and_the_other_gets_its_outcome(boot: Boot) -> None:
-    host = boot(small_settings())
-    await host.start()
+    host = await boot.started(small_settings())
     one, other = await host.client(), await host.client()
     seen = []
     for round_ in range(20):
@@ -283,14 +261,11 @@ async def test_one_of_racing_ends_of_a_transaction_wins_and_the_other_gets_its_o
 async def test_after_a_crash_open_transactions_are_checked_back_and_answered_ones_stay_ended(
     boot: Boot, ends: str
 ) -> None:
-    host = boot(small_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings())
     terms: dict[str, Any] = {"check_after_ms": 20_000, "checks_max": 3}
     prepared = await prepare(client, "open", "ended", due_ms=host.now_ms, **terms)
     (answered,) = await end(client, ends, prepared[1]["receipt"])
-    await host.lose_power()
-    await host.start()
+    await host.restart_unpowered()
     client = await host.client()
     ended = "committed" if ends == "commit" else "rolled_back"
     assert await client.lookup(*[row["receipt"] for row in prepared]) == ["prepared", ended]
@@ -301,8 +276,7 @@ async def test_after_a_crash_open_transactions_are_checked_back_and_answered_one
         await host.sleep_ms(20_000)
         (asked,) = await client.pull("p.check")
         assert asked["properties"]["transaction_check"] == str(check)
-        await host.lose_power(check)
-        await host.start()
+        await host.restart_unpowered(check)
         client = await host.client()
     await host.sleep_ms(20_000)
     assert await client.lookup(prepared[0]["receipt"]) == ["rolled_back"]
@@ -313,9 +287,7 @@ async def test_after_a_crash_open_transactions_are_checked_back_and_answered_one
 
 
 async def test_after_a_downtime_of_days_each_transaction_is_asked_once_and_then_after_its_pause(boot: Boot) -> None:
-    host = boot(small_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings())
     await prepare(
         client, *[f"body {row}" for row in range(300)], due_ms=host.now_ms, check_after_ms=60_000, checks_max=2
     )
@@ -338,9 +310,7 @@ async def test_after_a_downtime_of_days_each_transaction_is_asked_once_and_then_
 
 
 async def test_a_check_back_without_a_consumer_expires_when_the_next_one_comes(boot: Boot) -> None:
-    host = boot(small_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings())
     await prepare(client, "body", due_ms=host.now_ms, check_after_ms=10_000, checks_max=5)
     await host.sleep_ms(45_000)
     (check,) = await client.pull("p.check")
@@ -348,9 +318,7 @@ async def test_a_check_back_without_a_consumer_expires_when_the_next_one_comes(b
 
 
 async def test_a_transaction_in_a_far_day_is_asked_about_soon(boot: Boot) -> None:
-    host = boot(small_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings())
     due_ms = host.now_ms + 5 * 24 * HOUR_MS
     (prepared,) = await prepare(client, "far", due_ms=due_ms, check_after_ms=1_000, checks_max=1)
     await host.sleep_ms(1_500)
@@ -371,9 +339,7 @@ async def test_a_transaction_in_a_far_day_is_asked_about_soon(boot: Boot) -> Non
 
 
 async def test_a_clock_that_jumps_asks_at_once_and_decides_nothing_early(boot: Boot) -> None:
-    host = boot(small_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings())
     (prepared,) = await prepare(client, "body", due_ms=host.now_ms, check_after_ms=60_000, checks_max=1)
     host.clock.step(24 * HOUR_MS)
     await host.sleep_ms(2_000)
@@ -390,9 +356,7 @@ async def test_a_clock_that_jumps_asks_at_once_and_decides_nothing_early(boot: B
 
 
 async def test_a_full_disk_ends_nothing_and_forgets_no_transaction(boot: Boot) -> None:
-    host = boot(small_settings(storage={"free_bytes_min": 1 << 16}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings(storage={"free_bytes_min": 1 << 16}))
     (prepared,) = await prepare(client, "body", due_ms=host.now_ms, check_after_ms=1_000, checks_max=1)
     await host.settled()
     host.disk.capacity_bytes = host.disk.used_bytes
@@ -413,9 +377,7 @@ async def test_a_disk_that_fills_up_between_two_records_of_check_backs_asks_no_t
     boot: Boot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(check_backs, "READ_BYTES_MAX", 840_000)
-    host = boot(small_settings(storage={"message_log_segment_bytes": 8 << 20}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings(storage={"message_log_segment_bytes": 8 << 20}))
     names = "abcdefghijklmno"
     bodies = [name * 100_000 for name in names]
     await prepare(client, *bodies, due_ms=host.now_ms, check_after_ms=10_000, checks_max=3)
@@ -465,9 +427,7 @@ async def test_a_check_back_that_was_too_slow_once_leaves_no_doubt_behind(boot: 
 
 
 async def test_transactions_in_columns_are_those_of_rows(boot: Boot) -> None:
-    host = boot(small_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings())
     due_ms = host.now_ms
     columns = {"count": 3, "subject": "s", "due_ms": due_ms, "bodies": b"abc", "body_length": 1, "group": "p"}
     reply = await client.request("prepare", columns)
@@ -484,9 +444,7 @@ async def test_transactions_in_columns_are_those_of_rows(boot: Boot) -> None:
 
 
 async def test_a_subject_named_like_that_of_timers_is_an_ordinary_one(boot: Boot) -> None:
-    host = boot(small_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings())
     await client.put("before", host.now_ms, TIMERS_SUBJECT)
     await prepare(client, "body", due_ms=host.now_ms, check_after_ms=1_000, checks_max=0)
     await client.put("behind", host.now_ms, TIMERS_SUBJECT)
@@ -497,9 +455,7 @@ async def test_a_subject_named_like_that_of_timers_is_an_ordinary_one(boot: Boot
 
 
 async def test_retention_counts_rolled_back_messages(boot: Boot) -> None:
-    host = boot(small_settings(storage={"window_ms": 10_000, "retention_ms": 20_000}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings(storage={"window_ms": 10_000, "retention_ms": 20_000}))
     receipts = [row["receipt"] for row in await prepare(client, "a", "b", due_ms=host.now_ms, check_after_ms=1_000)]
     await end(client, "rollback", receipts[0])
     await end(client, "commit", receipts[1])
@@ -517,9 +473,7 @@ async def test_retention_counts_rolled_back_messages(boot: Boot) -> None:
 
 
 async def test_the_first_timer_may_come_while_a_hot_second_is_taken_in_slices(boot: Boot) -> None:
-    host = boot(small_settings(wheel={"slice_rows": 4}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings(wheel={"slice_rows": 4}))
     due_ms = host.now_ms + 2_000
     await client.send(*[{"subject": "s", "body": "m", "due_ms": due_ms} for _ in range(5_000)])
     await host.sleep_ms(1_998)

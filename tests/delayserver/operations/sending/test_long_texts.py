@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 from store.records import id_hash
-from tests.fakes.host import Host, small_settings
+from tests.fakes.host import Boot, small_settings
 
-Boot = Callable[..., Host]
 HOUR_MS = 3_600_000
 
 
@@ -25,9 +23,7 @@ HOUR_MS = 3_600_000
 async def test_a_text_of_a_megabyte_is_refused_without_a_step_for_each_of_its_words(
     boot: Boot, monkeypatch: pytest.MonkeyPatch, texts: str, lengths: str, error: str
 ) -> None:
-    host = boot(small_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings())
     steps = 0
     mix_in = id_hash._mix_in
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from delayserver.protocol.frames import encode_request
 from store.errors import StoreError
-from tests.fakes.host import Client, Host, small_settings, texts
-
-Boot = Callable[..., Host]
+from tests.fakes.host import Boot, Client, small_settings, texts
 
 
 async def tell(client: Client, operation: str, **arguments: Any) -> int:
@@ -25,9 +22,7 @@ async def refused(client: Client) -> dict[str, Any] | None:
 
 @pytest.mark.parametrize("operation", ["send", "publish"])
 async def test_no_reply_comes_and_the_messages_are_there_in_their_order(boot: Boot, operation: str) -> None:
-    host = boot()
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected()
     when = {"due_ms": host.now_ms} if operation == "send" else {}
     for number in range(3):
         await tell(client, operation, messages=[{"subject": "s", "body": str(number)} | when])
@@ -40,8 +35,7 @@ async def test_no_reply_comes_and_the_messages_are_there_in_their_order(boot: Bo
 
 
 async def test_the_next_reply_counts_refused_messages_and_later_ones_do_not(boot: Boot) -> None:
-    host = boot(small_settings(message={"body_bytes_max": 2}))
-    await host.start()
+    host = await boot.started(small_settings(message={"body_bytes_max": 2}))
     client, other = await host.client(), await host.client()
     good = {"subject": "s", "body": "x"}
     await tell(client, "publish", messages=[good, good | {"subject": ""}, good, good | {"body": "long"}])
@@ -62,9 +56,7 @@ async def test_the_next_reply_counts_refused_messages_and_later_ones_do_not(boot
 
 
 async def test_an_error_reply_counts_the_messages_that_a_full_disk_refused(boot: Boot) -> None:
-    host = boot()
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected()
     host.disk.capacity_bytes = host.disk.used_bytes
     await tell(client, "publish", messages=[{"subject": "new", "body": "x" * 300_000}])
     await host.sleep_ms(100)
@@ -77,9 +69,7 @@ async def test_an_error_reply_counts_the_messages_that_a_full_disk_refused(boot:
 
 
 async def test_one_way_messages_are_refused_without_a_reply_while_the_server_starts_or_stops(boot: Boot) -> None:
-    host = boot()
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected()
     host.server.stopping.set()
     await tell(client, "publish", messages=[{"subject": "s", "body": "x"}])
     await tell(client, "send", messages=[{"subject": "s", "body": "x", "due_ms": host.now_ms}])
@@ -88,9 +78,7 @@ async def test_one_way_messages_are_refused_without_a_reply_while_the_server_sta
 
 
 async def test_other_operations_and_other_values_get_their_reply(boot: Boot) -> None:
-    host = boot()
-    await host.start()
-    client = await host.client()
+    _, client = await boot.connected()
     assert "server_us" in await client.request("ping", {"one_way": True})
     good = {"subject": "s", "body": "x"}
     assert await client.refused("publish", {"one_way": 1, "messages": [good]}) == "invalid_argument"
@@ -98,9 +86,7 @@ async def test_other_operations_and_other_values_get_their_reply(boot: Boot) -> 
 
 
 async def test_a_frame_that_is_no_request_ends_the_connection_as_ever(boot: Boot) -> None:
-    host = boot()
-    await host.start()
-    client = await host.client()
+    _, client = await boot.connected()
     frame = bytearray(encode_request(1, "publish", {"one_way": True, "messages": []}))
     frame[4] = 0xC1  # no msgpack
     await client.send_bytes(bytes(frame))
@@ -110,9 +96,7 @@ async def test_a_frame_that_is_no_request_ends_the_connection_as_ever(boot: Boot
 
 @pytest.mark.parametrize("operation", ["send", "publish"])
 async def test_a_ping_waits_until_the_refusals_before_it_are_known(boot: Boot, operation: str) -> None:
-    host = boot()
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected()
     # More than a sync on the event loop takes: the other messages become durable in a worker thread.
     good = {"subject": "s", "body": "x" * 1000} | ({"due_ms": host.now_ms} if operation == "send" else {})
     await tell(client, operation, messages=[*[good] * 100, good | {"subject": ""}])
@@ -130,8 +114,7 @@ async def test_a_ping_waits_until_the_refusals_before_it_are_known(boot: Boot, o
 async def test_a_one_way_request_that_meets_a_bug_or_a_bad_disk_gets_no_reply_and_is_counted(
     boot: Boot, met: Exception, name: str
 ) -> None:
-    host = boot()
-    await host.start()
+    host = await boot.started()
 
     def broken(_connection: object, _request: object) -> None:
         raise met

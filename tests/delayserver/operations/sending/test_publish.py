@@ -13,10 +13,8 @@ from delayserver.config.settings import GroupSettings, NodeSettings, RouteSettin
 from delayserver.front.front import BROKER
 from delayserver.protocol.columns import I64, unpack_column
 from tests.fakes.clock import SimulatedClock
-from tests.fakes.host import Client, Host, small_settings, texts
+from tests.fakes.host import Boot, Client, small_settings, texts
 from tests.fakes.network import FakeNetwork
-
-Boot = Callable[..., Host]
 
 
 async def publish(client: Client, *messages: dict[str, Any]) -> list[dict[str, Any]]:
@@ -39,9 +37,8 @@ async def put_columns(client: Client, bodies: str, **more: Any) -> dict[str, Any
 async def test_rows_and_columns_are_stored_in_their_order_and_answered_with_their_positions(
     boot: Boot, role: str
 ) -> None:
-    host = boot(role=role)
-    server = await host.start()
-    client = await host.client()
+    host, client = await boot.connected(role=role)
+    server = host.server
     first = await put(client, "one", message_id="mine")
     assert first == {"message_id": "mine", "subject": "s", "position": 0}
     results = await publish(client, *({"subject": name, "body": name + "x"} for name in ("t", "s", "t")))
@@ -66,9 +63,8 @@ async def test_rows_and_columns_are_stored_in_their_order_and_answered_with_thei
 
 
 async def test_messages_published_in_one_step_are_one_write_and_keep_their_order(boot: Boot) -> None:
-    host = boot()
-    server = await host.start()
-    client = await host.client()
+    host, client = await boot.connected()
+    server = host.server
     await put(client, "0")
     groups = server.parts.publishing.groups
     server.parts.publishing.begin_step()  # as the hub does around all that it reads
@@ -89,8 +85,7 @@ async def test_messages_published_in_one_step_are_one_write_and_keep_their_order
 
 
 async def test_a_waiting_pull_is_answered_in_the_step_of_the_publish(boot: Boot) -> None:
-    host = boot()
-    await host.start()
+    host = await boot.started()
     waiting, client = await host.client(), await host.client()
     await put(client, "first")
     await waiting.pull()
@@ -106,9 +101,7 @@ async def test_a_waiting_pull_is_answered_in_the_step_of_the_publish(boot: Boot)
 
 
 async def test_publishes_and_deliveries_of_a_subject_are_one_queue_with_one_sequence(boot: Boot) -> None:
-    host = boot()
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected()
     sent = await client.put("sent", host.now_ms + 100)
     await put(client, "published")
     await host.sleep_ms(500)
@@ -124,9 +117,7 @@ async def test_publishes_and_deliveries_of_a_subject_are_one_queue_with_one_sequ
 
 @pytest.mark.parametrize("crash", ["kill", "lose_power", "stop"])
 async def test_answered_messages_survive_a_crash_and_none_comes_twice(boot: Boot, crash: str) -> None:
-    host = boot()
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected()
     for number in range(20):
         await put(client, f"{number:02}")
     await put_columns(client, "abc")
@@ -142,9 +133,7 @@ async def test_answered_messages_survive_a_crash_and_none_comes_twice(boot: Boot
 
 
 async def test_a_nack_brings_a_published_message_again(boot: Boot) -> None:
-    host = boot()
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected()
     result = await put(client, "m", tag="t", order_key="k")
     (message,) = await client.pull()
     arguments = {"subject": "s", "group": "g", "count": 1, "deliveries": message["delivery"], "delay_ms": 0}
@@ -155,9 +144,7 @@ async def test_a_nack_brings_a_published_message_again(boot: Boot) -> None:
 
 
 async def test_an_expired_published_message_is_not_handed_out(boot: Boot) -> None:
-    host = boot()
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected()
     await put(client, "gone", expires_ms=host.now_ms + 50)
     await put(client, "stays")
     await host.sleep_ms(100)
@@ -183,9 +170,7 @@ async def test_an_expired_published_message_is_not_handed_out(boot: Boot) -> Non
 async def test_a_bad_row_is_refused_by_name_beside_its_neighbours(
     boot: Boot, change: dict[str, Any], error: str
 ) -> None:
-    host = boot(small_settings(message={"body_bytes_max": 100}))
-    await host.start()
-    client = await host.client()
+    _, client = await boot.connected(small_settings(message={"body_bytes_max": 100}))
     good = {"subject": "s", "body": "good"}
     results = await publish(client, good, good | change, good)
     assert [row.get("error") for row in results] == [None, error, None]
@@ -194,9 +179,7 @@ async def test_a_bad_row_is_refused_by_name_beside_its_neighbours(
 
 
 async def test_bad_rows_of_columns_are_refused_and_bad_columns_refuse_all(boot: Boot) -> None:
-    host = boot(small_settings(message={"body_bytes_max": 2, "batch_messages_max": 3}))
-    await host.start()
-    client = await host.client()
+    _, client = await boot.connected(small_settings(message={"body_bytes_max": 2, "batch_messages_max": 3}))
     lengths = np.array([1, 3, 2], "<u4").tobytes()
     arguments = {"count": 3, "subject": "s", "bodies": b"abbbcc", "body_length": lengths}
     reply = await client.request("publish", arguments)
@@ -215,13 +198,13 @@ async def test_bad_rows_of_columns_are_refused_and_bad_columns_refuse_all(boot: 
 
 async def test_a_subject_of_other_nodes_is_refused_with_their_names_and_stores_nothing(boot: Boot) -> None:
     network, clock = FakeNetwork(), SimulatedClock()
-    node = boot(name="node", role=BROKER, network=network, clock=clock)
-    await node.start()
+    node = await boot.started(name="node", role=BROKER, network=network, clock=clock)
     groups = (GroupSettings("here"), GroupSettings("there", (NodeSettings("node:1"),)))
     routes = (RouteSettings("far.*", ("there",)), RouteSettings("*", ("here",)))
-    host = boot(small_settings(groups=groups, routes=routes), name="server", network=network, clock=clock)
-    server = await host.start()
-    client = await host.client()
+    host, client = await boot.connected(
+        small_settings(groups=groups, routes=routes), name="server", network=network, clock=clock
+    )
+    server = host.server
     names = len(server.parts.files.names)
     good, far = {"subject": "s", "body": "x"}, {"subject": "far.a", "body": "x"}
     refused, stored = await publish(client, far, good)
@@ -235,9 +218,7 @@ async def test_a_subject_of_other_nodes_is_refused_with_their_names_and_stores_n
 
 
 async def test_nothing_is_stored_without_room_and_all_goes_on_with_it(boot: Boot) -> None:
-    host = boot()
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected()
     await put(client, "before")
     host.disk.capacity_bytes = host.disk.used_bytes
     for _ in range(3):

@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 
 from store.logs.open_files import OpenFiles
-from tests.fakes.host import Host, faked_settings
-
-Boot = Callable[..., Host]
+from tests.fakes.host import Boot, faked_settings
 
 
 @pytest.mark.parametrize("within", [False, True])
@@ -18,9 +16,8 @@ Boot = Callable[..., Host]
 async def test_messages_that_are_retired_beside_a_redispatch_are_neither_an_error_nor_damage(
     boot: Boot, monkeypatch: pytest.MonkeyPatch, read: str, within: bool
 ) -> None:
-    host = boot(faked_settings())
-    server = await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
+    server = host.server
     due_ms = host.now_ms
     await client.put("m", due_ms)
     await host.until(lambda: host.fake().texts == ["m"])

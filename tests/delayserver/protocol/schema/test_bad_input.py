@@ -6,14 +6,12 @@ After a wanted change of a text take the answers from the message of the failed 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 from delayserver.protocol.errors import DelayServerError
-from tests.fakes.host import Host, small_settings
+from tests.fakes.host import Boot, Host, small_settings
 
-Boot = Callable[..., Host]
 RECORDED: Final = Path(__file__).with_name("bad_input.json")
 NAMES: Final = {"subject": "orders", "group": "shop"}
 VALUES: Final = [None, True, -2, 0, 1 << 63, 1.5, "x", "", "y" * 1025, [], [True], [-1], [1, 2], {"a": 1}]
@@ -69,7 +67,6 @@ async def answers(host: Host) -> dict[str, dict[str, str]]:
 
 
 async def test_bad_input_gets_the_recorded_answers(boot: Boot) -> None:
-    host = boot(small_settings())
-    await host.start()
+    host = await boot.started(small_settings())
     found = await answers(host)
     assert found == json.loads(RECORDED.read_text())

@@ -35,14 +35,13 @@ from tests.delayserver.recover import damaging
 from tests.delayserver.recover.checking.test_corruption_table import files
 from tests.delayserver.recover.directories import Made, copy, in_process
 from tests.delayserver.recover.mending.test_hard_nights import (
-    Boot,
     die_before_the_outcomes_of_a_drained_day_go,
     file_of_pending,
     findings_of,
     pending_of,
 )
 from tests.delayserver.recover.mending.test_hard_nights import rebuild as rebuild_directory
-from tests.fakes.host import faked_settings
+from tests.fakes.host import Boot, faked_settings
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -132,9 +131,7 @@ def test_rebuild_takes_nothing_from_the_torn_end_of_message_log(stopped: Made, t
 
 
 async def test_a_check_is_clean_beside_a_server_that_meets_a_new_subject_meanwhile(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     await client.put("m", host.now_ms + 3_600_000)
     await host.sleep_ms(3_000)
     findings, subjects = Findings(), set[str]()
@@ -236,9 +233,7 @@ def test_a_rebuild_that_fills_the_disk_gives_the_space_back(
 
 
 async def test_an_outcome_that_a_drain_left_in_two_files_is_exported_once(boot: Boot, tmp_path: Path) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     due_ms = host.now_ms - host.now_ms % DAY_MS + 3 * DAY_MS
     assert await client.cancel((await client.put("m", due_ms))["receipt"]) == ["cancelled"]
     await die_before_the_outcomes_of_a_drained_day_go(host)
@@ -275,9 +270,7 @@ async def test_a_damaged_minute_of_a_day_that_is_being_drained_is_restored(
             await trio.sleep(3_600)
         await step(self)
 
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     start_ms = host.now_ms - host.now_ms % DAY_MS + 3 * DAY_MS
     for number in range(6):
         await client.put(f"m{number}", start_ms + 5_000)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
@@ -26,9 +25,7 @@ from tests.delayserver.recover.checking.test_corruption_table import files
 from tests.delayserver.recover.directories import SMALL, Made, ServerProcess, copy, in_process
 from tests.delayserver.recover.mending.test_repair_rebuild import status_of
 from tests.fakes.disk import FakeDisk
-from tests.fakes.host import Host, faked_settings, small_settings
-
-Boot = Callable[..., Host]
+from tests.fakes.host import Boot, Host, faked_settings, small_settings
 
 
 def ends_here(*_arguments: object) -> NoReturn:
@@ -228,9 +225,7 @@ async def test_sequences_are_rebuilt_above_those_that_retention_removed(
 ) -> None:
     monkeypatch.setattr(identity, "BLOCK", 4)  # so that forty messages are what forty million are
     short = {"window_ms": 10_000, "retention_ms": 20_000, "message_log_segment_bytes": 4096}
-    host = boot(small_settings(storage=short | {"message_log_retention_ms": 5_000}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings(storage=short | {"message_log_retention_ms": 5_000}))
     far = (await client.put("far", host.now_ms + 3_600_000))["receipt"]
     ids: set[str] = set()
     last = 0
@@ -250,9 +245,7 @@ async def test_sequences_are_rebuilt_above_those_that_retention_removed(
 
 
 async def test_a_rebuilt_table_of_names_gives_no_code_of_a_consumer_group_to_another(boot: Boot) -> None:
-    host = boot(small_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(small_settings())
     await client.put("one", host.now_ms + 10)
     await host.sleep_ms(100)
     for group in ("g1", "g2", "g3"):
@@ -288,9 +281,7 @@ def test_names_that_a_table_lost_at_its_end_are_not_given_to_others(stopped: Mad
 
 
 async def test_after_a_rebuild_without_a_checkpoint_attempts_are_in_mind(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     await host.sleep_ms(20_000)
     receipt = (await client.put("m", host.now_ms + 1_000))["receipt"]
     fake = host.fake()
@@ -321,9 +312,7 @@ async def die_before_the_outcomes_of_a_drained_day_go(host: Host) -> None:
 
 
 async def test_a_check_of_a_range_is_clean_beside_outcomes_that_a_crash_left_of_a_drained_day(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     start_ms = host.now_ms - host.now_ms % DAY_MS + 3 * DAY_MS
     receipts = [(await client.put(f"m{m}", start_ms + 60_000 * m))["receipt"] for m in range(5)]
     assert await client.cancel(receipts[1]) == ["cancelled"]
@@ -333,9 +322,7 @@ async def test_a_check_of_a_range_is_clean_beside_outcomes_that_a_crash_left_of_
 
 
 async def test_retired_messages_that_message_log_still_has_are_counted_once_after_a_rebuild(boot: Boot) -> None:
-    host = boot(faked_settings(storage={"window_ms": 10_000, "retention_ms": 20_000}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(storage={"window_ms": 10_000, "retention_ms": 20_000}))
     for number in range(4):
         await client.put(f"m{number}", host.now_ms + 100)
     await client.put("later", host.now_ms + 3_600_000)
@@ -353,9 +340,7 @@ async def test_retired_messages_that_message_log_still_has_are_counted_once_afte
 
 
 async def test_a_check_is_clean_beside_a_server_whose_retention_takes_a_window_meanwhile(boot: Boot) -> None:
-    host = boot(faked_settings(storage={"window_ms": 10_000, "retention_ms": 20_000}))
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings(storage={"window_ms": 10_000, "retention_ms": 20_000}))
     for number in range(4):
         await client.put(f"m{number}", host.now_ms + 100)
         await host.sleep_ms(10_000)

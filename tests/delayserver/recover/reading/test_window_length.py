@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from delayserver.recover.reading.capture import capture
 from delayserver.recover.reading.findings import Findings
-from tests.fakes.host import Host, faked_settings
-
-Boot = Callable[..., Host]
+from tests.fakes.host import Boot, faked_settings
 
 
 async def test_the_length_of_windows_is_known_after_all_of_them_are_retired(boot: Boot) -> None:
-    host = boot(faked_settings(storage={"window_ms": 10_000, "retention_ms": 20_000}))
-    await host.start()
+    host = await boot.started(faked_settings(storage={"window_ms": 10_000, "retention_ms": 20_000}))
     await (await host.client()).put("m", host.now_ms + 3_000)
     await host.sleep_ms(120_000)
     await host.stop()

@@ -10,9 +10,7 @@ import pytest
 import trio
 
 from store.tables import checkpoint as checkpoint_file
-from tests.fakes.host import Host, faked_settings
-
-Boot = Callable[..., Host]
+from tests.fakes.host import Boot, Host, faked_settings
 
 
 @pytest.mark.parametrize("outcomes_wait", [False, True], ids=["nothing to write", "outcomes wait for room"])
@@ -20,9 +18,7 @@ Boot = Callable[..., Host]
 async def test_on_a_full_disk_attempts_stay_behind_a_durable_horizon(
     boot: Boot, outcomes_wait: bool, lives: int
 ) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     due_ms = host.now_ms + 100_000
     sent = await client.put("late", due_ms)
     if outcomes_wait:
@@ -30,8 +26,7 @@ async def test_on_a_full_disk_attempts_stay_behind_a_durable_horizon(
     await host.settled()
     await host.sleep_ms(1_000)
     for _ in range(1, lives):
-        await host.kill()
-        await host.start()
+        await host.restart_killed()
     host.disk.capacity_bytes = host.disk.used_bytes
     fake = host.fake()
     await host.until(lambda: sent["sequence"] in fake.stored, within_ms=101_000)
@@ -56,8 +51,7 @@ async def move_horizon(host: Host) -> None:
 
 
 async def test_the_horizon_is_written_over_the_last_checkpoint_and_changes_nothing_else(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
+    host = await boot.started(faked_settings())
     await (await host.client()).put("late", host.now_ms + 3_600_000)
     await host.settled()
     await host.sleep_ms(16_000)
@@ -76,8 +70,7 @@ async def test_the_horizon_is_written_over_the_last_checkpoint_and_changes_nothi
 
 
 async def test_a_checkpoint_that_was_begun_before_the_horizon_was_written_does_not_take_it_back(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
+    host = await boot.started(faked_settings())
     await host.sleep_ms(1_000)
     moved_us: list[int] = []
 
@@ -97,8 +90,7 @@ async def test_a_checkpoint_that_was_begun_before_the_horizon_was_written_does_n
 async def attempted_while_the_clock_was_ahead(boot: Boot, full: bool) -> tuple[Host, dict[str, Any]]:
     """A host that is down, and the message of its last attempt. The attempt was made while the clock was half an hour ahead,
     the process died before its answer came, and the clock is right again."""
-    host = boot(faked_settings())
-    await host.start()
+    host = await boot.started(faked_settings())
     fake = host.fake()
     fake.gate = trio.Event()
     sent = await (await host.client()).put("m", host.now_ms + 800_000)
@@ -142,9 +134,7 @@ async def test_an_attempt_while_the_clock_was_ahead_is_not_forgotten_with_the_ch
 
 
 async def test_after_the_loss_of_a_checkpoint_messages_due_behind_the_horizon_can_be_cancelled(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
     near, far = [(await client.put("m", host.now_ms + minutes * 60_000))["receipt"] for minutes in (5, 15)]
     await host.sleep_ms(1_000)
     await host.kill()
@@ -154,8 +144,7 @@ async def test_after_the_loss_of_a_checkpoint_messages_due_behind_the_horizon_ca
 
 
 async def test_a_clean_stop_forgets_that_the_clock_was_ahead(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
+    host = await boot.started(faked_settings())
     sent = await (await host.client()).put("m", host.now_ms + 3_600_000)
     host.clock.step(1_800_000)
     await host.sleep_ms(2_000)
@@ -163,6 +152,5 @@ async def test_a_clean_stop_forgets_that_the_clock_was_ahead(boot: Boot) -> None
     await host.stop()
     host.disk.remove("/data/checkpoint")
     await host.start()
-    await host.kill()
-    await host.start()
+    await host.restart_killed()
     assert await (await host.client()).cancel(sent["receipt"]) == ["cancelled"]

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from delayserver.load.turns import overdue_room
-from tests.fakes.host import Host, faked_settings, with_settings
+from tests.fakes.host import Boot, faked_settings, with_settings
 from wheel.keys import Key
-
-Boot = Callable[..., Host]
 
 
 async def test_rows_of_keys_give_way_to_the_load_they_wait_for_before_memory_is_short(boot: Boot) -> None:

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from delayserver.state.memory.group_rows import GroupRows
 from delayserver.state.memory.residency import Residency
-from tests.fakes.host import Host, faked_settings
+from tests.fakes.host import Boot, faked_settings
 from wheel.due_rows import DueRows
 from wheel.hashed_wheel import HashedWheel
 from wheel.keys import KEY_LOWEST, Key
 
-Boot = Callable[..., Host]
-
 
 async def with_a_queue(boot: Boot) -> tuple[Residency, GroupRows, DueRows]:
     """Memory with some rows that wait in a queue, and two of them."""
-    host = boot(faked_settings())
-    server = await host.start()
-    client = await host.client()
+    host, client = await boot.connected(faked_settings())
+    server = host.server
     host.fake().up = False
     await client.send(*[{"subject": "s", "body": "m", "due_ms": host.now_ms} for _ in range(20)])
     group = server.parts.groups.first.rows
