@@ -50,5 +50,7 @@ class Retired:
 
     def are(self, start_ms: int, sequence: I64) -> NDArray[np.bool_]:
         """Which of n messages of one window (of a whole day, or of a minute of it) were retired with it, bool[n]."""
+        if not self.has(start_ms):  # a message that was not found has the sequence 0
+            return np.zeros(len(sequence), dtype=bool)
         retired: NDArray[np.bool_] = sequence <= self.up_to(start_ms)
         return retired
