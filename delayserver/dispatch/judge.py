@@ -2,6 +2,9 @@
 
 A node works if it gave an answer of its own to at least one message. Rows that such a node did not take wait behind the
 others, so one message holds up no other. A node that took nothing gets a pause, and its rows go back to the front.
+
+A node may leave single messages of an answer unknown. They wait aside too, while only few messages of the server are
+unknown. When these are too many, the node gets a pause, and its unknown rows go to the front: no others come to them.
 """
 
 from __future__ import annotations
@@ -33,18 +36,20 @@ class Fate(IntEnum):
 @dataclass(frozen=True, slots=True)
 class Policy:
     """What the judge must know beside the rows. `node`: the number of the node that answered. `alone`: no other node can
-    have a message of this group. `idempotent`: see `Capabilities`. `dead_letter_attempts`: see the settings."""
+    have a message of this group. `idempotent`: see `Capabilities`. `dead_letter_attempts`: see the settings.
+    `unknown_full`: see `Attempted`."""
 
     node: int
     alone: bool
     idempotent: bool
     dead_letter_attempts: int
+    unknown_full: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """`fate`: Fate codes u8[n]. `unanswered`: True for rows that the node may have, bool[n]. `failed`: the node took nothing
-    and gets a pause. `complete`: the target has all rows."""
+    """`fate`: Fate codes u8[n]. `unanswered`: True for rows that the node may have, bool[n]. `failed`: the node gets
+    a pause. `complete`: the target has all rows."""
 
     fate: U8
     unanswered: NDArray[np.bool_]
@@ -83,7 +88,10 @@ def judge(rows: NDArray[Any], answer: Answer, policy: Policy) -> Judgement:
             np.full(len(rows), _DELIVERED, np.uint8), np.zeros(len(rows), bool), failed=False, complete=True
         )
     works = bool(_ANSWERED[codes].any())
-    fate = (_OF_NODE_THAT_WORKS if works else _OF_NODE_THAT_FAILS)[codes]
+    fate, unanswered = (_OF_NODE_THAT_WORKS if works else _OF_NODE_THAT_FAILS)[codes], _UNANSWERED[codes]
+    too_many = policy.unknown_full and bool(unanswered.any())
+    if too_many:
+        fate[unanswered] = Fate.AGAIN
     uncertain = rows["uncertain"] != 0
     if policy.dead_letter_attempts:
         # A message that may be delivered is never called a dead letter.
@@ -93,7 +101,7 @@ def judge(rows: NDArray[Any], answer: Answer, policy: Policy) -> Judgement:
     if not policy.alone:
         fate[(codes == RowAnswer.REJECTED) & elsewhere] = Fate.ASIDE
     complete = bool((fate == Fate.DELIVERED).all())
-    return Judgement(fate, _UNANSWERED[codes], failed=not works, complete=complete)
+    return Judgement(fate, unanswered, failed=not works or too_many, complete=complete)
 
 
 def unanswered_elsewhere(rows: NDArray[Any], policy: Policy) -> U32 | None:

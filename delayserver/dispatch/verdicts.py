@@ -69,6 +69,7 @@ class Verdicts:
             self._group.alone,
             node.capabilities.idempotent,
             self._settings.dead_letter_attempts,
+            self._attempted.full,
         )
 
     def dead(self, rows: DueRows, reason: str) -> None:

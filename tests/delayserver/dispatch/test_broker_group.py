@@ -15,6 +15,7 @@ import trio
 from delayserver.config.settings import DispatchSettings, GroupSettings, NodeSettings, RouteSettings
 from delayserver.dispatch.broker_node import Node, choose
 from delayserver.runtime.clock import SystemClock
+from delayserver.state.memory import attempted
 from delayserver.state.memory.node_health import NodeHealth
 from delayserver.targets.answer import Answer, RowAnswer
 from delayserver.targets.kinds import Capabilities
@@ -315,6 +316,31 @@ async def test_each_message_of_a_batch_may_have_an_answer_of_its_own(boot: Boot)
     outcomes = await client.lookup(*receipts)
     assert outcomes == ["delivered", "delivered", "delivered", "dead_lettered"]
     assert not host.server.parts.groups.first.nodes[0].health.failures_total
+    host.check_balance(pending=0)
+
+
+async def test_messages_that_a_node_leaves_unknown_one_by_one_are_a_bounded_number(
+    boot: Boot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempted, "UNKNOWN_ROWS_MAX", 20)
+    host = boot(faked_settings(dispatch=QUICK | {"batch_messages_max": 8, "workers": 2}))
+    await host.start()
+    client, node, known = await host.client(), host.fake("fake"), host.server.parts.opened.attempts.attempted
+
+    def every_other(batch: StoredBatch) -> Answer:
+        return Answer(np.where(batch.sequence % 2, RowAnswer.UNKNOWN, RowAnswer.STORED).astype(np.uint8), "it hung up")
+
+    node.answers = every_other
+    await put_many(client, 400, host.now_ms, "s")
+    most = 0
+    for _ in range(200):
+        await host.sleep_ms(50)
+        most = max(most, int(known.unknown(np.arange(2_000)).sum()))
+    assert 20 <= most <= 20 + 3 * 8, "the bound, and the batches that two workers and a probe had then"
+    node.answers = None
+    await host.until(lambda: len({*node.stored}) == 400, within_ms=60_000)
+    await host.sleep_ms(1_000)
+    assert not known.any_unknown
     host.check_balance(pending=0)
 
 

@@ -16,6 +16,7 @@ NODE, OTHER = 7, 8
 FOR_EVER = Policy(NODE, alone=False, idempotent=True, dead_letter_attempts=0)
 THREE_TIMES = Policy(NODE, alone=False, idempotent=True, dead_letter_attempts=3)
 ALONE = Policy(NODE, alone=True, idempotent=True, dead_letter_attempts=3)
+FULL = Policy(NODE, alone=False, idempotent=True, dead_letter_attempts=0, unknown_full=True)
 NO_KEYS = Policy(NODE, alone=True, idempotent=False, dead_letter_attempts=0)
 
 # The answers, the fates, and whether the node failed.
@@ -43,6 +44,26 @@ def test_an_answer_gives_each_row_its_fate(codes: list[int], fates: list[Fate], 
     assert judged.fate.tolist() == fates and judged.failed == failed
     assert judged.complete == (set(fates) == {DELIVERED})
     assert judged.unanswered.tolist() == [code in (UNKNOWN, 0, 99) for code in codes]
+
+
+# The same where too many messages are unknown already.
+ANSWERS_WHEN_FULL = {
+    "unknown rows go first, and the node gets a pause": (
+        [STORED, UNKNOWN, 0, REFUSED, FAILED],
+        [DELIVERED, AGAIN, AGAIN, ASIDE, ASIDE],
+        True,
+    ),
+    "an answer to every row is no failure": ([STORED, REFUSED, REJECTED], [DELIVERED, ASIDE, DEAD], False),
+    "all stored": ([STORED, DUPLICATE], [DELIVERED, DELIVERED], False),
+}
+
+
+@pytest.mark.parametrize(("codes", "fates", "failed"), ANSWERS_WHEN_FULL.values(), ids=ANSWERS_WHEN_FULL.keys())
+def test_a_node_that_leaves_too_many_messages_unknown_gets_a_pause(
+    codes: list[int], fates: list[Fate], failed: bool
+) -> None:
+    judged = judge(np.zeros(len(codes), ROW), Answer(np.array(codes, np.uint8)), FULL)
+    assert judged.fate.tolist() == fates and judged.failed == failed
 
 
 # An answer to one row: attempts, whether it is uncertain, and the node of its hand-over without an answer.
