@@ -1,5 +1,6 @@
 """Asks failing nodes of an idle group whether they are back. Messages are better probes, so a group that has some is left
-alone; without any, a node would count as down until the next message, and clients would keep away from it.
+alone; without any, a node would count as down until the next message, and clients would keep away from it. A node that
+cannot be asked (see `Capabilities`) counts as down until then: when its pause is over, the next message tries it.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ class NodeProbes:
             while True:
                 await self._clock.sleep_ms(PROBE_MS)
                 for node in group.nodes:
+                    if not node.capabilities.probes:
+                        continue
                     if group.is_idle and node.health.failures and node.health.weight and node not in asked:
                         asked.add(node)
                         nursery.start_soon(self._ask, group, node, asked)

@@ -19,7 +19,7 @@ def _read_address(text: str) -> str:
 EMBEDDED: Final = TargetKind(
     EMBEDDED_ADDRESS,
     lambda _address, _options: Capabilities(
-        consumable=True, here=True, keeps_keys=True, idempotent=True, windows_complete=True
+        consumable=True, here=True, keeps_keys=True, idempotent=True, windows_complete=True, probes=True
     ),
     lambda _address, _options, around: around.local,
     _read_address,

@@ -26,6 +26,8 @@ class Capabilities:
     """The node recognises a message that it was handed before. So a repeated delivery to it is no second copy."""
     windows_complete: bool = False
     """The node keeps keys of messages by schedule window, and wants to hear when it may forget them."""
+    probes: bool = False
+    """`Target.probe` shows whether the node is back. Without it only a message does, after the pause of the node."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -443,7 +443,9 @@ def _read_address(text: str) -> str:
 
 TCP: Final = TargetKind(
     "tcp",
-    lambda _address, _options: Capabilities(consumable=True, keeps_keys=True, idempotent=True, windows_complete=True),
+    lambda _address, _options: Capabilities(
+        consumable=True, keeps_keys=True, idempotent=True, windows_complete=True, probes=True
+    ),
     lambda address, _options, around: RemoteNode(
         address, around.identity, around.frame_bytes_max, around.connect, around.names
     ),

@@ -40,8 +40,10 @@ class Target(ABC):
 
         `uncertain`: an earlier attempt may have delivered some of these. Raises DeliveryError for the whole batch."""
 
-    async def probe(self) -> None:  # noqa: B027 - without a probe a node shows by messages that it is back
-        """Return if the target would take messages now, as far as that shows without any. Raises DeliveryError."""
+    async def probe(self) -> None:
+        """Return if the target would take messages now, as far as that shows without any. Raises DeliveryError. Only a
+        target with the capability `probes` is asked."""
+        raise DeliveryError("it shows only by messages whether it is back", known=True)
 
     async def windows_complete(self, windows_ms: Callable[[], list[int]]) -> None:  # noqa: B027 - see `Capabilities`
         """Nothing of these windows is to be delivered any more: the target may forget the keys of their messages.

@@ -48,6 +48,9 @@ class EmbeddedNode(Target):
             raise DeliveryError(str(error), known=False) from error
         return Answer(delivered.outcome)
 
+    async def probe(self) -> None:
+        """The broker is there as long as this process. Whether its disk has room only a message shows."""
+
     async def windows_complete(self, windows_ms: Callable[[], list[int]]) -> None:
         """Forget the keys of these windows. It cannot fail."""
         self._broker.core.window_complete(self._server_id, windows_ms())

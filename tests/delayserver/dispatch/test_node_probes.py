@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from delayserver.config.settings import GroupSettings, NodeSettings, RouteSettings
 from delayserver.front.front import BROKER
+from delayserver.targets.answer import Answer
+from delayserver.targets.kinds import Capabilities, TargetKind
+from delayserver.targets.registry import KINDS
+from delayserver.targets.target import DeliveryError, Target
+from store.records.batches import StoredBatch
 from tests.fakes.clock import SimulatedClock
 from tests.fakes.host import Boot, Client, fake_group, small_settings
 from tests.fakes.network import FakeNetwork
@@ -62,3 +69,43 @@ async def test_a_node_that_answers_and_refuses_messages_does_not_count_as_up(boo
     node.up = True
     await host.sleep_ms(2_000)
     assert (await states(client))["fake:1"] == "up"
+
+
+class Unasked(Target):
+    """A target of a kind that cannot be asked whether it is back."""
+
+    address = "unasked://x"
+
+    def __init__(self) -> None:
+        self.up = False
+        self.tried = 0
+
+    async def deliver(self, batch: StoredBatch, *, uncertain: bool) -> Answer:
+        self.tried += 1
+        if not self.up:
+            raise DeliveryError("it is down", known=True)
+        return Answer.stored(len(batch))
+
+
+async def test_only_a_message_shows_that_a_node_is_back_that_cannot_be_asked(
+    boot: Boot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, can = Unasked(), Capabilities(consumable=True)
+    monkeypatch.setitem(KINDS, "unasked", TargetKind("unasked", lambda *_: can, lambda *_: target))
+    group = GroupSettings("remote", (NodeSettings(target.address),))
+    host = boot(small_settings(groups=(group,), routes=ALL, dispatch=QUICK | {"dead_letter_attempts": 1}))
+    await host.start()
+    client = await host.client()
+    for number in range(3):
+        await client.put(f"{number}", host.now_ms)
+        await host.sleep_ms(1_000)
+    await host.settled()
+    host.check_balance(pending=0)
+    tried, failing = target.tried, (await states(client))[target.address]
+    assert tried == 3 and failing == "down", "a probe that always works would have ended this"
+    target.up = True
+    await host.sleep_ms(60_000)
+    assert (target.tried, (await states(client))[target.address]) == (tried, failing)
+    await client.put("after the pause", host.now_ms)
+    await host.sleep_ms(2_000)
+    assert (target.tried, (await states(client))[target.address]) == (tried + 1, "up")
