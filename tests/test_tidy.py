@@ -68,8 +68,8 @@ store.tables: store store.disk store.logs store.records
 .recover.checking: store store.disk store.indexes store.logs store.records store.tables .broker.files .protocol
     .recover.reading
 .state.positions: store.logs store.records .config .protocol .runtime .state.counts
-.broker.service: store store.disk store.logs store.records store.tables .broker .broker.actions .broker.files
-    .broker.filters .broker.queues .config .logs .protocol .runtime
+.broker.service: store store.disk store.records store.tables .broker .broker.actions .broker.files .broker.queues .config
+    .logs .protocol .runtime
 .targets.embedded: store store.records .broker.service .protocol .state.counts .targets
 .client: .client.asynchronous .client.blocking .client.calls .client.consuming .client.listening .client.values
     .protocol .protocol.schema
@@ -821,7 +821,6 @@ def test_an_assignment_to_an_attribute_of_another_object_is_found(code: str, cou
 
 # Where tests reach into private parts, because no public door shows the same or makes the same fault: each place says why.
 REACHES_OF_TESTS = """
-delayserver/broker/brokers.py: _state
 delayserver/broker/service/test_pulls.py: _actors
 delayserver/cli/demo/test_demo.py: _note _progress
 delayserver/client/both.py: _connection _core _waiters
@@ -839,7 +838,6 @@ failing/scenario.py: _ALLOW_DETERMINISTIC_SCHEDULING _r
 forked.py: _run_exitfuncs _shutdown
 ops/audit/evidence.py: _capture _evidence
 ops/torture/test_judging.py: _loop
-simulation/bounds.py: _state
 simulation/mistakes.py: _Moment _naming
 simulation/network.py: _closed
 simulation/run.py: _ALLOW_DETERMINISTIC_SCHEDULING _r

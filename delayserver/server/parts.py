@@ -409,8 +409,15 @@ class Parts:
             raise
         self._end_doubts(opened)
         self.broker_commit = BrokerCommit(self.broker, opened.believable, self._runtime)
-        self.broker_reads = BrokerReads(self.broker.reads, self._runtime)
-        self.pulls = PullService(self.broker, self.broker_reads, self._runtime, self._pacing.pulled_rows_max)
+        self.broker_reads = BrokerReads(self.broker.state.files.reads, self._runtime)
+        self.pulls = PullService(
+            self.broker.consuming,
+            self.broker.state.groups,
+            self.broker.state.limits,
+            self.broker_reads,
+            self._runtime,
+            self._pacing.pulled_rows_max,
+        )
         self.local_broker = LocalBroker(self.broker, self.broker_commit, self.broker_reads, self.pulls, self._runtime)
         self.publishing = Publishing(
             self.local_broker, opened.sequences, server_id, settings.storage, self.commit.storage_failed, self._runtime
@@ -454,9 +461,9 @@ class Parts:
 
     def _end_doubts(self, opened: Opened) -> None:
         """Finds out which redeliveries were written before the last process ended."""
-        start = self.broker.doubts_from
+        start = self.broker.in_doubt.first_offset()
         if start is not None:
-            self.broker.end_doubts(written_records(opened.files.log, start))
+            self.broker.in_doubt.settle(written_records(opened.files.log, start))
 
     def _build_decisions(self, opened: Opened) -> None:
         """Builds the parts that accept messages, and those that end messages before their delivery."""

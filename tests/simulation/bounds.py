@@ -86,12 +86,12 @@ class Bounds:
         yield "open dispatch files", opened.files.dispatch.open_file_count(), dispatch_files + FILES_IN_USE_MAX
         yield (
             "bytes in the broker's cache",
-            server.parts.broker._state.files.store.cache_bytes,
+            server.parts.broker.state.files.store.cache_bytes,
             settings.broker.cache_bytes_max,
         )
         if not host.clock.step_count:
             # What a clock that was ahead let the broker forget is counted again after a restart at the right time.
-            for group_of in server.parts.broker._state.groups.values():
+            for group_of in server.parts.broker.state.groups.values():
                 yield "bytes of redeliveries", group_of.redelivery_bytes, settings.broker.redelivery_bytes_max
         yield "waiting pulls", server.parts.pulls.waiting, min(settings.broker.waiting_pulls_max, self._clients)
         yield "connections", server.connections.open, settings.listen.connections_max

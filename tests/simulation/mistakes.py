@@ -15,6 +15,7 @@ import trio
 
 from delayserver.broker.actions import consuming, indexing, retries
 from delayserver.broker.actions.arrivals import Arrivals
+from delayserver.broker.actions.consuming import Consuming
 from delayserver.broker.actions.dead_letters import DeadLetters
 from delayserver.broker.actions.dead_queue import DeadQueue
 from delayserver.broker.actions.earlier_leases import EarlierLeases
@@ -32,7 +33,6 @@ from delayserver.broker.queues.key_order import WAITING, KeyOrder
 from delayserver.broker.queues.places import Places
 from delayserver.broker.service import publishing
 from delayserver.broker.service import recovery as broker_recovery
-from delayserver.broker.service.broker import Broker
 from delayserver.broker.service.commit import BrokerCommit
 from delayserver.broker.service.pulls import PullService
 from delayserver.client.values.timing import ServerClock
@@ -454,7 +454,7 @@ def read_skips_one() -> list[Change]:
 
 def filter_forgotten_by_a_restart() -> list[Change]:
     """A group whose filter is not there after a restart, so that it gets all messages."""
-    return [(Broker, "lacks_filter", lambda _: lambda _self, _subject, _group: False)]
+    return [(Consuming, "lacks_filter", lambda _: lambda _self, _key: False)]
 
 
 def match_passed_over() -> list[Change]:

@@ -480,7 +480,9 @@ class World:
             raise SimulationFailure(f"the server id changed from {self.model.server_id} to {server_id}")
         self.model.server_id = self.model.server_id or server_id
         if self.host.server is not None:
-            self.damage.check_reports([*self.host.server.damage.corruption, *self.host.server.parts.broker.damages])
+            self.damage.check_reports(
+                [*self.host.server.damage.corruption, *self.host.server.parts.broker.state.damages.texts]
+            )
         self._compare_files()
         await self._ask_for_all()
 

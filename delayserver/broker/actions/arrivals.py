@@ -30,7 +30,7 @@ from store.records.stored_rows import StoredRows
 
 class Published(NamedTuple):
     """Answer of `publish`: the positions of each batch's rows (i64[n] or a list), in the order in which they were given.
-    `arrived`: queues with new messages. The rows are durable once the broker's `synced_offset` has reached `end`."""
+    `arrived`: queues with new messages. The rows are durable once `BrokerStore.synced` has reached `end`."""
 
     positions: list[I64 | list[int]]
     arrived: list[QueueKey]
@@ -60,11 +60,19 @@ class Arrivals:
         self._runs = self._state.queues.runs_in_memory()
 
     def deliver(self, batch: StoredBatch, now_us: int) -> Delivered:
-        """See `Broker.deliver`."""
+        """Store a batch of one server. Its `position` column is not used. Every row gets an outcome.
+
+        A full disk refuses rows. Any other failure of the disk raises StoreError.
+        """
         return self._deliver(batch, np.full(len(batch), STORED, np.uint8), np.arange(len(batch)), now_us)
 
-    def deliver_uncertain(self, batch: StoredBatch, now_us: int, admit: Callable[[], object]) -> Steps[Delivered]:
-        """See `Broker.deliver_uncertain`."""
+    def deliver_uncertain(
+        self, batch: StoredBatch, now_us: int, admit: Callable[[], object] = lambda: None
+    ) -> Steps[Delivered]:
+        """`deliver` after an earlier attempt with some of these rows, whose result is not known. Rows that are stored
+        already are duplicates. To find them the store may have to be read.
+
+        `admit` is called in the step that stores them. It raises an error if the sender may deliver no more."""
         check = Presence(batch)
         self._checks.append(check)
         try:
@@ -118,7 +126,7 @@ class Arrivals:
         """Store a batch as one record; returns the queues that got messages. Raises DiskFullError (nothing stored)."""
         state = self._state
         batch, runs = grouped(batch)
-        queues = [state.queue(run.key) for run in runs]
+        queues = [state.queues.made(run.key) for run in runs]
         batch = batch.with_columns(position=positions_of(runs, [queue.end for queue in queues]))
         growth_bytes = state.files.store.growth_bytes(batch)
         if growth_bytes:
@@ -144,7 +152,12 @@ class Arrivals:
     def publish(
         self, batches: Sequence[StoredBatch | StoredRows], now_us: int, stored: Stored | None = None, *, durably: bool
     ) -> Published:
-        """See `Broker.publish`."""
+        """Store messages that this node made or took from clients: all of them or none. They have no window and no key,
+        so a repetition is not recognised. Their `position` is not used, their `sequence` rises within a batch, and their
+        `flags` have `FLAG_PUBLISHED`. With `durably` they are synced in this call, which must be small then.
+        `stored` is called as soon as the records are in the store, so that producers need not wait for the rest.
+
+        Raises DiskFullError (nothing stored), StoreError, SyncFailedError (final)."""
         state = self._state
         ends: dict[QueueKey, int] = {}
         placed: list[StoredBatch | StoredRows] = []
@@ -166,7 +179,7 @@ class Arrivals:
             stored(published)
         state.files.store.keep(entries)
         for (start, _, _), own, runs in zip(entries, placed, runs_of, strict=True):
-            queues = [state.queue(run.key) for run in runs]
+            queues = [state.queues.made(run.key) for run in runs]
             for run, queue in zip(runs, queues, strict=True):
                 queue.append(start, run.row_start, run.row_count)
             self.published += len(own)
@@ -227,7 +240,7 @@ class Arrivals:
         """Bound the index rows in memory, of each queue and of all together."""
         limits, blocks = self._state.limits, self._state.files.blocks
         self._runs += len(queues)
-        if self._state.capturing:  # for a fraction of a second; the next append spills
+        if self._state.queues.capturing:  # for a fraction of a second; the next append spills
             return
         for queue in queues:
             self._runs -= queue.spill_above(limits.queue_runs_max, blocks)
@@ -238,7 +251,7 @@ class Arrivals:
                     break
 
     def window_complete(self, server_id: int, windows_ms: list[int]) -> None:
-        """See `Broker.window_complete`."""
+        """A server declares that it will not hand off messages of these windows again. Drops their keys."""
         for window_ms in windows_ms:
             self._state.windows.complete((server_id, window_ms))
             self._known.forget((server_id, window_ms))

@@ -9,6 +9,7 @@ A pull passes over a bounded number of expired or unwanted messages in a step. T
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,10 +69,16 @@ class Extended:
 class Consuming:
     """Pull, ack and extend."""
 
-    def __init__(self, state: BrokerState) -> None:
+    def __init__(self, state: BrokerState, counted: Callable[[], object], ended: Callable[[], object]) -> None:
+        """`counted` is called when hand-outs wait for a sync, which may come later, `ended` when leases have ended because
+        their process did."""
         self._state = state
+        self._groups = state.groups
+        self._counted = counted
         self._selecting = Selecting(state)
-        self.earlier = EarlierLeases(state)
+        self._earlier = EarlierLeases(state, ended)
+        # Which messages of its subject a group gets. The others get all.
+        self._filters: dict[GroupKey, Filter] = {}
         self.pulled = 0
         self.acked = 0
         self._unfinished: set[GroupKey] = set()
@@ -83,13 +90,35 @@ class Consuming:
         max_bytes: int,
         now_us: int,
         lease_us: int,
-        ack_timeout_ms: int | None,
+        ack_timeout_ms: int | None = None,
         owner: int = 0,
     ) -> PulledBatch | None:
-        """See `Broker.pull`."""
+        """Hand out the messages that are there now, retries first; None if there are none.
+
+        The first pull makes the group. It starts at the earliest position kept, so a late group gets earlier messages.
+        A message that has expired at `now_us` is not handed out. It is done for the group and counted as expired.
+        So is one that the group's filter does not want, which is counted as filtered. The leases belong to `owner`, for
+        `Retries.end_leases_of`; 0: to nobody.
+        Raises ReadNeeded if the next message is not in memory, StoreError if the disk could not read it."""
+        try:
+            return self._pull(key, max_messages, max_bytes, now_us, lease_us, ack_timeout_ms, owner)
+        finally:
+            if self._state.notes.write_counts():  # before a consumer has them: it may take this process down
+                self._counted()
+
+    def _pull(
+        self,
+        key: GroupKey,
+        max_messages: int,
+        max_bytes: int,
+        now_us: int,
+        lease_us: int,
+        ack_timeout_ms: int | None,
+        owner: int,
+    ) -> PulledBatch | None:
         limits = self._state.limits
         timeout_ms = min(ack_timeout_ms or limits.ack_timeout_ms_default, limits.ack_timeout_ms_max)
-        group = self._state.group(key)
+        group = self._groups.made(key)
         for cursor in (group.main, group.retry):
             cursor.release(lease_us)
             cursor.begin_pull(owner)
@@ -123,20 +152,28 @@ class Consuming:
         return pulled
 
     def use_filter(self, key: GroupKey, wanted: Filter | None) -> None:
-        """See `Broker.use_filter`."""
+        """Set which messages of the subject a group gets from now on; None: all of them.
+
+        Messages that it was handed once come again whatever the filter says."""
         self._selecting.forget(key)
         if wanted is None:
-            self._state.filters.pop(key, None)
+            self._filters.pop(key, None)
         else:
-            self._state.filters[key] = wanted
+            self._filters[key] = wanted
+
+    def lacks_filter(self, key: GroupKey) -> bool:
+        """Whether `use_filter` must come before the group's next pull: its policy has a filter, and it was not set yet."""
+        policies = self._state.policies
+        return key in policies.rows and key not in self._filters and bool(policies.filter_text(key))
 
     def passes_over(self, key: GroupKey) -> bool:
-        """See `Broker.passes_over`."""
-        wanted = self._state.filters.get(key)
+        """Whether the newest messages of a subject are all that the group has not looked at, and its filter keeps all of
+        them from it. Then it has passed over them."""
+        wanted = self._filters.get(key)
         if wanted is None:
             return False
         queue = self._state.queues.get((key[0], 0))
-        group: ConsumerGroup | None = self._state.groups.get(key)
+        group = self._groups.get(key)
         if queue is None or group is None:
             return False
         run = queue.newest()
@@ -149,16 +186,17 @@ class Consuming:
         if rows is None or len(rows):
             return False
         group.main.hand_out(run.position, queue.end)
-        self._state.pass_over(key, [(run.position, queue.end)])
+        self._groups.pass_over(key, [(run.position, queue.end)])
         return True
 
     def is_unfinished(self, key: GroupKey) -> bool:
-        """See `Broker.is_unfinished`."""
+        """Whether the group's last pull found nothing but expired or filtered messages before it reached the bound of a
+        step."""
         return key in self._unfinished
 
     def waiting_rows(self, key: GroupKey) -> int:
-        """See `Broker.waiting_rows`."""
-        group = self._state.groups.get(key)
+        """How many messages wait for a group. Messages acked before a restart may be counted too."""
+        group = self._groups.get(key)
         rows = 0
         for retry in (True, False):
             queue = self._state.queues.get(key if retry else (key[0], 0))
@@ -198,7 +236,7 @@ class Consuming:
         may have the same order keys. Returns the read that must come before more can be taken."""
         needed: ReadPlan | None = None
         limits = self._state.limits
-        wanted = None if retry else self._state.filters.get(key)
+        wanted = None if retry else self._filters.get(key)
         held: Range = (cursor.next, cursor.next)
         while budget.messages > 0 and budget.may_look and cursor.has_room(limits.lease_ranges_max):
             room = budget.messages
@@ -276,7 +314,7 @@ class Consuming:
         given_back = run.store_offset < self._state.files.store.first
         if given_back and cut_removed(self._state, key if retry else (key[0], 0)):
             return cursor.next, cursor.next
-        wanted = None if retry or not cursor.must_ask(start) else self._state.filters.get(key)
+        wanted = None if retry or not cursor.must_ask(start) else self._filters.get(key)
         to_read = budget.wanted
         if wanted is not None:  # few of the messages that it reads are for the group
             to_read = (wanted.rows_at_most(self._state.limits.filter_step_ns), to_read[1])
@@ -322,7 +360,7 @@ class Consuming:
         else:
             cursor.hand_out(start, start + count)
         if rows is not None and len(rows) < count:
-            self._state.pass_over(key, gaps(start, rows, count), again=again)
+            self._groups.pass_over(key, gaps(start, rows, count), again=again)
         keys = _order_keys(batch, row, count)
         waiting, slots = _NO_ROWS, _NO_ROWS
         if keys is not None:
@@ -358,14 +396,14 @@ class Consuming:
         """End the leases of the first messages of a batch, whose first position is `start`, if they had their last attempt
         with an earlier process. Returns whether they had, and of how many of the first messages this is true."""
         positions = np.arange(start, start + len(batch))
-        last = self.earlier.last_attempts(key, retry, cursor, batch, positions, before)
+        last = self._earlier.last_attempts(key, retry, cursor, batch, positions, before)
         if last is None or not last[0]:
             count = len(batch) if last is None else int(np.argmax(last))
             return False, cursor.alike(start, start + count) - start
         count = int(np.argmin(last)) or len(last)
         if start >= cursor.next:
             cursor.hand_out(start, start + count)
-        self.earlier.end(key, cursor, batch.slice(0, count), positions[:count], before[:count])
+        self._earlier.end(key, cursor, batch.slice(0, count), positions[:count], before[:count])
         return True, count
 
     def _take_selected(
@@ -396,19 +434,19 @@ class Consuming:
         last = None
         if batch is not None and cursor.seen:
             rows = batch.slice(first, first + len(positions))
-            last = self.earlier.last_attempts(key, False, cursor, rows, positions, before)
+            last = self._earlier.last_attempts(key, False, cursor, rows, positions, before)
         if last is not None:  # these alone, or those before them
             count = (int(np.argmin(last)) or len(last)) if last[0] else int(np.argmax(last))
             stop = int(positions[count - 1]) + 1
             positions, before = positions[:count], before[:count]
         cursor.hand_out(start, stop)
         if len(positions) < stop - start:
-            self._state.pass_over(key, gaps(start, positions - start, stop - start))
+            self._groups.pass_over(key, gaps(start, positions - start, stop - start))
         if batch is None or not len(positions):
             return (start if budget.parts else stop), stop
         batch = batch.slice(first, first + len(positions))
         if last is not None and last[0]:
-            self.earlier.end(key, cursor, batch, positions, before)
+            self._earlier.end(key, cursor, batch, positions, before)
             budget.pass_over(len(positions), 0)
             return stop, stop
         return self._take_rows(
@@ -506,7 +544,7 @@ class Consuming:
     def _expire(self, key: GroupKey, retry: bool, cursor: Cursor, positions: I64) -> None:
         for low, high in ranges_of(positions):
             cursor.ack(low, high, high)
-            self._state.expired(key, retry, low, high)
+            self._groups.expired(key, retry, low, high)
 
     def _handed(self, key: GroupKey, retry: bool, positions: I64 | range, before: I64) -> None:
         """Note for the progress log that messages are handed out; `before`: how often each was before."""
@@ -518,7 +556,7 @@ class Consuming:
             self._state.notes.handed(key, retry, start, stop, times)
 
     def _leased(self, key: GroupKey, deadline_us: int) -> None:
-        self._state.deadlines.note(key, deadline_us)
+        self._groups.deadlines.note(key, deadline_us)
 
     def _take_free(
         self,
@@ -576,11 +614,13 @@ class Consuming:
             self._state.notes.acked(key, retry, low, high)
 
     def ack(self, key: GroupKey, deliveries: I64) -> Acked:
-        """See `Broker.ack`."""
+        """Ack deliveries (i64[n], any order). Answer the client after the next sync."""
         parts = split_deliveries(deliveries)
-        if key not in self._state.groups and not self._may_have_pulled(parts):
-            return Acked(0, len(deliveries))
-        group = self._state.group(key)
+        group = self._groups.get(key)
+        if group is None:
+            if not self._may_have_pulled(parts):
+                return Acked(0, len(deliveries))
+            group = self._groups.made(key)
         acked = 0
         for part in parts:
             cursor = group.cursor(part.retry)
@@ -599,8 +639,9 @@ class Consuming:
         return Acked(acked, len(deliveries) - acked)
 
     def extend(self, key: GroupKey, deliveries: I64, lease_us: int, timeout_ms: int, owner: int = 0) -> Extended:
-        """See `Broker.extend`."""
-        group: ConsumerGroup | None = self._state.groups.get(key)
+        """Let the leases of deliveries (i64[n], any order) end `timeout_ms` after `lease_us`, also those that would have
+        ended later. They belong to `owner` then. Leases are memory alone, so nothing of it is durable."""
+        group = self._groups.get(key)
         if group is None:
             return Extended(0, len(deliveries))
         extended, limits = 0, self._state.limits
@@ -616,14 +657,14 @@ class Consuming:
             positions = [np.arange(max(start, cursor.committed), min(stop, cursor.next)) for start, stop in ranges]
             extended += cursor.extend(np.concatenate([_NO_ROWS, *positions]), deadline_us, owner)
         if extended:
-            self._state.deadlines.note(key, deadline_us)
+            self._groups.deadlines.note(key, deadline_us)
         return Extended(extended, len(deliveries) - extended)
 
     def _may_have_pulled(self, parts: list[DeliveryRanges]) -> bool:
         """Whether an unknown group may have pulled before a crash that lost its row of the progress log."""
-        if len(self._state.groups) >= self._state.limits.groups_max:
+        if len(self._groups) >= self._state.limits.groups_max:
             return False
-        moves = self._state.moves % MOVES  # a group that was removed has fewer: its acks make no new one
+        moves = self._groups.moves % MOVES  # a group that was removed has fewer: its acks make no new one
         return any(part.moves == moves and part.lease_in(self._state.files.epoch - 1) is not None for part in parts)
 
     def _ack_limit(self, key: GroupKey, part: DeliveryRanges, cursor: Cursor) -> int:
@@ -634,7 +675,7 @@ class Consuming:
         if part.lease_in(self._state.files.epoch) is not None:
             return cursor.next
         if part.lease_in(self._state.files.epoch - 1) is not None:
-            return self._state.recovered_ends.end(key if part.retry else (key[0], 0))
+            return self._state.queues.recovered_end(key if part.retry else (key[0], 0))
         return 0
 
 

@@ -29,7 +29,7 @@ from delayserver.broker.actions.retries import GivenUp, RetryBatch, written_ids
 from delayserver.broker.actions.state import BrokerState
 from delayserver.broker.files.store import StoredColumns
 from delayserver.broker.queues.deliveries import has_moves, moves_mark, places_of, unpack_place, unpack_places
-from delayserver.broker.queues.groups import ConsumerGroup, Cursor, GroupKey
+from delayserver.broker.queues.groups import Cursor, GroupKey
 from delayserver.broker.queues.queue import QueueKey
 from delayserver.broker.queues.ranges import Range, ranges_of
 from store.records.batches import FLAG_DEAD_LETTER, FLAG_PUBLISHED, I64, U32, StoredBatch
@@ -132,7 +132,7 @@ class Burial:
     def __init__(self, batch: RetryBatch, state: BrokerState) -> None:
         self._batch = batch
         self._state = state
-        self._group: ConsumerGroup | None = state.groups.get((batch.subject, batch.group))
+        self._group = state.groups.get((batch.subject, batch.group))
         self._moves = None if self._group is None else self._group.main.moves
         self._row = 0
 
@@ -184,8 +184,15 @@ class DeadLetters:
         self._arrivals = arrivals
         self.stored = 0
 
+    def burial(self, batch: RetryBatch) -> Burial:
+        """The messages that a batch gives up, in parts for `bury` or `Retries.keep_unburied`, each in a step of its own."""
+        return Burial(batch, self._state)
+
     def bury(self, batch: RetryBatch, subject: str, group: str, first_sequence: int, now_us: int) -> list[QueueKey]:
-        """See `Broker.bury`."""
+        """Store the messages that a batch gives up as dead letters, and ack them; returns the queues that got messages.
+
+        `subject` and `group` are their names. The letters get sequences from `first_sequence` on. One sync makes letters
+        and acks durable. Raises DiskFullError (nothing changed; `Retries.keep_unburied` follows), StoreError."""
         state = self._state
         key = (batch.subject, batch.group)
         given_up = batch.given_up
@@ -197,7 +204,7 @@ class DeadLetters:
         store_offset = state.files.store.end
         arrived = self._arrivals.store_own(letters, now_us)
         state.letters.ack_is_behind(store_offset)
-        state.group((dead_subject, batch.group))
+        state.groups.made((dead_subject, batch.group))
         for retry, ranges in ((False, given_up.main), (True, given_up.retry)):
             for span in ranges:
                 for start, stop in state.groups[key].cursor(retry).settle(*span):
@@ -218,8 +225,7 @@ class DeadLetters:
         """The progress of a group in its dead-letter subject; of a new group, which is not kept, if there is none."""
         group = self._state.groups.get(key)
         if group is not None:
-            cursor: Cursor = group.main
-            return cursor
+            return group.main
         queue = self._state.queues.get((key[0], 0))
         return Cursor(0 if queue is None else queue.first)
 
@@ -241,12 +247,12 @@ def ack_originals(state: BrokerState, records: Iterable[StoredColumns]) -> None:
                 f"store offset {record.offset}: dead letters of an unknown group; their messages may come to it again"
             )
             continue
-        known: ConsumerGroup | None = state.groups.get(key)
+        known = state.groups.get(key)
         places = record.columns["window_ms"].tolist()
-        if not has_moves(places[0], state.moves if known is None else known.main.moves):
+        if not has_moves(places[0], state.groups.moves if known is None else known.main.moves):
             continue
-        group = state.group(key)
-        state.group((dead_subject, key[1]))
+        group = state.groups.made(key)
+        state.groups.made((dead_subject, key[1]))
         for packed in places:
             retry, position = unpack_place(packed)
             queue = state.queues.get(key if retry else (key[0], 0))

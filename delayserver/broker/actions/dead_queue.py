@@ -91,7 +91,7 @@ class DeadQueue:
         letters = self._read(key, ranges, count_max, bytes_max)
         if not len(letters):
             return Claim(key, letters, [])
-        cursor = self._state.group(key).main
+        cursor = self._state.groups.made(key).main
         return Claim(key, letters, [part for span in ranges_of(letters.positions) for part in cursor.claim(*span)])
 
     def settle(self, claim: Claim) -> None:
@@ -115,7 +115,7 @@ class DeadQueue:
             left -= count
             dropped.append((start, start + count))
         if dropped:
-            cursor = self._state.group(key).main
+            cursor = self._state.groups.made(key).main
             for span in dropped:
                 cursor.claim(*span)
             self._done(key, dropped)
@@ -123,7 +123,9 @@ class DeadQueue:
 
     def _done(self, key: GroupKey, ranges: Iterable[Range]) -> None:
         group = self._state.groups.get(key)
-        for span in ranges if group is not None else ():
+        if group is None:
+            return
+        for span in ranges:
             for start, stop in group.main.settle(*span):
                 self._state.notes.acked(key, False, start, stop)
 

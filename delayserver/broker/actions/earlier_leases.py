@@ -10,6 +10,8 @@ So no start has to read what a million leases hold.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,15 +28,10 @@ Mask = NDArray[np.bool_]
 class EarlierLeases:
     """Looks at messages before they are handed out."""
 
-    def __init__(self, state: BrokerState) -> None:
+    def __init__(self, state: BrokerState, ended: Callable[[], object]) -> None:
+        """`ended` is called when leases were ended. They are at the head of the line of ended leases."""
         self._state = state
-        # Whether leases were ended since this was last taken.
-        self._ended = False
-
-    def take_ended(self) -> bool:
-        """Whether leases were ended since the last call. They are at the head of the line of ended leases."""
-        ended, self._ended = self._ended, False
-        return ended
+        self._ended = ended
 
     def last_attempts(
         self, key: GroupKey, retry: bool, cursor: Cursor, batch: StoredBatch, positions: I64, before: I64
@@ -76,8 +73,8 @@ class EarlierLeases:
             slots = cursor.key_slots(batch.order_hash[keyed])
             cursor.add_keys(positions[keyed], slots, before[keyed] - 1, np.ones(len(keyed), bool), 0)
             cursor.join_keys()  # at once: the same pull takes no later ones of these keys
-        self._state.deadlines.note(key, 0)
-        self._ended = True
+        self._state.groups.deadlines.note(key, 0)
+        self._ended()
 
 
 def _firsts(cursor: Cursor, batch: StoredBatch) -> Mask:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from delayserver.broker.actions.state import BrokerState
-from delayserver.broker.queues.groups import ConsumerGroup, Cursor, GroupKey
+from delayserver.broker.queues.groups import Cursor, GroupKey
 from delayserver.broker.queues.queue import ConsumeQueue, QueueKey
 
 # Records with redeliveries of a group in which the oldest one is looked for: half a millisecond.
@@ -63,62 +63,66 @@ class GroupBacklog(NamedTuple):
     oldest_place: tuple[int, int, int, int]
 
 
-def group_keys(state: BrokerState, after: GroupKey, subject: int, count_max: int) -> list[GroupKey]:
-    """The first `count_max` keys behind `after`, in the order of the codes; of one subject if `subject` is not 0."""
-    if subject:
-        low, high = max(after, (subject, 0)), (subject, _CODE_MAX)
-    else:
-        low, high = after, (_CODE_MAX, 0)
-    keys = state.groups.irange(low, high, inclusive=(False, False))
-    return [key for _, key in zip(range(count_max), keys, strict=False)]
+class ConsumerGroupRows:
+    """Shows the state of groups. It changes nothing."""
 
+    def __init__(self, state: BrokerState) -> None:
+        self._state = state
 
-def group_backlogs(state: BrokerState, keys: Sequence[GroupKey]) -> Iterator[GroupBacklog]:
-    """The backlogs of those of these groups that are there. Needs no stored record, and wakes no queue."""
-    groups, end_of = state.groups, state.queues.end
-    for key in keys:
-        group: ConsumerGroup | None = groups.get(key)
+    def keys(self, after: GroupKey, subject: int, count_max: int) -> list[GroupKey]:
+        """The first `count_max` keys behind `after`, in the order of the codes; of one subject if `subject` is not 0."""
+        if subject:
+            low, high = max(after, (subject, 0)), (subject, _CODE_MAX)
+        else:
+            low, high = after, (_CODE_MAX, 0)
+        return list(islice(self._state.groups.between(low, high, inclusive=False), count_max))
+
+    def backlogs(self, keys: Sequence[GroupKey]) -> Iterator[GroupBacklog]:
+        """The backlogs of those of these groups that are there. Needs no stored record, and wakes no queue."""
+        group_of, end_of = self._state.groups.get, self._state.queues.end
+        for key in keys:
+            group = group_of(key)
+            if group is None:
+                continue
+            main, retry = group.main, group.retry
+            end, retry_end = end_of((key[0], 0)), end_of(key)
+            lag, leased, retrying = main.backlog(end)
+            retry_lag, retry_leased, retry_retrying = retry.backlog(retry_end)
+            place = (
+                main.committed if main.committed < end else -1,
+                retry.committed if retry.committed < retry_end else -1,
+                retry_end,
+                retry.acked.count(),
+            )
+            counts = (lag + retry_lag, leased + retry_leased, retrying + retry_retrying, group.waiting_keys())
+            yield GroupBacklog(key, *counts, place)
+
+    def row(self, key: GroupKey) -> GroupRow | None:
+        """The row of a group; None if there is no such group. Raises ReadNeeded, for `oldest_ms`."""
+        state = self._state
+        group = state.groups.get(key)
         if group is None:
-            continue
-        main, retry = group.main, group.retry
-        end, retry_end = end_of((key[0], 0)), end_of(key)
-        lag, leased, retrying = main.backlog(end)
-        retry_lag, retry_leased, retry_retrying = retry.backlog(retry_end)
-        place = (
-            main.committed if main.committed < end else -1,
-            retry.committed if retry.committed < retry_end else -1,
-            retry_end,
-            retry.acked.count(),
+            return None
+        end, retry_end = state.queues.end((key[0], 0)), state.queues.end(key)
+        (lag, leased, retrying), of_retries = group.main.backlog(end), group.retry.backlog(retry_end)
+        policy = state.policies.of(key)
+        parts = ((key[0], 0), group.main), (key, group.retry)
+        return GroupRow(
+            *key,
+            position=group.main.committed,
+            end=end if (key[0], 0) in state.queues else group.main.committed,
+            lag=lag + of_retries[0],
+            leased=leased + of_retries[1],
+            retrying=retrying + of_retries[2],
+            expired=group.expired,
+            filtered=group.filtered,
+            tags=policy.tags,
+            where=policy.where,
+            waiting_in_place=group.main.in_place() + group.retry.in_place(),
+            waiting_keys=group.waiting_keys(),
+            redelivery_bytes=group.redelivery_bytes,
+            oldest_ms=_oldest_ms(state, *parts),
         )
-        counts = (lag + retry_lag, leased + retry_leased, retrying + retry_retrying, group.waiting_keys())
-        yield GroupBacklog(key, *counts, place)
-
-
-def group_row(state: BrokerState, key: GroupKey) -> GroupRow | None:
-    """The row of a group; None if there is no such group. Raises ReadNeeded: it needs stored records, for `oldest_ms`."""
-    group: ConsumerGroup | None = state.groups.get(key)
-    if group is None:
-        return None
-    end, retry_end = state.queues.end((key[0], 0)), state.queues.end(key)
-    (lag, leased, retrying), of_retries = group.main.backlog(end), group.retry.backlog(retry_end)
-    policy = state.policies.of(key)
-    parts = ((key[0], 0), group.main), (key, group.retry)
-    return GroupRow(
-        *key,
-        position=group.main.committed,
-        end=end if (key[0], 0) in state.queues else group.main.committed,
-        lag=lag + of_retries[0],
-        leased=leased + of_retries[1],
-        retrying=retrying + of_retries[2],
-        expired=group.expired,
-        filtered=group.filtered,
-        tags=policy.tags,
-        where=policy.where,
-        waiting_in_place=group.main.in_place() + group.retry.in_place(),
-        waiting_keys=group.waiting_keys(),
-        redelivery_bytes=group.redelivery_bytes,
-        oldest_ms=_oldest_ms(state, *parts),
-    )
 
 
 def _oldest_ms(state: BrokerState, *parts: tuple[QueueKey, Cursor]) -> int | None:

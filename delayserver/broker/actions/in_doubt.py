@@ -14,6 +14,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from delayserver.broker.actions.dead_queue import Claim
 from delayserver.broker.actions.retries import RetryBatch, origins, written_ids
 from delayserver.broker.actions.state import BrokerState
 from delayserver.broker.queues.groups import Cursor, GroupKey
@@ -33,27 +34,33 @@ class InDoubt:
     def __init__(self, state: BrokerState) -> None:
         self._state = state
 
-    def begin(self, key: GroupKey, main: Iterable[Range], retry: Iterable[Range], offset: int) -> None:
-        """Records that replace these messages of a group are about to be written, at or behind this offset."""
+    def _begin(self, key: GroupKey, main: Iterable[Range], retry: Iterable[Range], offset: int) -> None:
         group = self._state.groups.get(key)
-        for of_retry, ranges in ((False, main), (True, retry)) if group is not None else ():
+        if group is None:
+            return
+        for of_retry, ranges in ((False, main), (True, retry)):
             cursor = group.cursor(of_retry)
             for span in ranges:
                 for place in cursor.begin_return(*span, offset):
                     self._state.notes.returning(key, of_retry, place)
 
     def begin_retry(self, batch: RetryBatch, offset: int) -> None:
-        """`begin` for a batch."""
-        self.begin((batch.subject, batch.group), batch.main, batch.retry, offset)
+        """The internal records of a batch are about to be written to message_log, at or behind this offset. They must not be
+        there before the next sync has ended."""
+        self._begin((batch.subject, batch.group), batch.main, batch.retry, offset)
+
+    def begin_resend(self, claim: Claim, offset: int) -> None:
+        """As `begin_retry`, for claimed dead letters."""
+        self._begin(claim.key, [(part.start, part.stop) for part in claim.parts], (), offset)
 
     def first_offset(self) -> int | None:
-        """From where on message_log has to be looked at; None if nothing is in doubt."""
+        """From which offset of message_log on records may stand that replace messages here; None if there are none."""
         offsets = [place.until_ms for _, _, cursor in self._cursors() for place in cursor.returning]
         return min(offsets, default=None)
 
     def settle(self, batches: Iterable[tuple[int, MessageBatch]]) -> None:
-        """Settle all that is in doubt. `batches`: all of message_log from `first_offset` on, with their offsets. Reads the
-        store at once; to be called before anything is handed out."""
+        """Ack the messages that such records replace, and only these. `batches`: all of message_log from `first_offset` on,
+        with their offsets. Reads the disk at once: to be called at a start, before anything is handed out."""
         groups = {key[1] for key, _, _ in self._cursors()}
         found: dict[Message, int] = {}
         for offset, batch in batches:

@@ -234,7 +234,7 @@ class TailIndex:
 
 @dataclass(frozen=True, slots=True)
 class IndexPlan:
-    """Making the index of one sealed segment, by `run` or by all of `steps`; then call `Broker.finish_index`."""
+    """Making the index of one sealed segment, by `run` or by all of `steps`; then call `Indexes.finish_index`."""
 
     fs: FileSystem
     segment: StoreSegment

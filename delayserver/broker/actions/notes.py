@@ -14,12 +14,14 @@ from delayserver.broker.files.progress import (
     RETURNING,
     TIMES_MAX,
     UNTIL,
+    ProgressLog,
     ProgressRows,
 )
 from delayserver.broker.queues.groups import Cursor, GroupKey
 from delayserver.broker.queues.places import Place
 from delayserver.broker.queues.ranges import Range
 from delayserver.broker.queues.seen import Count
+from store.errors import StoreError
 
 # From so many ranges on, they become rows in one step.
 _MANY = 16
@@ -33,7 +35,8 @@ class ProgressNotes:
     `ahead`: the log has acks of positions that the store lost. It must be replaced before new messages get these
     positions."""
 
-    def __init__(self) -> None:
+    def __init__(self, progress: ProgressLog) -> None:
+        self._progress = progress
         self.pending = ProgressRows()
         self.counts = ProgressRows()
         self.awaited = False
@@ -57,15 +60,24 @@ class ProgressNotes:
             self.awaited = True
         self._void_syncing = set()
 
-    def take_counts(self) -> ProgressRows:
-        """Take the rows about hand-outs, to be written at once."""
-        rows, self.counts = self.counts, ProgressRows()
-        return rows
+    @property
+    def counts_synced(self) -> bool:
+        """Whether a loss of power forgets no hand-out."""
+        return not len(self.counts) and self._progress.is_synced
 
-    def delay_counts(self, rows: ProgressRows) -> None:
-        """These rows about hand-outs could not be written. The next sync writes them, and those that follow meanwhile."""
-        self.pending.extend(rows)
-        self._void.add(None)
+    def write_counts(self) -> bool:
+        """Write the rows about hand-outs, without a sync. Where the disk refuses them, the next sync writes them, and those
+        that follow meanwhile. False if there were none."""
+        rows = self.counts
+        if not len(rows):
+            return False
+        self.counts = ProgressRows()
+        try:
+            self._progress.write(rows)
+        except StoreError:
+            self.pending.extend(rows)
+            self._void.add(None)
+        return True
 
     def _counts_of(self, key: GroupKey) -> list[ProgressRows]:
         """Where a row about a hand-out of a group goes."""

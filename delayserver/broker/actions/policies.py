@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from delayserver.broker.files.policies import PolicyRow, PolicyWrite
+from delayserver.broker.filters.filter import FilterText
 from delayserver.broker.limits import BrokerLimits
 from delayserver.broker.policy import DEFAULT_POLICY, GroupPolicy
 from delayserver.broker.queues.groups import GroupKey
@@ -35,6 +36,25 @@ class Policies:
         default = self.limits.redelivery
         return default if row is None else row.policy.redelivery(default, self.limits.delay_levels_ms)
 
+    def dead_subject(self, key: GroupKey) -> int:
+        """The code of the group's dead-letter subject; 0 if it has none yet."""
+        row = self.rows.get(key)
+        return 0 if row is None else row.dead_subject
+
+    def filter_text(self, key: GroupKey) -> FilterText:
+        """The filter of a group's policy."""
+        policy = self.of(key)
+        return FilterText(policy.tags, policy.where)
+
+    def filter_characters(self) -> int:
+        """How long the filters of all policies are together. O(policies)."""
+        policies = [row.policy for row in self.rows.values()]
+        return sum([len(policy.tags or "") + len(policy.where or "") for policy in policies])
+
+    def takes(self, key: GroupKey) -> bool:
+        """Whether there is room for a policy of this group: it has one, or there is room for one more."""
+        return key in self.rows or len(self.rows) < self.limits.groups_max
+
     def attempts_max(self, key: GroupKey) -> int:
         """After how many attempts a group's message becomes a dead letter; 0: never."""
         row = self.rows.get(key)
@@ -48,21 +68,21 @@ class Policies:
         """The groups of dead-letter subjects that gave the letters there up. O(policies)."""
         return {(row.dead_subject, key[1]) for key, row in self.rows.items() if row.dead_subject}
 
-    def write(self, key: GroupKey, row: PolicyRow) -> PolicyWrite:
-        """The table with a group's row set, to be written. `written` follows. A row without content goes."""
-        rows = {**self.rows, key: row}
-        if row == PolicyRow(DEFAULT_POLICY):
+    def write(self, key: GroupKey, policy: GroupPolicy, dead_subject: int) -> PolicyWrite:
+        """Capture a change of the table. Call its `run`, then `written`, before the next change. An empty row goes."""
+        rows = {**self.rows, key: PolicyRow(policy, dead_subject)}
+        if rows[key] == PolicyRow(DEFAULT_POLICY):
             del rows[key]
         return PolicyWrite(self.fs, self.directory, rows, self.server_id, self.damaged)
 
     def written(self, table: PolicyWrite) -> None:
-        """The table was written."""
+        """The table is durable: the policy applies from now on, also to messages that are being retried."""
         self.rows = table.rows
         self.damaged = False
 
 
 @dataclass(slots=True)
-class Letters:
+class LettersToSync:
     """Dead letters that matter to the next sync. `behind`: the store offset of the first one since the last sync was
     planned; the acks of their messages wait for the next one. `retired` counts letters that retention removed before they
     were sent again or dropped."""

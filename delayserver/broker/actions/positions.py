@@ -1,4 +1,4 @@
-"""Positions of consumer groups: bounds, seek, the start of a new group, removal, and reads without a group."""
+"""Positions of consumer groups: bounds, seek, the start of a new group, and reads without a group."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from delayserver.broker.actions.retention import cut_removed
 from delayserver.broker.actions.state import BrokerState
 from delayserver.broker.actions.time_search import search_time
 from delayserver.broker.pulled import PullBudget, PulledBatch
-from delayserver.broker.queues.groups import ConsumerGroup, GroupKey
+from delayserver.broker.queues.groups import GroupKey
 from delayserver.broker.queues.queue import QueueKey
 from delayserver.broker.queues.ranges import Range
 from delayserver.broker.reads import ReadNeeded, Steps
@@ -39,7 +39,7 @@ class Looked:
 
 
 class Positions:
-    """Moves groups, removes them, and reads a subject without one."""
+    """Moves groups, and reads a subject without one."""
 
     def __init__(self, state: BrokerState) -> None:
         self._state = state
@@ -47,10 +47,6 @@ class Positions:
     def bounds(self, subject: int) -> Range:
         """The first position kept of a subject, and the position of its next message."""
         return self._state.queues.bounds((subject, 0)) or (0, 0)
-
-    def has_group(self, key: GroupKey) -> bool:
-        """Whether the group exists."""
-        return key in self._state.groups
 
     def seek(self, key: GroupKey, position: int) -> None:
         """Let a group go on at a position within `bounds`. Durable after the next sync.
@@ -60,20 +56,16 @@ class Positions:
         first, end = self.bounds(key[0])
         assert first <= position <= end, f"a seek to {position}, outside {first} to {end}"
         _, retry_end = self._state.queues.bounds(key) or (0, 0)
-        self._state.move(key, position, retry_end)
+        self._state.groups.move(key, position, retry_end)
 
     def begin(self, key: GroupKey, position: int) -> None:
         """Make a group that begins at a position within `bounds`. Durable after the next sync."""
-        self._state.move(key, position, self._state.retry_first(key))
-
-    def remove(self, key: GroupKey) -> None:
-        """Remove a group that exists. Durable after the next sync. The messages in its retry queue go with it."""
-        self._state.remove_group(key)
+        self._state.groups.move(key, position, self._state.groups.removals.retry_first(key))
 
     def take_passed(self, key: GroupKey) -> Range | None:
         """Once for each time that retention removed messages which a lagging group had not acked: where the group goes on,
         and the end of its subject. A pull that waited then may have moved the group on already."""
-        group: ConsumerGroup | None = self._state.groups.get(key)
+        group = self._state.groups.get(key)
         if group is None or not (group.main.passed or group.retry.passed):
             return None
         for retry, cursor in ((False, group.main), (True, group.retry)):

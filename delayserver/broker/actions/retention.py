@@ -14,9 +14,10 @@ from contextlib import suppress
 
 import numpy as np
 
+from delayserver.broker.actions.group_table import GroupTable
 from delayserver.broker.actions.state import BrokerState
 from delayserver.broker.files.store_index import index_path
-from delayserver.broker.queues.groups import ConsumerGroup, GroupKey
+from delayserver.broker.queues.groups import GroupKey
 from delayserver.broker.queues.queue import ConsumeQueue, QueueKey, SpilledBlock
 from delayserver.broker.queues.queue_columns import QueueColumns
 from store.errors import StoreError
@@ -59,7 +60,7 @@ def retirable(state: BrokerState, now_us: int, latest_us: int) -> int:
         if offset is not None:
             below = min(below, max(offset, passed if known is not None else abandoned))
     below = min(below, max(_lowest_unconsumed(asleep, consumed), abandoned))
-    for key in letter_groups & state.groups.keys():
+    for key in [key for key in letter_groups if key in state.groups]:
         letters = state.queues.get((key[0], 0))
         offset = None if letters is None else letters.store_offset_of(state.groups[key].main.committed)
         if offset is not None:
@@ -103,7 +104,7 @@ def _older_than(state: BrokerState, age_ms: int, now_us: int) -> int:
     return below
 
 
-def _lowest_committed(groups: dict[GroupKey, ConsumerGroup], letter_groups: set[GroupKey]) -> dict[QueueKey, int]:
+def _lowest_committed(groups: GroupTable, letter_groups: set[GroupKey]) -> dict[QueueKey, int]:
     """The committed position of the slowest group of every queue. A group does not hold its dead letters in this way: the
     rest of their queue counts as taken then."""
     lowest: dict[QueueKey, int] = {}
@@ -159,7 +160,7 @@ def cut_removed(state: BrokerState, key: QueueKey) -> bool:
     queue.cut(below, state.files.blocks.read(queue.blocks[0].block_offset))
     if queue.first == before:
         return False
-    _move_groups_up(state, state.groups.irange(key, key if key[1] else (key[0] + 1, -1)))
+    _move_groups_up(state, state.groups.between(key, key if key[1] else (key[0] + 1, -1), inclusive=True))
     return True
 
 

@@ -109,10 +109,10 @@ class RetryBatch:
     """Internal records for the server to append to its message_log, and the deliveries that they replace.
 
     `messages` has sequence 0 on every row: the server assigns it. It is None if there is no record to append.
-    The server calls `settle_retry` once the records are durable, and `abandon_retry` if it could not append them.
+    The server calls `Retries.settle` once the records are durable, and `Retries.abandon` if it could not append them.
     `main` and `retry` are the deliveries' ranges in the two queues. `unknown` counts deliveries that were not leased,
     `expired` those whose message has expired and does not come again. `given_up` messages do not come again either:
-    `bury` or `keep_unburied` is called for them, before the others are settled.
+    `DeadLetters.bury` or `Retries.keep_unburied` is called for them, before the others are settled.
     The records take `kept_bytes` of disk from `written_ms` on. `rest`, as `main` and `retry`: a nack had no room for these
     deliveries. They stay leased, for another nack once this batch is settled.
     """
@@ -199,6 +199,7 @@ class Retries:
 
     def __init__(self, state: BrokerState) -> None:
         self._state = state
+        self._groups = state.groups
         # Groups whose ended leases are being gathered.
         self._ending: set[GroupKey] = set()
         self._reasons: deque[_Unburied] = deque(maxlen=_REASONS_KEPT_MAX)
@@ -213,8 +214,13 @@ class Retries:
         lease_us: int,
         failure: Failure | None = None,
     ) -> Steps[RetryBatch]:
-        """See `Broker.nack`."""
-        group = self._state.groups.get(key)
+        """Take leased deliveries (i64[n]) back. They become internal records for this group, due in `delay_ms`.
+        If it is None, they are due after the pauses of the redelivery policy.
+
+        Beyond the group's bound of bytes they wait in their place instead. A message that would come again at or behind
+        its expiry is done for the group and counted as expired. With a `failure`, messages that had the last attempt of
+        the group's policy are given up."""
+        group = self._groups.get(key)
         if group is None:
             return RetryBatch(*key, None, (), (), len(deliveries))
         found: Found = ([], [])
@@ -229,13 +235,16 @@ class Retries:
         return (yield from self._batch(key, found, _Moment(now_us, lease_us, delay_ms, failure), unknown))
 
     def expired(self, now_us: int, lease_us: int, limit: int) -> list[Steps[RetryBatch]]:
-        """See `Broker.expired_leases`."""
+        """Take back about `limit` deliveries whose ack timeout has passed, as one call a group. All must be carried out.
+
+        They are due after the pauses of the redelivery policy. After a batch without messages the group may have
+        messages that can be pulled again from their place."""
         calls: list[Steps[RetryBatch]] = []
-        deadlines = self._state.deadlines
+        deadlines = self._groups.deadlines
         while limit > 0 and (first := deadlines.first(self._deadline_us)) is not None and first[0] <= lease_us:
             key = first[1]
             deadlines.forget(key)
-            group = self._state.groups[key]
+            group = self._groups[key]
             for cursor in (group.main, group.retry):
                 cursor.release(lease_us)
             found = (group.main.expired(lease_us, limit), group.retry.expired(lease_us, limit))
@@ -246,8 +255,12 @@ class Retries:
         return calls
 
     def end_leases_of(self, key: GroupKey, owners: set[int], now_us: int, lease_us: int) -> Steps[RetryBatch] | None:
-        """See `Broker.end_leases_of`."""
-        group = self._state.groups.get(key)
+        """Take back the deliveries of a group whose leases belong to these owners, which are gone; None if there are none.
+        The call must be carried out.
+
+        A message comes again at once the first time. Later it waits for the pauses of the redelivery policy, as if it had
+        had one attempt less. The attempt counts, because a consumer may have had the message."""
+        group = self._groups.get(key)
         if group is None:
             return None
         found = self._recall(key, group, (group.main.end_leases_of(owners), group.retry.end_leases_of(owners)))
@@ -259,8 +272,10 @@ class Retries:
     def skip(
         self, key: GroupKey, main: I64, retry: I64, failure: Failure, now_us: int, lease_us: int
     ) -> Steps[RetryBatch]:
-        """See `Broker.skip_keys`."""
-        group = self._state.groups.get(key)
+        """Give up those of the messages at these positions, i64[n] each, for which an order key waits. The group must have a
+        dead-letter subject. The call must be carried out, and goes on as after a nack. A consumer that has one loses its
+        lease."""
+        group = self._groups.get(key)
         if group is None:
             return RetryBatch(*key, None, (), ())
         found = (group.main.fail_heads(main), group.retry.fail_heads(retry))
@@ -281,22 +296,22 @@ class Retries:
     def _ended(self, key: GroupKey, found: Found, moment: _Moment) -> Steps[RetryBatch]:
         """Gather a group's ended leases. Meanwhile no other leases of the group end."""
         try:
-            if key not in self._state.groups:  # it was removed before this began
+            if key not in self._groups:  # it was removed before this began
                 return RetryBatch(*key, None, (), ())
             return (yield from self._batch(key, found, moment, 0))
         finally:
             self._ending.discard(key)
             deadline_us = self._deadline_us(key)
             if deadline_us is not None:  # its remaining leases come after those of all other groups
-                self._state.deadlines.note(key, deadline_us)
+                self._groups.deadlines.note(key, deadline_us)
 
     def next_deadline_us(self) -> int | None:
-        """See `Broker.next_lease_deadline_us`."""
-        first = self._state.deadlines.first(self._deadline_us)
+        """When `expired` has work, by the clock of `lease_us`; None while no message is leased or waits."""
+        first = self._groups.deadlines.first(self._deadline_us)
         return None if first is None else first[0]
 
     def _deadline_us(self, key: GroupKey) -> int | None:
-        group = self._state.groups.get(key)
+        group = self._groups.get(key)
         if group is None or key in self._ending:
             return None
         deadlines = [cursor.next_deadline_us() for cursor in (group.main, group.retry)]
@@ -306,14 +321,14 @@ class Retries:
         """Gather the messages of the ranges, up to the bound of bytes of a step. The rest of a nack stays leased until its
         delay and another ack timeout have passed, and the rest of ended leases ends in the next step. If the call is given
         up or the disk fails, all stay leased for another ack timeout."""
-        kept, now_ms = self._state.kept(key), moment.now_us // 1000
+        kept, now_ms = self._groups.kept(key), moment.now_us // 1000
         kept.forget(now_ms)
         limits = self._state.limits
         gathered = _Gathered(limits.retry_bytes_max, limits.redelivery_bytes_max, kept)
         attempts_max = self._state.policies.attempts_max(key) if moment.failure is not None else 0
         done: Found = ([], [])
         rest: Found = ([], [])
-        group = self._state.groups[key]
+        group = self._groups[key]
         finished = False
         later_us = moment.lease_us + limits.ack_timeout_ms_default * 1000
         rest_us = max(later_us, moment.lease_us + (moment.delay_ms or 0) * 1000)
@@ -368,7 +383,7 @@ class Retries:
         """Lease the positions of a range that are still being retried."""
         for start, stop in cursor.retrying.common(*span):
             cursor.abandon(start, stop, deadline_us)
-            self._state.deadlines.note(key, deadline_us)
+            self._groups.deadlines.note(key, deadline_us)
 
     def _gather(
         self,
@@ -459,7 +474,7 @@ class Retries:
 
     def _is_current(self, key: GroupKey, retry: bool, cursor: Cursor) -> bool:
         """Whether the group still has this cursor."""
-        group = self._state.groups.get(key)
+        group = self._groups.get(key)
         return group is not None and group.cursor(retry) is cursor
 
     def _give_up(
@@ -486,20 +501,21 @@ class Retries:
         return default
 
     def keep_unburied(self, batch: RetryBatch, lease_us: int) -> None:
-        """See `Broker.keep_unburied`."""
+        """The messages that a batch gives up could not be stored. They stay leased for another ack timeout, and are
+        given up then."""
         given_up = batch.given_up
         assert given_up is not None
         key = (batch.subject, batch.group)
         deadline_us = lease_us + self._state.limits.ack_timeout_ms_default * 1000
         known = dict.fromkeys([unburied for unburied in self._reasons if not unburied.is_over()])
         for retry, ranges in ((False, given_up.main), (True, given_up.retry)):
-            cursor = self._state.groups[key].cursor(retry)
+            cursor = self._groups[key].cursor(retry)
             for span, failure in given_up.failures_of(retry):
                 parts = cursor.retrying.common(*span)
                 known |= dict.fromkeys([_Unburied(cursor, cursor.moves, part, failure) for part in parts])
             for start, stop in ranges:
                 cursor.abandon(start, stop, deadline_us)
-                self._state.deadlines.note(key, deadline_us)
+                self._groups.deadlines.note(key, deadline_us)
         self._reasons = deque(known, _REASONS_KEPT_MAX)
 
     def _pause_keys(
@@ -514,7 +530,7 @@ class Retries:
         until_us = moment.lease_us + np.maximum(due_ms * 1000 - moment.now_us, 0)
         for place in cursor.pause(positions, until_us, moment.now_us, alone=moment.failure is not None):
             self._state.notes.counted(key, retry, *place[:3])
-        self._state.deadlines.note(key, int(until_us.min()))
+        self._groups.deadlines.note(key, int(until_us.min()))
 
     def _wait_in_place(
         self,
@@ -535,17 +551,17 @@ class Retries:
             place = Place(start, stop, int(times[first]), WAITING, until_us, until_ms)
             cursor.wait_in_place(place)
             self._state.notes.in_place(key, retry, place)
-            self._state.deadlines.note(key, until_us)
+            self._groups.deadlines.note(key, until_us)
 
     def _expire(self, key: GroupKey, retry: bool, cursor: Cursor, positions: I64) -> None:
         for start, stop in ranges_of(positions):
             cursor.settle(start, stop)
-            self._state.expired(key, retry, start, stop)
+            self._groups.expired(key, retry, start, stop)
 
     def settle(self, batch: RetryBatch) -> None:
-        """See `Broker.settle_retry`."""
+        """The internal records of the batch are durable in the message_log. Counts the deliveries as acked."""
         key = (batch.subject, batch.group)
-        group = self._state.groups.get(key)
+        group = self._groups.get(key)
         if group is None:  # it was removed meanwhile
             return
         for retry, ranges in ((False, batch.main), (True, batch.retry)):
@@ -553,23 +569,23 @@ class Retries:
                 for start, stop in group.cursor(retry).settle(*span):
                     self._state.notes.acked(key, retry, start, stop)
         if batch.kept_bytes:
-            self._state.kept(key).end(batch.kept_bytes)
-            self._state.kept(key).add(batch.written_ms, batch.kept_bytes)
+            self._groups.kept(key).end(batch.kept_bytes)
+            self._groups.kept(key).add(batch.written_ms, batch.kept_bytes)
             self._state.notes.wrote_redeliveries(key, batch.written_ms, batch.kept_bytes)
 
     def abandon(self, batch: RetryBatch, lease_us: int) -> None:
-        """See `Broker.abandon_retry`."""
+        """The internal records could not be made durable. Leases the deliveries for another ack timeout."""
         deadline_us = lease_us + self._state.limits.ack_timeout_ms_default * 1000
         key = (batch.subject, batch.group)
-        group = self._state.groups.get(key)
+        group = self._groups.get(key)
         if group is None:  # it was removed meanwhile
             return
         if batch.kept_bytes:
-            self._state.kept(key).end(batch.kept_bytes)
+            self._groups.kept(key).end(batch.kept_bytes)
         for retry, ranges in ((False, batch.main), (True, batch.retry)):
             for start, stop in ranges:
                 if group.cursor(retry).abandon(start, stop, deadline_us):
-                    self._state.deadlines.note(key, deadline_us)
+                    self._groups.deadlines.note(key, deadline_us)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import numpy as np
 from delayserver.broker.actions.retries import Failure, Retries, RetryBatch
 from delayserver.broker.actions.state import BrokerState
 from delayserver.broker.queues.deliveries import pack_place, unpack_places
-from delayserver.broker.queues.groups import ConsumerGroup, GroupKey
+from delayserver.broker.queues.groups import GroupKey
 from delayserver.broker.queues.key_order import BLOCKED, WAITING, WaitingHeads
 from delayserver.broker.reads import ReadNeeded, Steps
 from store.records.batches import I64, StoredBatch
@@ -93,20 +93,19 @@ class WaitingKeys:
         return (places if wanted is None else places[np.isin(places, wanted)])[:count_max]
 
     def skip(self, key: GroupKey, places: I64, failure: Failure, now_us: int, lease_us: int) -> Steps[RetryBatch]:
-        """See `Broker.skip_keys`."""
+        """Give up those of these messages at places (i64[n]); see `Retries.skip`."""
         return self._retries.skip(key, *unpack_places(places), failure, now_us, lease_us)
 
     def end_pauses(self, key: GroupKey, places: I64, lease_us: int) -> int:
-        """See `Broker.retry_keys`."""
+        """End the pauses of those of these messages at places (i64[n]), so that a pull brings them. Returns how many."""
         group = self._state.groups.get(key)
         if group is None:
             return 0
         main, retry = unpack_places(places)
-        ended: int = group.main.end_pauses(main, lease_us) + group.retry.end_pauses(retry, lease_us)
-        return ended
+        return group.main.end_pauses(main, lease_us) + group.retry.end_pauses(retry, lease_us)
 
     def _heads(self, key: GroupKey) -> list[tuple[bool, WaitingHeads]]:
-        group: ConsumerGroup | None = self._state.groups.get(key)
+        group = self._state.groups.get(key)
         if group is None:
             return []
         heads = ((False, group.main.waiting_heads()), (True, group.retry.waiting_heads()))

@@ -9,6 +9,7 @@ from delayserver.broker.files.store import BrokerStore
 from delayserver.broker.queues.run_blocks import RunBlocks
 from delayserver.broker.reads import Reads
 from store.disk.filesystem import FileSystem
+from store.logs.message_log import MessageLog
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,3 +28,14 @@ class BrokerFiles:
     progress: ProgressLog
     reads: Reads
     segment_newest_us: dict[int, int]
+
+    @property
+    def logs(self) -> tuple[MessageLog, MessageLog]:
+        """The rolling logs of the store and of the index, whose next segments are made beside."""
+        return self.store.log, self.blocks.log
+
+
+def close_files(files: BrokerFiles) -> None:
+    """Close the files without making anything durable."""
+    for file in (files.store, files.blocks, files.progress):
+        file.close()

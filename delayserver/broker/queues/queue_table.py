@@ -33,6 +33,9 @@ class QueueTable:
         # Of the queues at rest those that are not awake.
         self._asleep: Bools = np.ones(len(self._resting), bool)
         self._asleep_count = len(self._resting)
+        self._at_start = RecoveredEnds()
+        # A checkpoint copies the queues in steps, so none of them may spill.
+        self.capturing = False
 
     def __len__(self) -> int:
         return len(self._awake) + self._asleep_count
@@ -54,6 +57,11 @@ class QueueTable:
         if queue is None:
             raise KeyError(key)
         return queue
+
+    def made(self, key: QueueKey) -> ConsumeQueue:
+        """The queue; an empty one is made if there is none."""
+        queue = self.get(key)
+        return self.add(key, ConsumeQueue()) if queue is None else queue
 
     def add(self, key: QueueKey, queue: ConsumeQueue) -> ConsumeQueue:
         """Add a queue that is not there; returns it."""
@@ -140,15 +148,24 @@ class QueueTable:
         lowest = min(offsets)
         return None if lowest == 1 << 62 else lowest
 
-    def ends(self) -> RecoveredEnds:
-        """The present ends of all queues, kept."""
-        return RecoveredEnds(self._resting, {key: queue.end for key, queue in self._awake.items()})
+    def keep_ends(self) -> None:
+        """A start has read all files: keep the present ends of all queues."""
+        self._at_start = RecoveredEnds(self._resting, {key: queue.end for key, queue in self._awake.items()})
+
+    def recovered_end(self, key: QueueKey) -> int:
+        """The end of a queue at the start; 0 if there was none."""
+        return self._at_start.end(key)
 
     # A checkpoint
 
     def capture(self) -> QueueCapture:
-        """Begin to copy the queues. `retire` must not be called before the end."""
+        """Begin to copy the queues. `retire` must not be called before `end_capture`."""
+        self.capturing = True
         return QueueCapture(self._resting, self._asleep.copy(), list(self._awake.items()))
+
+    def end_capture(self) -> None:
+        """The queues are copied, or the checkpoint is given up."""
+        self.capturing = False
 
     def rest(self, captured: CapturedQueues) -> Iterator[None]:
         """Put the queues to rest that are as a capture found them. A pause may follow each step."""

@@ -38,6 +38,10 @@ class BrokerCommit:
     def __init__(self, broker: Broker, believable: BelievableClock, runtime: Runtime) -> None:
         """`believable` is the clock of retention."""
         self._broker = broker
+        self._durability = broker.durability
+        self._retention = broker.retention
+        self._files = broker.state.files
+        self._notes = broker.state.notes
         self._clock = runtime.clock
         self._believable = believable
         self._workers = runtime.workers
@@ -49,7 +53,7 @@ class BrokerCommit:
         self._grown = Bell()
         self._closing = False
         self._closed = False
-        self._maker = SegmentMaker(broker.room, runtime)
+        self._maker = SegmentMaker(broker.state.room, runtime)
         # Whether the event loop may wait for a small sync of the store itself.
         self.pace = DiskPace()
 
@@ -60,7 +64,7 @@ class BrokerCommit:
         """
         if self._failure is not None:
             raise SyncFailedError("an earlier sync of the broker failed; restart to recover") from self._failure
-        if not self._broker.needs_sync() and not self._broker.syncing:
+        if not self._durability.needs_sync() and not self._durability.syncing:
             return
         group = self._gathering
         self._work.set()
@@ -75,7 +79,7 @@ class BrokerCommit:
         try:
             await self.durable()
         except DiskFullError:
-            if self._broker.synced_offset < end:
+            if self._files.store.synced < end:
                 raise
 
     def when_stored(self, end: int, done: Stored) -> None:
@@ -116,10 +120,10 @@ class BrokerCommit:
                 group.fail(SyncFailedError("the broker's sync failed; restart to recover"))
                 raise
             finally:
-                group.end(self._broker.synced_offset)
+                group.end(self._files.store.synced)
                 if self._failure is not None:
                     self._gathering.fail(group.failure)
-                    self._gathering.end(self._broker.synced_offset)
+                    self._gathering.end(self._files.store.synced)
 
     async def run_upkeep(self) -> None:
         """Every few seconds, write a checkpoint if one is due, and apply retention. A full disk delays both."""
@@ -136,7 +140,7 @@ class BrokerCommit:
             await self._broker.counted.rung()
             self._broker.counted.hush()
             await self._clock.sleep_ms(COUNTS_MS)
-            if not self._closing and not self._broker.counts_synced:
+            if not self._closing and not self._notes.counts_synced:
                 self.soon()
 
     async def run_ahead(self) -> None:
@@ -144,7 +148,7 @@ class BrokerCommit:
         while True:
             await self._grown.rung()
             self._grown.hush()
-            for log in self._broker.logs:
+            for log in self._files.logs:
                 if log.end >= log.prepare_from and await self._maker.make(log):
                     self._grown.ring()  # look again: it may have found no room
 
@@ -153,22 +157,22 @@ class BrokerCommit:
             if self._closed:
                 return
             now_us, latest_us = self._believable.now_us(), self._believable.latest_us()
-            if self._broker.checkpoint_due() or self._broker.retires_past_checkpoint(now_us, latest_us):
+            if self._durability.checkpoint_due() or self._retention.needs_checkpoint(now_us, latest_us):
                 with suppress(DiskFullError):  # retention may make room
                     await self._checkpoint()
-            self._broker.retire(now_us, latest_us)
-            for cuts in self._broker.block_cuts():
+            self._retention.retire(now_us, latest_us)
+            for cuts in self._retention.block_cuts():
                 await self._workers.run(cuts.load)
                 cuts.finish()
 
     async def _checkpoint(self) -> None:
         """Write a checkpoint. With many queues its steps on the event loop are short, and others run between them."""
-        with self._broker.checkpoint_capture() as capture:
+        with self._durability.checkpoint_capture() as capture:
             while capture.step():
                 await trio.lowlevel.checkpoint()
             plan = capture.plan()
         await self._workers.run(plan.run)
-        for _ in self._broker.finish_checkpoint(plan):
+        for _ in self._durability.finish_checkpoint(plan):
             await trio.lowlevel.checkpoint()
 
     async def close(self) -> None:
@@ -176,7 +180,7 @@ class BrokerCommit:
         self._closing = True
         async with self._sync_lock, self._upkeep_lock:
             self._closed = True
-            for log in self._broker.logs:
+            for log in self._files.logs:
                 log.drop_prepared()
             self._broker.close()
 
@@ -189,7 +193,7 @@ class BrokerCommit:
         await trio.sleep_forever()
 
     async def _sync_locked(self) -> None:
-        plan: BrokerSync = self._broker.sync_plan()
+        plan: BrokerSync = self._durability.sync_plan()
         finished = False
         started_us = self._clock.monotonic_us()
         try:
@@ -199,11 +203,11 @@ class BrokerCommit:
                 self.pace.took(self._clock.monotonic_us() - started_us)
         finally:
             if finished:
-                self._broker.finish_sync(plan)
-                if any(log.end >= log.prepare_from for log in self._broker.logs):
+                self._durability.finish_sync()
+                if any(log.end >= log.prepare_from for log in self._files.logs):
                     self._grown.ring()
             else:
-                self._broker.abort_sync(plan)
+                self._durability.abort_sync(plan)
 
 
 class _Group:

@@ -19,7 +19,7 @@ from delayserver.broker.queues.groups import GroupKey
 from delayserver.broker.queues.places import LEASED
 from delayserver.broker.queues.queue_table import CapturedQueues, QueueCapture
 from store.disk.filesystem import FileSystem, keep_room, write_atomically
-from store.errors import StoreError
+from store.errors import DiskFullError
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,17 +73,16 @@ class CheckpointCapture:
             windows={window: list(map(copy, extents)) for window, extents in state.windows.extents.items()},
             segment_newest_us=dict(state.files.segment_newest_us),
             letters_offset=letters_offset,
-            moves=state.moves,
+            moves=state.groups.moves,
         )
-        self._removed = {key: end for key, end in state.removed.items() if key not in state.undropped}
+        self._removed = state.groups.removals.for_checkpoint()
         self._queues = state.queues.capture()
 
     def __enter__(self) -> Self:
-        self._state.capture(on=True)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._state.capture(on=False)
+        self._state.queues.end_capture()
 
     def step(self) -> bool:
         """Copy some queues. True while there are more."""
@@ -113,6 +112,7 @@ class Durability:
         self._letters_syncing: int | None = None
         # Groups whose removal the sync under way writes.
         self._removing: dict[GroupKey, int] = {}
+        # Whether a plan was captured and is not finished.
         self.syncing = False
         # The last snapshot, if it found no room, and the number of rows from which on a new one takes its place.
         self._unwritten: ProgressRows | None = None
@@ -129,36 +129,30 @@ class Durability:
         waits = len(state.notes.pending) > 0 or state.notes.awaited or self._compact
         return waits or state.files.store.end > state.files.store.synced
 
-    @property
-    def counts_synced(self) -> bool:
-        """Whether a loss of power forgets no hand-out."""
-        return not len(self._state.notes.counts) and self._state.files.progress.is_synced
-
-    def write_counts(self) -> bool:
-        """Write the rows about hand-outs, without a sync. Where the disk refuses them, they wait for the next one. False
-        if there were none."""
-        notes = self._state.notes
-        if not len(notes.counts):
-            return False
-        rows = notes.take_counts()
+    def sync(self) -> None:
+        """Plan, run and finish in one go. Raises DiskFullError, SyncFailedError (final)."""
+        plan = self.sync_plan()
         try:
-            self._state.files.progress.write(rows)
-        except StoreError:
-            notes.delay_counts(rows)
-        return True
+            plan.run()
+        except DiskFullError:
+            self.abort_sync(plan)
+            raise
+        self.finish_sync()
 
     def sync_plan(self) -> BrokerSync:
-        """Capture a sync, one at a time. The progress rows are a snapshot if the log is long or must be replaced."""
+        """Capture a sync of all deliveries and acks so far. Call `finish_sync` or `abort_sync` before the next one.
+
+        The progress rows are a snapshot if the log is long or must be replaced."""
         assert not self.syncing, "a sync is under way"
         self.syncing = True
         state = self._state
         bound = max(state.limits.progress_bytes_max, 2 * state.files.progress.snapshot_bytes)
         snapshot = self._compact or state.files.progress.length_bytes > bound
-        self.write_counts()
+        state.notes.write_counts()
         rows = self._rows(snapshot=snapshot)
         state.notes.take()
         self._letters_syncing = state.letters.take_behind()
-        self._removing = dict(state.undropped)
+        self._removing = dict(state.groups.removals.undropped)
         return BrokerSync(state.files.store.sync_plan(), ProgressSync(state.files.progress, rows, snapshot))
 
     def _rows(self, *, snapshot: bool) -> ProgressRows:
@@ -180,12 +174,12 @@ class Durability:
         return self._state.limits.progress_bytes_max // PROGRESS_ROW_BYTES
 
     def finish_sync(self) -> None:
-        """The plan ran."""
+        """The plan ran: its deliveries and acks are durable."""
         self.syncing = False
         self._letters_syncing = None
         self._compact = False
         self._state.notes.finished(written=True)
-        self._state.removals_durable(self._removing)
+        self._state.groups.removals.durable(self._removing)
 
     def abort_sync(self, plan: BrokerSync) -> None:
         """The plan failed for want of space: its rows wait for the next plan. Many rows make way for a snapshot."""
@@ -203,18 +197,14 @@ class Durability:
 
     def _add_passed(self, rows: ProgressRows) -> None:
         """Add how far the filters of groups passed over messages. It never causes a sync."""
-        for key in self._state.passed_over:
-            span = self._state.groups[key].main.passed_to_log()
-            if span is not None:
-                rows.add(ACKED, *key, False, *span)
-        self._state.passed_over.clear()
+        for key, span in self._state.groups.take_passed_over():
+            rows.add(ACKED, *key, False, *span)
 
     def _snapshot(self) -> ProgressRows:
         rows = ProgressRows()
-        for key, end in self._state.removed.items():
-            self._state.notes.removed(key, end, self._state.moves, rows)
-        for (subject, consumer_group), group in self._state.groups.items():
-            key = subject, consumer_group
+        for key, end in self._state.groups.removals.known.items():
+            self._state.notes.removed(key, end, self._state.groups.moves, rows)
+        for key, group in self._state.groups.items():
             for retry, cursor in ((False, group.main), (True, group.retry)):
                 below, *ranges = cursor.acked_to_log()
                 if cursor.moves:  # of the group, so that acks from before its last seek stay unknown after a crash
@@ -231,8 +221,8 @@ class Durability:
                 for place in cursor.returning:
                     self._state.notes.returning(key, retry, place, rows)
             if group.redelivery_bytes:
-                for start_ms, count in self._state.kept(key).steps():
-                    self._state.notes.wrote_redeliveries(key, start_ms, count, rows)
+                for start_ms, size in self._state.groups.kept(key).steps():
+                    self._state.notes.wrote_redeliveries(key, start_ms, size, rows)
             for first in range(0, group.expired, TIMES_MAX):
                 rows.add(ACKED, *key, False, 0, 0, min(group.expired - first, TIMES_MAX))
         self._add_passed(rows)
@@ -243,13 +233,23 @@ class Durability:
         return self._state.files.store.end - self.checkpointed >= self._state.limits.checkpoint_bytes
 
     def checkpoint_capture(self) -> CheckpointCapture:
-        """Begin a checkpoint."""
+        """Begin a checkpoint: in its `with` block call `step` until it is False, then `plan`."""
         letters = [self._letters_syncing, self._state.letters.behind]
         return CheckpointCapture(self._state, min([each for each in letters if each is not None], default=None))
 
     def finish_checkpoint(self, plan: CheckpointWrite) -> Iterator[None]:
-        """The checkpoint is durable. The steps put queues to rest; a pause may follow each."""
+        """The checkpoint is durable. Take all steps, with or without pauses: they put queues to rest."""
         assert plan.captured is not None, "the checkpoint was not written"
         self.checkpointed = plan.checkpoint.store_offset
-        self._state.checkpoint_covers(plan.removed)
+        self._state.groups.removals.checkpoint_covers(plan.removed)
         return self._state.queues.rest(plan.captured)
+
+    def checkpoint(self) -> None:
+        """Capture, write and finish in one go. Raises DiskFullError, SyncFailedError."""
+        with self.checkpoint_capture() as capture:
+            while capture.step():
+                pass
+            plan = capture.plan()
+        plan.run()
+        for _ in self.finish_checkpoint(plan):
+            pass

@@ -12,9 +12,8 @@ from functools import partial
 
 import trio
 
-from delayserver.broker.actions.finding import FindQuery, FindResult
+from delayserver.broker.actions.finding import FindQuery, FindResult, Indexes
 from delayserver.broker.actions.indexing import IndexPlan
-from delayserver.broker.service.broker import Broker
 from delayserver.logs.events import EventLogger
 from delayserver.runtime.runtime import Runtime
 from store.errors import CorruptionError, DiskError, DiskFullError, FormatError
@@ -41,8 +40,8 @@ _END = object()
 class FindService:
     """One search or one index at a time: a search costs the disk, and no client waits for an index."""
 
-    def __init__(self, broker: Broker, runtime: Runtime) -> None:
-        self._broker = broker
+    def __init__(self, indexes: Indexes, runtime: Runtime) -> None:
+        self._indexes = indexes
         self._workers = runtime.workers
         self._clock = runtime.clock
         self._turns = runtime.turns
@@ -53,9 +52,9 @@ class FindService:
     async def find(self, query: FindQuery) -> FindResult:
         """Search the store. Raises StoreError if the disk refuses."""
         async with self._lock:
-            plan = self._broker.find_plan(query)
+            plan = self._indexes.find_plan(query)
             result = await self._workers.run(plan.run)
-            self._broker.finish_find(result)
+            self._indexes.finish_find(result)
         return result
 
     async def run(self) -> None:
@@ -64,16 +63,16 @@ class FindService:
         while True:
             pause_ms = LOOK_MS
             async with self._lock:
-                plan = self._broker.index_plan(self._put_off())
+                plan = self._indexes.index_plan(self._put_off())
                 if plan is None:
                     self._gave_way_ms = 0
                 else:
                     try:
                         await self._make(plan)
-                        self._broker.finish_index(plan.segment.base)
+                        self._indexes.finish_index(plan.segment.base)
                         pause_ms = BETWEEN_MS
                     except FileNotFoundError:  # retention was quicker
-                        self._broker.finish_index(plan.segment.base)
+                        self._indexes.finish_index(plan.segment.base)
                     except DiskFullError as error:
                         pause_ms = FULL_MS
                         events.info(

@@ -34,8 +34,10 @@ class LocalBroker:
         self.pulls = pulls
         self.lookers = Lookers()
         self.recently = RecentlyConsumed()
-        self.positions = GroupPositions(core, commit, pulls, reads)
-        self.finding = FindService(core, runtime)
+        self.positions = GroupPositions(core.positions, core.state.groups, commit, pulls, reads)
+        self.finding = FindService(core.indexes, runtime)
+        self._arrivals = core.arrivals
+        self._consuming = core.consuming
         self._clock = runtime.clock
 
     async def run(self) -> None:
@@ -56,18 +58,18 @@ class LocalBroker:
         await self.commit.close()
 
     def deliver(self, batch: StoredBatch) -> Delivered:
-        """Store a batch and serve the pulls that wait for it, in this step; see `Broker.deliver`.
+        """Store a batch and serve the pulls that wait for it, in this step; see `Arrivals.deliver`.
 
         Consumers may get a message before it is durable. `commit.stored` waits until it is."""
-        delivered = self.core.deliver(batch, self._clock.now_us())
+        delivered = self._arrivals.deliver(batch, self._clock.now_us())
         self.pulls.arrived(delivered.arrived, len(batch))
         self.lookers.arrived(delivered.arrived)
         return delivered
 
     async def deliver_uncertain(self, batch: StoredBatch, admit: Callable[[], object]) -> Delivered:
-        """`deliver` for rows some of which may be stored already; see `Broker.deliver_uncertain`. It may have to wait for
+        """`deliver` for rows some of which may be stored already; see `Arrivals.deliver_uncertain`. It may have to wait for
         the disk. Raises ShuttingDown."""
-        call = self.core.deliver_uncertain(batch, self._clock.now_us(), admit)
+        call = self._arrivals.deliver_uncertain(batch, self._clock.now_us(), admit)
         delivered = await self.reads.finish(call)
         self.pulls.arrived(delivered.arrived, len(batch))
         self.lookers.arrived(delivered.arrived)
@@ -76,18 +78,17 @@ class LocalBroker:
     def publish(
         self, batches: Sequence[StoredBatch | StoredRows], stored: Stored | None = None, *, durably: bool
     ) -> Published:
-        """Store messages of this node and serve the pulls that wait for them; see `Broker.publish`.
+        """Store messages of this node and serve the pulls that wait for them; see `Arrivals.publish`.
 
         Without `durably`, wait for `commit.stored` or `commit.when_stored` until they are durable."""
-        published = self.core.publish(batches, self._clock.now_us(), stored, durably=durably)
+        published = self._arrivals.publish(batches, self._clock.now_us(), stored, durably=durably)
         self.pulls.arrived(published.arrived, sum([len(batch) for batch in batches]))
         self.lookers.arrived(published.arrived)
         return published
 
     def ack(self, subject: int, group: int, deliveries: I64) -> Acked:
         """Ack deliveries (i64[n], any order), and wake pulls of the group. Answer the client after `commit.durable`."""
-        now_us = self._clock.now_us()
-        acked = self.core.ack(subject, group, deliveries, now_us)
-        self.recently.acked(subject, group, deliveries, now_us)
+        acked = self._consuming.ack((subject, group), deliveries)
+        self.recently.acked(subject, group, deliveries, self._clock.now_us())
         self.pulls.acked(subject, group)
         return acked

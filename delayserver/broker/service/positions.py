@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from delayserver.broker.actions.group_table import GroupTable
+from delayserver.broker.actions.positions import Positions
 from delayserver.broker.queues.ranges import Range
-from delayserver.broker.service.broker import Broker
 from delayserver.broker.service.commit import BrokerCommit
 from delayserver.broker.service.pulls import TOO_MANY_GROUPS, PullService
 from delayserver.broker.service.reading import BrokerReads
@@ -30,8 +31,16 @@ class Goal:
 class GroupPositions:
     """Moves and removes the groups of a broker. All that it answers is durable."""
 
-    def __init__(self, core: Broker, commit: BrokerCommit, pulls: PullService, reads: BrokerReads) -> None:
-        self._core = core
+    def __init__(
+        self,
+        positions: Positions,
+        groups: GroupTable,
+        commit: BrokerCommit,
+        pulls: PullService,
+        reads: BrokerReads,
+    ) -> None:
+        self._positions = positions
+        self._groups = groups
         self._commit = commit
         self._pulls = pulls
         self._reads = reads
@@ -40,14 +49,14 @@ class GroupPositions:
         """Move a group; returns its new position. Leases end, and waiting pulls look again.
 
         Raises GroupUnknown, PositionOutOfRange, and what `BrokerCommit.durable` raises."""
-        key, positions = (subject, group), self._core.positions
-        if not positions.has_group(key):
+        key = (subject, group)
+        if key not in self._groups:
             raise unknown_group()
         position = await self.find(subject, goal)
-        if not positions.has_group(key):  # it was removed meanwhile
+        if key not in self._groups:  # it was removed meanwhile
             raise unknown_group()
         position = self._checked(subject, goal, position)
-        positions.seek(key, position)
+        self._positions.seek(key, position)
         self._pulls.acked(subject, group)
         await self._commit.durable()
         return position
@@ -55,25 +64,25 @@ class GroupPositions:
     async def begin(self, subject: int, group: int, goal: Goal) -> None:
         """Make a group that begins at a goal. Does nothing if the group exists. Raises GroupsFull, and what
         `BrokerCommit.durable` raises."""
-        key, positions = (subject, group), self._core.positions
-        if positions.has_group(key):
+        key = (subject, group)
+        if key in self._groups:
             return
         position = await self.find(subject, goal)
-        if positions.has_group(key):
+        if key in self._groups:
             return
-        if not self._core.admits(subject, group):
+        if not self._groups.admits(key):
             raise GroupsFull(TOO_MANY_GROUPS)
-        positions.begin(key, self._checked(subject, goal, position))
+        self._positions.begin(key, self._checked(subject, goal, position))
         await self._commit.durable()
 
     async def remove(self, subject: int, group: int) -> None:
         """Remove a group. Its waiting pulls end without messages. A later pull makes a new group.
 
         Raises GroupUnknown, and what `BrokerCommit.durable` raises."""
-        key, positions = (subject, group), self._core.positions
-        if not positions.has_group(key):
+        key = (subject, group)
+        if key not in self._groups:
             raise unknown_group()
-        positions.remove(key)
+        self._groups.remove(key)
         self._pulls.removed(subject, group)
         await self._commit.durable()
 
@@ -83,7 +92,7 @@ class GroupPositions:
 
     def require_not_passed(self, subject: int, group: int) -> None:
         """Raise PositionOutOfRange once if retention removed messages that the group had not acked."""
-        bounds = self._core.positions.take_passed((subject, group))
+        bounds = self._positions.take_passed((subject, group))
         if bounds is not None:
             raise out_of_range(
                 bounds,
@@ -93,14 +102,14 @@ class GroupPositions:
 
     async def find(self, subject: int, goal: Goal) -> int:
         """The position of a goal. A named position is not checked. Raises ShuttingDown."""
-        first, end = self._core.positions.bounds(subject)
+        first, end = self._positions.bounds(subject)
         if goal.kind == TIME:
-            search = self._core.positions.search(subject, goal.number)
+            search = self._positions.search(subject, goal.number)
             return first if search is None else await self._reads.finish(search)
         return {EARLIEST: first, LATEST: end}.get(goal.kind, goal.number)
 
     def _checked(self, subject: int, goal: Goal, position: int) -> int:
-        bounds = first, end = self._core.positions.bounds(subject)
+        bounds = first, end = self._positions.bounds(subject)
         if goal.kind != POSITION:  # retention may have removed messages during the search
             return min(max(position, first), end)
         if not first <= position <= end:

@@ -56,7 +56,7 @@ class Publishing:
     ) -> None:
         """`failed` is called if the store cannot be written or synced; the server must then stop."""
         self._broker = broker
-        self._core = broker.core
+        self._files = broker.core.state.files
         self._commit = broker.commit
         self._sequences = sequences
         self._server_id = server_id
@@ -73,7 +73,7 @@ class Publishing:
         self._ahead = trio.Lock()
         # The end of the store at which `run` looks at the space ahead again.
         self._attend_at = 0
-        self._name = NameLook(broker.core.store.require_name)
+        self._name = NameLook(self._files.store.require_name)
         self.groups = 0
         self.sync_us_max = 0
 
@@ -133,7 +133,7 @@ class Publishing:
         for group in groups:
             batches.append(self._batch(group, sequence, now_us))
             sequence += len(batches[-1])
-        store = self._core.store
+        store = self._files.store
         durably = self._settings.durability == "sync"
         inline = (
             durably
@@ -215,7 +215,7 @@ class Publishing:
         await self._ahead.acquire()
 
     async def _warm(self) -> None:
-        store, ahead_bytes = self._core.store, self._settings.warm_ahead_bytes
+        store, ahead_bytes = self._files.store, self._settings.warm_ahead_bytes
         while ahead_bytes:
             async with self._ahead:
                 step = store.warm_ahead(ahead_bytes)

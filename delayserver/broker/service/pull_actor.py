@@ -38,7 +38,7 @@ class Lease(NamedTuple):
 
     ack_timeout_ms: int | None
     owner: int
-    """To whom they belong; 0: to nobody. See `Broker.pull`."""
+    """To whom they belong; 0: to nobody. See `Consuming.pull`."""
 
 
 class WaitingPull:

@@ -15,11 +15,13 @@ from functools import partial
 
 import trio
 
+from delayserver.broker.actions.consuming import Consuming
+from delayserver.broker.actions.group_table import GroupTable
+from delayserver.broker.limits import BrokerLimits
 from delayserver.broker.pulled import PulledBatch
 from delayserver.broker.queues.groups import GroupKey
 from delayserver.broker.queues.queue import QueueKey
 from delayserver.broker.reads import ReadNeeded, ReadPlan
-from delayserver.broker.service.broker import Broker
 from delayserver.broker.service.pull_actor import UNBOUNDED, Answer, Lease, Outlet, PullActor, WaitingPull
 from delayserver.broker.service.reading import BrokerReads
 from delayserver.protocol.errors import DeadlinePassed, GroupsFull, QueueFull, ShuttingDown
@@ -51,11 +53,21 @@ TOO_MANY_GROUPS = (
 
 
 class PullService:
-    """Long polling over a `Broker`. `run` is a task of the server."""
+    """Long polling over a broker. `run` is a task of the server."""
 
-    def __init__(self, broker: Broker, reads: BrokerReads, runtime: Runtime, turn_rows_max: int = 1 << 31) -> None:
+    def __init__(
+        self,
+        consuming: Consuming,
+        groups: GroupTable,
+        limits: BrokerLimits,
+        reads: BrokerReads,
+        runtime: Runtime,
+        turn_rows_max: int = 1 << 31,
+    ) -> None:
         """`turn_rows_max`: messages handed out in one step. Where several broker groups share the event loop it is less."""
-        self._broker = broker
+        self._consuming = consuming
+        self._groups = groups
+        self._limits = limits
         self._reads = reads
         self._turns = runtime.turns
         self._clock = runtime.clock
@@ -92,16 +104,16 @@ class PullService:
 
         With `answer` the pull returns None and calls `answer` with the messages, in the step that hands them out. This
         spares a waiting consumer an event-loop iteration. Errors of `answer` are raised here. While `outlet` has no
-        room, the pull gets no messages and other pulls go first. `owner`: to whom the leases belong, see `Broker.pull`."""
+        room, the pull gets no messages and other pulls go first. `owner`: to whom the leases belong."""
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._closed:
             raise ShuttingDown("the server is stopping", retry_after_ms=1000)
-        if not self._broker.admits(subject, group):
+        if not self._groups.admits((subject, group)):
             raise GroupsFull(TOO_MANY_GROUPS)
         actor = self._actor((subject, group))
         tried = False
         plan: ReadPlan | None = None
-        small = self._broker.waiting_rows(subject, group) <= LARGE_ROWS
+        small = self._consuming.waiting_rows((subject, group)) <= LARGE_ROWS
         room = outlet.reply_bytes()
         if small and room > 0 and self._at_once > 0 and not actor.mailbox:
             try:
@@ -112,7 +124,7 @@ class PullService:
                 if pulled is not None and answer is not None:
                     answer(pulled)
                     return None
-                tried = not self._broker.is_unfinished(subject, group)
+                tried = not self._consuming.is_unfinished((subject, group))
                 if pulled is not None or (tried and wait_ms <= 0):
                     return pulled
         self._require_place(actor)
@@ -125,7 +137,7 @@ class PullService:
         return await self._wait(actor, pull, wait_ms)
 
     def _require_place(self, actor: PullActor) -> None:
-        limits = self._broker.limits
+        limits = self._limits
         if self.waiting >= limits.waiting_pulls_max:
             raise QueueFull("too many pulls wait already; pull again later, or raise waiting_pulls_max")
         if actor.pulls >= limits.mailbox_pulls_max:
@@ -155,7 +167,7 @@ class PullService:
         self._use_at_once()
         clock = self._clock
         begun_us = clock.monotonic_us()
-        pulled = self._broker.pull(*actor.key, max_messages, max_bytes, clock.now_us(), begun_us, *lease)
+        pulled = self._consuming.pull(actor.key, max_messages, max_bytes, clock.now_us(), begun_us, *lease)
         if pulled is not None:
             self._charge(actor, begun_us, pulled)
             if pulled.following is not None:
@@ -181,7 +193,7 @@ class PullService:
             if wait_ms > 0:
                 with trio.move_on_after(self._wait_s(pull, wait_ms)):
                     await pull.served.wait()
-            if pull.in_mailbox and self._has_passed(pull) and self._broker.waiting_rows(*actor.key):
+            if pull.in_mailbox and self._has_passed(pull) and self._consuming.waiting_rows(actor.key):
                 self._drop(actor, pull)  # there are messages, and its turn did not come in time
             if not pull.served.is_set() and (wait_ms <= 0 or actor.suspended):
                 # It waits only until its turn; or there are messages, and the disk has not read them yet.
@@ -221,7 +233,7 @@ class PullService:
             groups = self._groups_of.get(subject, ())
             for group in list(groups) if target_group == 0 else [target_group] if target_group in groups else []:
                 key = (subject, group)
-                if target_group == 0 and self._broker.passes_over(*key):
+                if target_group == 0 and self._consuming.passes_over(key):
                     continue  # no pull is woken, and no row is left to look at
                 actor = self._actors[key]
                 if rows <= LARGE_ROWS and self._at_once > 0 and actor.ticket is None and not actor.suspended:
@@ -295,7 +307,7 @@ class PullService:
 
     async def _step(self) -> None:
         """Turns, as long as the step has time and room for bytes."""
-        room = self._broker.limits.turn_bytes_max
+        room = self._limits.turn_bytes_max
         end_us = self._clock.monotonic_us() + _STEP_US
         waited = False
         for _ in range(len(self._shares)):
@@ -304,7 +316,7 @@ class PullService:
                 return
             actor = self._in_line.pop(ticket)
             actor.stand(None)
-            if not waited and self._broker.waiting_rows(*actor.key) > LARGE_ROWS:
+            if not waited and self._consuming.waiting_rows(actor.key) > LARGE_ROWS:
                 waited = True
                 await self._turns.take()
                 end_us = self._clock.monotonic_us() + _STEP_US
@@ -333,7 +345,9 @@ class PullService:
             return 0
         messages = min(pull.max_messages, self.turn_rows_max)
         try:
-            pull.take(self._broker.pull(*actor.key, messages, min(pull.max_bytes, room), now_us, begun_us, *pull.lease))
+            pull.take(
+                self._consuming.pull(actor.key, messages, min(pull.max_bytes, room), now_us, begun_us, *pull.lease)
+            )
         except ReadNeeded as needed:
             self._suspend(actor, needed.plan)
             return 0
@@ -342,9 +356,9 @@ class PullService:
         actor.end_reading()
         self._charge(actor, begun_us, pull.pulled)
         if pull.pulled is None and pull.error is None:
-            if self._broker.is_unfinished(*actor.key):
+            if self._consuming.is_unfinished(actor.key):
                 self._make_ready(actor)
-                return self._broker.limits.turn_bytes_max
+                return self._limits.turn_bytes_max
             self._answer_impatient(actor)
             return 0
         self._answer(actor, pull)

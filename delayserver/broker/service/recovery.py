@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from delayserver.broker.actions.dead_letters import ack_originals, has_letters
 from delayserver.broker.actions.delivering import grouped_columns
-from delayserver.broker.actions.policies import Policies
+from delayserver.broker.actions.group_table import GroupTable
+from delayserver.broker.actions.notes import ProgressNotes
+from delayserver.broker.actions.policies import LettersToSync, Policies
 from delayserver.broker.actions.retention import may_pass
 from delayserver.broker.actions.state import BrokerState
-from delayserver.broker.files.broker_files import BrokerFiles
+from delayserver.broker.actions.stored_messages import Damages, StoredMessages
+from delayserver.broker.files.broker_files import BrokerFiles, close_files
 from delayserver.broker.files.checkpoint import BrokerCheckpoint, decode_checkpoint
 from delayserver.broker.files.policies import read_policies
 from delayserver.broker.files.progress import (
@@ -32,7 +35,7 @@ from delayserver.broker.files.progress import (
 )
 from delayserver.broker.files.store import BrokerStore, StoredColumns
 from delayserver.broker.limits import NACK_DELAY_MS_MAX, BrokerLimits
-from delayserver.broker.queues.groups import ConsumerGroup, Cursor
+from delayserver.broker.queues.groups import ConsumerGroup
 from delayserver.broker.queues.places import READY, WAITING, Place
 from delayserver.broker.queues.queue import ConsumeQueue, QueueKey
 from delayserver.broker.queues.queue_table import QueueTable
@@ -91,31 +94,36 @@ def recover_broker(
             for base, end, _ in store.segments()
         },
     )
+    queues, damages, notes = QueueTable(checkpoint.queues), Damages(), ProgressNotes(files.progress)
     state = BrokerState(
         files,
         limits,
-        QueueTable(checkpoint.queues),
+        room,
+        queues,
         WindowTable(limits.window_extents_max, checkpoint.windows),
         Policies(fs, directory, server_id, limits, policies.rows, policies.damage is not None),
-        room,
+        damages,
+        StoredMessages(files, queues, damages),
+        notes,
+        LettersToSync(),
+        GroupTable(queues, notes, limits),
     )
     for text in (
         *([] if policies.damage is None else [policies.damage]),
         *[f"{found.path}: {found.damage.detail}" for found in store.damages],
         *[f"{directory}/progress.log: {damage.detail}" for damage in files.progress.damages],
     ):
-        state.damages.add(text)
-    state.recovered_moves(checkpoint.moves)
+        damages.add(text)
+    state.groups.recover_moves(checkpoint.moves)
     try:
         if patient:
             store.require_readable()
         letters = _scan(state, checkpoint, patient=patient)
     except UnreadableError:
-        for file in (files.store, files.blocks, files.progress):
-            file.close()
+        close_files(files)
         raise
     _read_progress(state, now_us, lease_us, letters, complete=complete)
-    state.recovered()
+    state.queues.keep_ends()
     return state
 
 
@@ -220,7 +228,8 @@ def _read_progress(
             place = Place(row.start, _stored_stop(state, row), 0, READY, 0, offset)
             _group(state, row).cursor(row.retry).restore_return(place)
         elif row.change == REMOVED:
-            _remove(state, row)
+            state.groups.recover_removal((row.subject, row.group), row.stop)
+            state.groups.recover_moves(row.times)
         else:
             _apply(state, row, lost)
     ack_originals(state, letters)
@@ -229,28 +238,28 @@ def _read_progress(
             state.damages.add(
                 f"acked up to {stop} of subject {subject}, group {target}, and nothing of it is stored: messages are missing"
             )
-    for (subject, group), consumer_group in state.groups.items():
-        if consumer_group.redelivery_bytes:
-            state.kept((subject, group)).forget(now_us // 1000)
-        for cursor, target in ((consumer_group.main, 0), (consumer_group.retry, group)):
-            bounds = state.queues.bounds((subject, target))
+    for key, group in state.groups.items():
+        if group.redelivery_bytes:
+            state.groups.kept(key).forget(now_us // 1000)
+        for cursor, queue_key in ((group.main, (key[0], 0)), (group.retry, key)):
+            bounds = state.queues.bounds(queue_key)
             if bounds is not None:
                 cursor.skip_to(bounds[0], lagging=may_pass(state))
             cursor.restart(bounds[1] if bounds else 0)
             deadline_us = cursor.next_deadline_us()
             if deadline_us is not None:
-                state.deadlines.note((subject, group), deadline_us)
+                state.groups.deadlines.note(key, deadline_us)
 
 
 def _group(state: BrokerState, row: ProgressRow) -> ConsumerGroup:
     """The group of a row; the first row of a group makes it."""
     key = (row.subject, row.group)
-    group: ConsumerGroup | None = state.groups.get(key)
+    group = state.groups.get(key)
     if group is None:
         # Where retention may pass a group, the rows alone say how far it came, and so what it lost.
         bounds = [None if may_pass(state) else state.queues.bounds((row.subject, target)) for target in (0, row.group)]
         firsts = [0 if known is None else known[0] for known in bounds]
-        group = state.groups[key] = ConsumerGroup(Cursor(firsts[0]), Cursor(firsts[1]))
+        group = state.groups.recover(key, *firsts)
     return group
 
 
@@ -262,16 +271,17 @@ def _apply(state: BrokerState, row: ProgressRow, lost: dict[QueueKey, int]) -> N
     elif row.change in (HANDED, COUNTED):
         cursor.restore_count(row.start, _stored_stop(state, row), row.times, leased=row.change == HANDED)
     elif row.change == KEPT:
-        state.kept((row.subject, row.group)).add(row.start, row.stop)
+        state.groups.kept((row.subject, row.group)).add(row.start, row.stop)
     if row.change not in (ACKED, MOVED):
         return
     queue = _queue_of(state, (row.subject, row.group if row.retry else 0), row.stop, lost)
     end = 0 if queue is None else queue.end
     if row.stop > end:
-        state.found_ahead(f"acked up to {row.stop}, stored up to {end}: durable messages are missing")
+        state.notes.found_ahead()
+        state.damages.add(f"acked up to {row.stop}, stored up to {end}: durable messages are missing")
     if row.change == MOVED:
         cursor.move_to(min(row.stop, end), row.times)
-        state.recovered_moves(row.times)
+        state.groups.recover_moves(row.times)
     else:
         group.count_expired(row.times)
         cursor.ack(row.start, row.stop, end)
@@ -285,16 +295,6 @@ def _stored_stop(state: BrokerState, row: ProgressRow) -> int:
     if row.stop > end:
         state.notes.found_ahead()
     return min(row.stop, end)
-
-
-def _remove(state: BrokerState, row: ProgressRow) -> None:
-    """A group was removed. An older checkpoint, or the store behind it, may know its retry queue still."""
-    key = (row.subject, row.group)
-    state.groups.pop(key, None)
-    state.recovered_moves(row.times)
-    retry = state.queues.get(key)
-    if retry is not None:
-        retry.drop_below(row.stop)
 
 
 def _queue_of(state: BrokerState, key: QueueKey, stop: int, lost: dict[QueueKey, int]) -> ConsumeQueue | None:

@@ -44,7 +44,9 @@ class GroupsReader:
     """Reads what the consumer groups have before them."""
 
     def __init__(self, broker: LocalBroker, redeliveries: Redeliveries, names: Names) -> None:
-        self._core = broker.core
+        self._rows = broker.core.group_rows
+        self._letters = broker.core.dead_letters
+        self._groups = broker.core.state.groups
         self._reads = broker.reads
         self._redeliveries = redeliveries
         self._names = names
@@ -58,11 +60,11 @@ class GroupsReader:
         found: list[ConsumerGroupFigures] = []
         # A client that sees a part of the groups leaves what is known of the others.
         self._oldest, self._reads_left = {} if access.everything else dict(known), READS_MAX
-        while len(found) < count_max and (keys := self._core.group_keys(after, 0, GROUPS_AT_ONCE)):
+        while len(found) < count_max and (keys := self._rows.keys(after, 0, GROUPS_AT_ONCE)):
             after = keys[-1]
             await work.items(len(keys))
             part = [key for key in keys if access.may(name(key[0]))]
-            backlogs = list(self._core.group_backlogs(part[: count_max - len(found)]))
+            backlogs = list(self._rows.backlogs(part[: count_max - len(found)]))
             on_their_way = [self._redeliveries.waiting(each.key) for each in backlogs]  # as of the same step
             for each, waiting in zip(backlogs, on_their_way, strict=True):
                 (subject, group), lag, leased, retrying, waiting_keys, place = each
@@ -78,7 +80,7 @@ class GroupsReader:
                 if since_ms is not None:
                     oldest_ms = min(since_ms, oldest_ms or since_ms)
                 lag, retrying = lag + waiting, max(0, retrying + waiting)
-                dead_letters = waiting_letters(self._core, self._names.code, name(subject), name(group))
+                dead_letters = waiting_letters(self._letters, self._names.code, name(subject), name(group))
                 names, kept = (name(subject), name(group)), (dead_letters, waiting_keys)
                 found.append(ConsumerGroupFigures(*names, lag, leased, retrying, oldest_ms, *kept))
         return found
@@ -88,19 +90,19 @@ class GroupsReader:
         group was removed meanwhile."""
         await work.items()
         try:
-            row = self._core.group_row(key)
+            row = self._rows.row(key)
         except ReadNeeded:
             if not self._reads_left:
                 return None
             self._reads_left -= 1
-            row = await self._reads.answer(partial(self._core.group_row, key))
+            row = await self._reads.answer(partial(self._rows.row, key))
         # It may have moved again while this waited: the place and the due time are of one step.
-        place = next((each.oldest_place for each in self._core.group_backlogs((key,))), None)
+        place = next((each.oldest_place for each in self._rows.backlogs((key,))), None)
         return None if row is None or place is None else (place, row.oldest_ms)
 
     def count(self) -> int:
         """All groups."""
-        return self._core.group_count
+        return len(self._groups)
 
 
 class Metrics:

@@ -46,8 +46,8 @@ class Serving:
         """Those of now."""
         return [
             QueueUse("waiting_pulls", self._consuming.waiting_pulls, settings.broker.waiting_pulls_max),
-            QueueUse("broker_cache_bytes", self._broker.cache_bytes, settings.broker.cache_bytes_max),
-            QueueUse("consumer_groups", self._broker.group_count, settings.broker.groups_max),
+            QueueUse("broker_cache_bytes", self._broker.state.files.store.cache_bytes, settings.broker.cache_bytes_max),
+            QueueUse("consumer_groups", len(self._broker.state.groups), settings.broker.groups_max),
         ]
 
 

@@ -284,7 +284,7 @@ class BrokerReader:
 
     def read(self) -> BrokerStatus:
         """The counts of the broker, and those of its consumers."""
-        own = self._broker.status() | {"damages": self._broker.damages[:DAMAGES_TOLD_MAX]}
+        own = self._broker.status() | {"damages": self._broker.state.damages.texts[:DAMAGES_TOLD_MAX]}
         return BrokerStatus(
             **own,
             waiting_pulls=self._consuming.waiting_pulls,

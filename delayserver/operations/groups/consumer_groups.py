@@ -37,7 +37,9 @@ class ConsumerGroups:
     """Shows consumer groups, moves them, and removes them."""
 
     def __init__(self, broker: LocalBroker, redelivery: Redelivery, names: NameDesk) -> None:
-        self._core = broker.core
+        self._rows = broker.core.group_rows
+        self._letters = broker.core.dead_letters
+        self._bounds = broker.core.positions.bounds
         self._reads = broker.reads
         self._positions = broker.positions
         self._redelivery = redelivery
@@ -51,18 +53,18 @@ class ConsumerGroups:
             if not code:
                 return GroupsPage([], None)
         subject, group = asked.after or (0, 0)
-        keys = self._core.group_keys((subject, group), code, asked.max)
+        keys = self._rows.keys((subject, group), code, asked.max)
         groups = []
         for key in keys:
             await work.items(GROUP_ITEMS)
-            row = await self._reads.answer(partial(self._core.group_row, key))
+            row = await self._reads.answer(partial(self._rows.row, key))
             if row is not None and access.may(self._names.name(row.subject)):
                 groups.append(self._shown(row))
         return GroupsPage(groups, list(keys[-1]) if len(keys) == asked.max else None)
 
     async def one(self, asked: ShowGroup) -> ConsumerGroup:
         """One group. Raises SubjectInvalid, GroupUnknown."""
-        row = await self._reads.answer(partial(self._core.group_row, self._known(asked.subject, asked.group)))
+        row = await self._reads.answer(partial(self._rows.row, self._known(asked.subject, asked.group)))
         if row is None:
             raise unknown_group()
         return self._shown(row)
@@ -72,7 +74,7 @@ class ConsumerGroups:
         goal, (subject, group) = _goal(asked), self._known(asked.subject, asked.group)
         with commit_errors():
             position = await self._positions.seek(subject, group, goal)
-        return Sought(position, *self._core.positions.bounds(subject))
+        return Sought(position, *self._bounds(subject))
 
     async def remove(self, asked: RemoveGroup) -> GroupRemoved:
         """Removes a group, durably. Raises SubjectInvalid, GroupUnknown, DiskFull, StorageFailed."""
@@ -95,7 +97,7 @@ class ConsumerGroups:
             oldest_ms=whole.oldest_ms,
             waiting_in_place=whole.waiting_in_place,
             redelivery_bytes=whole.redelivery_bytes,
-            dead_letters=waiting_letters(self._core, self._names.code, subject, group),
+            dead_letters=waiting_letters(self._letters, self._names.code, subject, group),
             waiting_keys=whole.waiting_keys,
             filtered=whole.filtered,
             tags=whole.tags,

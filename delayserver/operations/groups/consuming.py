@@ -80,7 +80,8 @@ class Consuming:
         first_messages: FirstMessages,
         runtime: Runtime,
     ) -> None:
-        self._core = broker.core
+        self._groups = broker.core.state.groups
+        self._extending = broker.core.consuming
         self._broker = broker
         self._redelivery = redelivery
         self._filters = filters
@@ -159,7 +160,7 @@ class Consuming:
             handed(pulled, partial(self._redelivery.not_received, subject, group, pulled.delivery))
             answered = True
 
-        expired = self._core.expired_messages
+        expired = self._groups.expired_messages
         with waiting:
             if not subject:
                 subject, wait_ms = await self._first_messages.wait(name, group_name, wait_ms)
@@ -175,13 +176,13 @@ class Consuming:
                 await self._broker.pulls.pull(
                     subject, group, max_messages, max_bytes, wait_ms, ack_timeout_ms, answer, outlet, deadline_ms, owner
                 )
-        if self._core.expired_messages > expired:
+        if self._groups.expired_messages > expired:
             self._broker.commit.soon()  # expired messages get no ack that would write their counts
         return answered
 
     def _new_group(self, subject: int, name: str) -> int:
         """The new code of a group at its first pull. Raises GroupsFull before anything is stored."""
-        if not self._core.admits(subject, 0):
+        if not self._groups.admits((subject, 0)):
             raise GroupsFull(TOO_MANY_GROUPS)
         return self._names.group(name)
 
@@ -246,7 +247,7 @@ class Consuming:
             await self._turn_for(deliveries)
             lease_us = self._clock.monotonic_us()
             owner = owner if owner in self._owned else 0  # it may have ended between two steps
-            step = self._core.extend(*codes, part, lease_us, ack_timeout_ms, owner)
+            step = self._extending.extend(codes, part, lease_us, ack_timeout_ms, owner)
             extended += step.extended
             self._note_owned(owner, codes)
             if step.full:

@@ -39,7 +39,10 @@ class DeadLetterOperations:
     """Works on the dead letters of one group a request."""
 
     def __init__(self, broker: LocalBroker, redelivery: Redelivery, names: NameDesk, clock: Clock) -> None:
-        self._core = broker.core
+        self._letters = broker.core.dead_letters
+        self._queue = broker.core.dead_queue
+        self._in_doubt = broker.core.in_doubt
+        self._table = broker.core.state.policies
         self._reads = broker.reads
         self._redelivery = redelivery
         self._names = names
@@ -48,11 +51,11 @@ class DeadLetterOperations:
     async def page(self, asked: ListDeadLetters) -> DeadLetterPage:
         """The first letters behind the position `after`. Raises SubjectInvalid, GroupUnknown."""
         key, _ = self._keys(asked.subject, asked.group)
-        letters = await self._reads.answer(partial(self._core.read_dead, key, asked.after, asked.max, BYTES_MAX))
-        left = self._core.dead_letters(*key)
+        letters = await self._reads.answer(partial(self._queue.read, key, asked.after, asked.max, BYTES_MAX))
+        left = self._letters.waiting(key)
         more = letters
         if letters.stop:
-            more = await self._reads.answer(partial(self._core.read_dead, key, letters.stop - 1, 1, 1))
+            more = await self._reads.answer(partial(self._queue.read, key, letters.stop - 1, 1, 1))
         ended = not letters.stop or not (len(more) or more.unreadable)
         rows = _rows(letters, bodies=asked.bodies)
         return DeadLetterPage(rows, None if ended else letters.stop - 1, left, letters.unreadable)
@@ -73,21 +76,21 @@ class DeadLetterOperations:
             delays = asked.first_ms + (np.arange(len(letters)) * step_ms).astype(np.int64)
             messages = resent_messages(letters, *codes, delays - (-now_us // 1000), now_us)
             try:
-                await self._redelivery.commit(messages, partial(self._core.begin_dead, claim))
+                await self._redelivery.commit(messages, partial(self._in_doubt.begin_resend, claim))
             except DelayServerError:
-                self._core.give_back_dead(claim)
+                self._queue.give_back(claim)
                 raise
-            self._core.settle_dead(claim)
+            self._queue.settle(claim)
             self._redelivery.sent(messages)
             await self._redelivery.durable()
         next_ms = asked.first_ms + round(len(letters) * step_ms)
-        return ResendResult(len(letters), self._core.dead_letters(*key), next_ms, unreadable)
+        return ResendResult(len(letters), self._letters.waiting(key), next_ms, unreadable)
 
     async def _claim(self, key: GroupKey, wanted: I64 | None, count_max: int) -> tuple[Claim, int]:
         """The first letters that can be read, and how many before or among them cannot."""
         after, unreadable = -1, 0
         while True:
-            claim = await self._reads.answer(partial(self._core.claim_dead, key, wanted, after, count_max, BYTES_MAX))
+            claim = await self._reads.answer(partial(self._queue.claim, key, wanted, after, count_max, BYTES_MAX))
             unreadable += claim.letters.unreadable
             if len(claim.letters) or not claim.letters.unreadable:
                 return claim, unreadable
@@ -96,9 +99,9 @@ class DeadLetterOperations:
     async def drop(self, asked: DropDeadLetters) -> DropResult:
         """Drops letters. Durable on return. Raises SubjectInvalid, GroupUnknown, DiskFull, StorageFailed."""
         key, _ = self._keys(asked.subject, asked.group)
-        dropped = self._core.drop_dead(key, positions_of(asked.positions), asked.max)
+        dropped = self._queue.drop(key, positions_of(asked.positions), asked.max)
         await self._redelivery.durable()
-        return DropResult(dropped, self._core.dead_letters(*key))
+        return DropResult(dropped, self._letters.waiting(key))
 
     def _keys(self, subject: str, group: str) -> tuple[GroupKey, GroupKey]:
         """The codes of the dead-letter subject and the group, and of the subject and the group."""
@@ -106,7 +109,7 @@ class DeadLetterOperations:
         dead_subject = self._names.code(SUBJECT, dead_letter_subject(subject, group))
         if not all(codes):
             raise GroupUnknown(f"this node knows no group {group!r} of the subject {subject!r}")
-        if dead_subject and self._core.owner_of_dead(dead_subject) not in (None, codes):
+        if dead_subject and self._table.owner_of_dead(dead_subject) not in (None, codes):
             dead_subject = 0  # of another pair of names that makes the same subject
         return (dead_subject, codes[1]), codes
 

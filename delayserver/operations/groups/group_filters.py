@@ -20,7 +20,9 @@ class GroupFilters:
     """Brings the filters of groups in place before their pulls."""
 
     def __init__(self, broker: LocalBroker, filters: FilterCompiler, policies: Policies) -> None:
-        self._core = broker.core
+        self._table = broker.core.state.policies
+        self._groups = broker.core.state.groups
+        self._consuming = broker.core.consuming
         self._pulls = broker.pulls
         self._filters = filters
         self._policies = policies
@@ -33,18 +35,19 @@ class GroupFilters:
         """Called before each pull: `given` is the filter of the group from then on; None: the one that it has.
 
         Raises FilterInUse, GroupsFull, DiskFull, StorageFailed, and as `compile`."""
+        key = (subject, group)
         await self._policies.filter_settled(subject, group)
-        if given is not None and given.text != self._core.filter_text(subject, group):
+        if given is not None and given.text != self._table.filter_text(key):
             await self._policies.set_filter(subject, group, given, partial(self._require_unused, subject, group))
-        while self._core.lacks_filter(subject, group):  # the first pull since the start
-            text = self._core.filter_text(subject, group)
+        while self._consuming.lacks_filter(key):  # the first pull since the start
+            text = self._table.filter_text(key)
             compiled = await self._filters.compile(text)
-            if self._core.filter_text(subject, group) == text:
-                self._core.use_filter(subject, group, compiled.filter)
+            if self._table.filter_text(key) == text:
+                self._consuming.use_filter(key, compiled.filter)
 
     def _require_unused(self, subject: int, group: int) -> None:
-        if self._pulls.waits(subject, group) or self._core.leased(subject, group):
-            present = self._core.filter_text(subject, group)
+        if self._pulls.waits(subject, group) or self._groups.leased((subject, group)):
+            present = self._table.filter_text((subject, group))
             words = [f"{name} {text!r}" for name, text in (("tags", present.tags), ("where", present.where)) if text]
             raise FilterInUse(
                 f"consumers of this group pull with {' and '.join(words) or 'no filter'}, and wait or have messages; all "

@@ -8,6 +8,7 @@ from typing import Any
 
 import trio
 
+from delayserver.broker.actions.dead_letters import DeadLetters
 from delayserver.broker.filters.filter import FilterText
 from delayserver.broker.policy import DEFAULT_POLICY, GroupPolicy, PolicyFault, policy_from
 from delayserver.broker.queues.groups import GroupKey
@@ -27,10 +28,10 @@ def dead_letter_subject(subject: str, group: str) -> str:
     return f"{subject}.dead.{group}"
 
 
-def waiting_letters(broker: Broker, code_of: Callable[[int, str], int], subject: str, group: str) -> int:
+def waiting_letters(letters: DeadLetters, code_of: Callable[[int, str], int], subject: str, group: str) -> int:
     """How many dead letters of a consumer group were neither sent again nor dropped. `code_of`: `NameDesk.code`."""
     dead_subject = code_of(SUBJECT, dead_letter_subject(subject, group))
-    return broker.dead_letters(dead_subject, code_of(CONSUMER_GROUP, group))
+    return letters.waiting((dead_subject, code_of(CONSUMER_GROUP, group)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,9 @@ class Policies:
     """Shows and sets policies."""
 
     def __init__(self, broker: Broker, filters: FilterCompiler, names: NameDesk, runtime: Runtime) -> None:
-        self._broker = broker
+        self._table = broker.state.policies
+        self._limits = broker.state.limits
+        self._consuming = broker.consuming
         self._filters = filters
         self._names = names
         self._workers = runtime.workers
@@ -57,7 +60,7 @@ class Policies:
     def get(self, subject: str, group: str) -> GroupPolicyOf:
         """The policy of a group, which need not have pulled yet. Raises SubjectInvalid."""
         codes = self._names.known(subject, group)
-        return GroupPolicyOf(subject, group, self._broker.policy(*codes), self._broker.pauses(*codes))
+        return GroupPolicyOf(subject, group, self._table.of(codes), self._table.pauses(codes))
 
     async def set(self, subject: str, group: str, changes: Mapping[str, Any], *, reset: bool) -> GroupPolicyOf:
         """Changes fields of a policy (None: back to the default); with `reset` all others go back first. Durable.
@@ -81,16 +84,17 @@ class Policies:
         """Set the filter of a group by its codes, durably. `check` raises an error if it may not change.
 
         Raises GroupsFull, DiskFull, StorageFailed."""
+        key = (subject, group)
         async with self._changing:
-            if self._broker.filter_text(subject, group) == compiled.text:
+            if self._table.filter_text(key) == compiled.text:
                 return
             check()
-            policy = replace(self._broker.policy(subject, group), tags=compiled.text.tags, where=compiled.text.where)
-            self._filter_changes.add((subject, group))
+            policy = replace(self._table.of(key), tags=compiled.text.tags, where=compiled.text.where)
+            self._filter_changes.add(key)
             try:
-                await self._write((subject, group), policy, self._broker.dead_subject(subject, group), compiled)
+                await self._write(key, policy, self._table.dead_subject(key), compiled)
             finally:
-                self._filter_changes.discard((subject, group))
+                self._filter_changes.discard(key)
 
     async def filter_settled(self, subject: int, group: int) -> None:
         """Wait while the filter of a group changes."""
@@ -109,12 +113,12 @@ class Policies:
 
     def _dead_subject(self, codes: tuple[int, int], subject: str, group: str, policy: GroupPolicy) -> int:
         """The code of the group's dead-letter subject, a new one if it needs one. Raises PolicyInvalid, SubjectsFull."""
-        known = self._broker.dead_subject(*codes)
+        known = self._table.dead_subject(codes)
         if known or not policy.attempts:
             return known
         name = dead_letter_subject(subject, group)
         code = self._names.subject(name)
-        owner = self._broker.owner_of_dead(code)
+        owner = self._table.owner_of_dead(code)
         if owner is not None and owner != codes:
             of = f"group {self._names.name(owner[1])!r} of {self._names.name(owner[0])!r}"
             raise PolicyInvalid(f"its dead-letter subject {name!r} is that of {of}: name the group differently")
@@ -122,15 +126,15 @@ class Policies:
 
     async def _write(self, codes: GroupKey, policy: GroupPolicy, dead_subject: int, compiled: Compiled) -> None:
         """Make a policy durable; from then on it applies, with its filter."""
-        if not self._broker.takes_policy(*codes):
+        if not self._table.takes(codes):
             raise GroupsFull(TOO_MANY_GROUPS)
         text = compiled.text
         grows = len(text.tags or "") + len(text.where or "")
-        if text and self._broker.filter_characters() + grows > self._broker.limits.filters_characters_max:
+        if text and self._table.filter_characters() + grows > self._limits.filters_characters_max:
             raise GroupsFull(
                 "the filters of this node's groups are too long together; use fewer groups, or shorter filters"
             )
-        plan = self._broker.policy_plan(*codes, policy, dead_subject)
+        plan = self._table.write(codes, policy, dead_subject)
         try:
             with trio.CancelScope(shield=True):  # what is written is also what applies
                 await self._workers.run(plan.run)
@@ -138,5 +142,5 @@ class Policies:
             raise DiskFull(str(error), retry_after_ms=1000) from error
         except StoreError as error:
             raise StorageFailed(str(error)) from error
-        self._broker.finish_policy(plan)
-        self._broker.use_filter(*codes, compiled.filter)
+        self._table.written(plan)
+        self._consuming.use_filter(codes, compiled.filter)

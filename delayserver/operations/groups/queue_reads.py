@@ -30,7 +30,7 @@ class QueueReads:
     """Reads messages, and waits for the first one."""
 
     def __init__(self, broker: LocalBroker, names: NameDesk, first_messages: FirstMessages, runtime: Runtime) -> None:
-        self._core = broker.core
+        self._positions = broker.core.positions
         self._broker = broker
         self._names = names
         self._first_messages = first_messages
@@ -61,8 +61,8 @@ class QueueReads:
         return await self.read(read if may_wait else read._replace(wait_ms=0))
 
     async def _look(self, subject: int, read: Read) -> ReadResult:
-        first, end = self._core.positions.bounds(subject)
+        first, end = self._positions.bounds(subject)
         if first <= read.position < end and min(end - read.position, read.max_messages) > LARGE_ROWS:
             await self._turns.take()
-        look = partial(self._core.positions.look, subject, read.position, read.max_messages, read.max_bytes)
+        look = partial(self._positions.look, subject, read.position, read.max_messages, read.max_bytes)
         return await self._broker.reads.answer(look)

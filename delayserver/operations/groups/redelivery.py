@@ -21,7 +21,7 @@ import trio
 
 from delayserver.broker.actions.group_rows import GroupRow
 from delayserver.broker.actions.retries import NACKED, SKIPPED, Failure, RetryBatch
-from delayserver.broker.queues.deliveries import of_ranges, places_of
+from delayserver.broker.queues.deliveries import of_ranges, places_of, unpack_places
 from delayserver.broker.queues.groups import GroupKey
 from delayserver.broker.reads import Steps
 from delayserver.broker.service.local_broker import LocalBroker
@@ -89,6 +89,10 @@ class Redelivery:
         runtime: Runtime,
     ) -> None:
         self._broker = broker
+        self._retries = broker.core.retries
+        self._dead_letters = broker.core.dead_letters
+        self._in_doubt = broker.core.in_doubt
+        self._ended = broker.core.ended
         self._pipeline = pipeline
         self._room = room
         self._sequences = sequences
@@ -122,8 +126,8 @@ class Redelivery:
     async def _hear_of_earlier(self) -> None:
         """Leases that ended with an earlier process are found by pulls."""
         while True:
-            await self._broker.core.ended.rung()
-            self._broker.core.ended.hush()
+            await self._ended.rung()
+            self._ended.hush()
             self._leases.set()
 
     def not_received(self, subject: int, group: int, deliveries: I64) -> None:
@@ -147,7 +151,7 @@ class Redelivery:
         now_us, lease_us = self._clock.now_us(), self._clock.monotonic_us()
         expired, dead, unknown, left = 0, 0, None, deliveries
         while unknown is None or len(left):
-            call = self._broker.core.nack(subject, group, left, delay_ms, now_us, lease_us, failure)
+            call = self._retries.nack((subject, group), left, delay_ms, now_us, lease_us, failure)
             batch = await self._finish(call)
             self._leases.set()  # the redeliveries change the next deadline
             await self._retry(batch)
@@ -164,7 +168,7 @@ class Redelivery:
         skipped = 0
         while len(places):
             now_us, lease_us = self._clock.now_us(), self._clock.monotonic_us()
-            call = self._broker.core.skip_keys(key, places, Failure(SKIPPED, text), now_us, lease_us)
+            call = self._retries.skip(key, *unpack_places(places), Failure(SKIPPED, text), now_us, lease_us)
             batch = await self._finish(call)
             self._leases.set()
             await self._retry(batch)
@@ -206,15 +210,14 @@ class Redelivery:
 
     async def _retry(self, batch: RetryBatch) -> None:
         """Stores the dead letters of a batch, then commits its internal records and settles the old deliveries."""
-        core = self._broker.core
         buried = batch.given_up is None or await self._bury_all(batch)
         if batch.messages is not None:
             try:
-                await self.commit(batch.messages, partial(core.begin_retry, batch))
+                await self.commit(batch.messages, partial(self._in_doubt.begin_retry, batch))
             except DelayServerError:
-                core.abandon_retry(batch, self._clock.monotonic_us())
+                self._retries.abandon(batch, self._clock.monotonic_us())
                 raise
-        core.settle_retry(batch)
+        self._retries.settle(batch)
         if batch.messages is not None:
             self.sent(batch.messages)
         self._broker.pulls.acked(batch.subject, batch.group)
@@ -225,7 +228,7 @@ class Redelivery:
     async def _bury_all(self, batch: RetryBatch) -> bool:
         """Stores dead letters, a bounded number in each step. False if there was no room for some: their messages stay
         leased. Raises StorageFailed."""
-        burial, buried = self._broker.core.burial(batch), True
+        burial, buried = self._dead_letters.burial(batch), True
         # The messages are leased no more. If the end of a connection cancelled this, they would belong to nobody.
         with trio.CancelScope(shield=True):
             while (part := burial.next_part()) is not None:
@@ -233,19 +236,19 @@ class Redelivery:
                     assert part.given_up is not None
                     buried = self._bury(part, len(part.given_up))
                 else:
-                    self._broker.core.keep_unburied(part, self._clock.monotonic_us())
+                    self._retries.keep_unburied(part, self._clock.monotonic_us())
                 if burial.has_more():
                     await trio.lowlevel.checkpoint()
         return buried
 
     def _bury(self, batch: RetryBatch, count: int) -> bool:
         """Stores dead letters in this step. False if there is no room: the messages stay leased. Raises StorageFailed."""
-        core, now_us = self._broker.core, self._clock.now_us()
+        now_us = self._clock.now_us()
         subject, group = self._names.name(batch.subject), self._names.name(batch.group)
         try:
-            arrived = core.bury(batch, subject, group, self._sequences.take(count), now_us)
+            arrived = self._dead_letters.bury(batch, subject, group, self._sequences.take(count), now_us)
         except DiskFullError:
-            core.keep_unburied(batch, self._clock.monotonic_us())
+            self._retries.keep_unburied(batch, self._clock.monotonic_us())
             return False
         except StoreError as error:  # as after a failed delivery: the server ends, and a restart recovers
             failed = StorageFailed(str(error))
@@ -289,7 +292,7 @@ class Redelivery:
                     _, key, owner = heappop(self._gone)
                     owners.setdefault(key, set()).add(owner)
                 for key, its in owners.items():
-                    call = self._broker.core.end_leases_of(key, its, now_us, lease_us)
+                    call = self._retries.end_leases_of(key, its, now_us, lease_us)
                     if call is not None:
                         nursery.start_soon(self._end_of_gone, call)
                     await trio.lowlevel.checkpoint()  # a connection may have had leases of thousands of groups
@@ -315,7 +318,7 @@ class Redelivery:
                 self._leases = trio.Event()
                 await self._leases.wait()
                 continue
-            deadline_us = self._broker.core.next_lease_deadline_us()
+            deadline_us = self._retries.next_deadline_us()
             if deadline_us is None:
                 self._leases = trio.Event()
                 await self._leases.wait()
@@ -328,7 +331,7 @@ class Redelivery:
                     await self._clock.sleep_ms(10)  # pulls come in bursts; leases last for seconds
                 continue
             now_us, lease_us = self._clock.now_us(), self._clock.monotonic_us()
-            for call in self._broker.core.expired_leases(now_us, lease_us, EXPIRED_AT_ONCE):
+            for call in self._retries.expired(now_us, lease_us, EXPIRED_AT_ONCE):
                 self._ends += 1
                 nursery.start_soon(self._end, call)
             await trio.lowlevel.checkpoint()

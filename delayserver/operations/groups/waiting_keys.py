@@ -29,7 +29,9 @@ class WaitingKeyOperations:
     """Works on the waiting keys of one group a request."""
 
     def __init__(self, broker: LocalBroker, redelivery: Redelivery, names: NameDesk, clock: Clock) -> None:
-        self._core = broker.core
+        self._waiting = broker.core.waiting_keys
+        self._table = broker.core.state.policies
+        self._groups = broker.core.state.groups
         self._reads = broker.reads
         self._pulls = broker.pulls
         self._redelivery = redelivery
@@ -39,7 +41,7 @@ class WaitingKeyOperations:
     async def page(self, asked: ListWaitingKeys) -> WaitingKeysPage:
         """The first waiting keys behind a position. Raises SubjectInvalid, GroupUnknown."""
         key = self._key(asked.subject, asked.group)
-        found = await self._reads.answer(partial(self._core.waiting_keys, key, asked.after, asked.max))
+        found = await self._reads.answer(partial(self._waiting.page, key, asked.after, asked.max))
         ahead_us = read_both(self._clock).apart_us
         rows = [_row(each, ahead_us) for each in found.messages]
         return WaitingKeysPage(rows, found.next, found.left, found.unreadable)
@@ -49,28 +51,28 @@ class WaitingKeyOperations:
 
         Raises SubjectInvalid, GroupUnknown, PolicyInvalid if the group has no dead letters, DiskFull, StorageFailed."""
         key = self._key(asked.subject, asked.group)
-        if not self._core.dead_subject(*key):
+        if not self._table.dead_subject(key):
             raise PolicyInvalid(
                 f"the group {asked.group!r} of {asked.subject!r} keeps no dead letters: set `attempts` in its policy, "
                 "then skip"
             )
-        chosen = self._core.chosen_keys(key, positions_of(asked.positions), asked.max)
+        chosen = self._waiting.chosen(key, positions_of(asked.positions), asked.max)
         return SkipResult(await self._redelivery.skip(key, chosen, asked.reason), self._left(key))
 
     async def retry(self, asked: RetryWaitingKeys) -> RetryKeysResult:
         """Ends the pauses of such messages, so that a pull brings them at once. Raises SubjectInvalid, GroupUnknown."""
         key = self._key(asked.subject, asked.group)
-        chosen = self._core.chosen_keys(key, positions_of(asked.positions), asked.max)
-        retried = self._core.retry_keys(key, chosen, self._clock.monotonic_us())
+        chosen = self._waiting.chosen(key, positions_of(asked.positions), asked.max)
+        retried = self._waiting.end_pauses(key, chosen, self._clock.monotonic_us())
         self._pulls.acked(*key)
         return RetryKeysResult(retried, self._left(key))
 
     def _left(self, key: GroupKey) -> int:
-        return len(self._core.chosen_keys(key, None, 1 << 62))
+        return len(self._waiting.chosen(key, None, 1 << 62))
 
     def _key(self, subject: str, group: str) -> GroupKey:
         key = self._names.known(subject, group)
-        if not all(key) or not list(self._core.group_backlogs((key,))):
+        if not all(key) or key not in self._groups:
             raise GroupUnknown(f"this node knows no group {group!r} of the subject {subject!r}")
         return key
 

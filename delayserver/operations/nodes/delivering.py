@@ -117,7 +117,7 @@ class Delivering:
             mask &= ~_behind_refused(batch.order_hash, mask)
         taken = np.flatnonzero(mask)
         if not len(taken):
-            return self._durable(Stored(outcome, contested), self._broker.core.synced_offset)
+            return self._durable(Stored(outcome, contested), self._broker.core.state.files.store.synced)
         if len(taken) < len(outcome):
             batch = batch.take(taken)
         stored = Stored(outcome, contested)
@@ -169,7 +169,7 @@ class Delivering:
 
         Raises ServerNotProven, InvalidArgument, Superseded, DuplicateServerId."""
         self._servers.admit(peer, server_id)
-        self._broker.core.window_complete(server_id, windows_ms)
+        self._broker.core.arrivals.window_complete(server_id, windows_ms)
 
     # -- checking
 

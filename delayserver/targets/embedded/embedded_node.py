@@ -53,4 +53,4 @@ class EmbeddedNode(Target):
 
     async def windows_complete(self, windows_ms: Callable[[], list[int]]) -> None:
         """Forget the keys of these windows. It cannot fail."""
-        self._broker.core.window_complete(self._server_id, windows_ms())
+        self._broker.core.arrivals.window_complete(self._server_id, windows_ms())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -11,12 +12,11 @@ from delayserver.broker.actions.dead_queue import Claim, Letters
 from delayserver.broker.actions.delivering import Delivered
 from delayserver.broker.actions.group_rows import GroupRow
 from delayserver.broker.actions.retries import RetryBatch
-from delayserver.broker.actions.state import BrokerState
 from delayserver.broker.limits import BrokerLimits
 from delayserver.broker.pulled import PulledBatch
 from delayserver.broker.queues.groups import GroupKey
 from delayserver.broker.queues.queue import Run
-from delayserver.broker.reads import having_read, read_at_once
+from delayserver.broker.reads import Steps, having_read, read_at_once
 from delayserver.broker.service.broker import Broker
 from store.records.batches import StoredBatch
 from tests.fakes.disk import FakeDisk
@@ -31,54 +31,48 @@ T = TypeVar("T")
 
 
 class DirectBroker(Broker):
-    """A `Broker` that reads the disk in the step that asks, for tests of everything else."""
+    """A `Broker` with calls that read the disk in the step that asks, for tests of everything else."""
 
     def at_once(self, ask: Callable[[], T]) -> T:
         """The result of a call; the reads that it needs run here."""
-        return read_at_once(self.reads, having_read(ask))
+        return read_at_once(self.state.files.reads, having_read(ask))
 
-    def deliver(self, batch: StoredBatch, uncertain: bool, now_us: int) -> Delivered:  # type: ignore[override]
+    def in_one_step(self, call: Steps[T]) -> T:
+        """The result of a call that is carried out in steps; the reads that it needs run here."""
+        return read_at_once(self.state.files.reads, call)
+
+    def deliver(self, batch: StoredBatch, uncertain: bool, now_us: int) -> Delivered:
         if uncertain:
-            return read_at_once(self.reads, self.deliver_uncertain(batch, now_us))
-        return super().deliver(batch, now_us)
+            return self.in_one_step(self.arrivals.deliver_uncertain(batch, now_us))
+        return self.arrivals.deliver(batch, now_us)
 
-    def pull(self, *arguments: Any) -> PulledBatch | None:
-        ask = super().pull
-        return self.at_once(lambda: ask(*arguments))
+    def pull(self, subject: int, group: int, *rest: Any) -> PulledBatch | None:
+        return self.at_once(partial(self.consuming.pull, (subject, group), *rest))
 
-    def nack(self, *arguments: Any) -> RetryBatch:  # type: ignore[override]
-        return read_at_once(self.reads, super().nack(*arguments))
+    def nack(self, subject: int, group: int, *rest: Any) -> RetryBatch:
+        return self.in_one_step(self.retries.nack((subject, group), *rest))
 
-    def expired_leases(self, *arguments: Any) -> list[RetryBatch]:  # type: ignore[override]
-        return [read_at_once(self.reads, call) for call in super().expired_leases(*arguments)]
+    def expired_leases(self, *moment: int) -> list[RetryBatch]:
+        return [self.in_one_step(call) for call in self.retries.expired(*moment)]
 
-    def end_leases_of(self, *arguments: Any) -> RetryBatch | None:  # type: ignore[override]
-        call = super().end_leases_of(*arguments)
-        return None if call is None else read_at_once(self.reads, call)
+    def end_leases_of(self, *arguments: Any) -> RetryBatch | None:
+        call = self.retries.end_leases_of(*arguments)
+        return None if call is None else self.in_one_step(call)
 
     def read_dead(self, *arguments: Any) -> Letters:
-        ask = super().read_dead
-        return self.at_once(lambda: ask(*arguments))
+        return self.at_once(partial(self.dead_queue.read, *arguments))
 
     def claim_dead(self, *arguments: Any) -> Claim:
-        ask = super().claim_dead
-        return self.at_once(lambda: ask(*arguments))
+        return self.at_once(partial(self.dead_queue.claim, *arguments))
 
     def group_row(self, key: GroupKey) -> GroupRow | None:
-        ask = super().group_row
-        return self.at_once(lambda: ask(key))
-
-
-def state_of(broker: Broker) -> BrokerState:
-    """The queues, groups and files of a broker. A test looks here for the bounds of its memory, and for the places on disk
-    that it damages: no operation and no figure shows them."""
-    return broker._state
+        return self.at_once(partial(self.group_rows.row, key))
 
 
 def record_place(broker: DirectBroker, position: int) -> tuple[Run, str, int]:
     """The run of the subject's queue that has a position, with the file of its record and the record's offset in it."""
-    run = broker.at_once(lambda: state_of(broker).messages.run_at((SUBJECT, 0), position))
-    base, segment = broker.store.log.locate(run.store_offset)
+    run = broker.at_once(lambda: broker.state.messages.run_at((SUBJECT, 0), position))
+    base, segment = broker.state.files.store.log.locate(run.store_offset)
     return run, segment.path, run.store_offset - base
 
 
@@ -106,5 +100,5 @@ def drain(broker: DirectBroker, group: int = GROUP, now_us: int = NOW_US, subjec
     while (pulled := broker.pull(subject, group, 7, 1 << 20, now_us, now_us)) is not None:
         assert len(pulled), "what is handed out has messages"
         found += pulled.batch.sequence.tolist()
-        assert broker.ack(subject, group, pulled.delivery, now_us).unknown == 0
+        assert broker.consuming.ack((subject, group), pulled.delivery).unknown == 0
     return found

@@ -132,11 +132,11 @@ def test_messages_stored_while_the_clock_was_far_ahead_do_not_keep_segments_for_
     broker = open_broker(FakeDisk())
     for batch in range(40):
         broker.deliver(messages(1 + 10 * batch, 10), False, NOW_US + (10 * 365 * 24 * HOUR_US if batch < 20 else 0))
-    broker.window_complete(SERVER, [60_000])
+    broker.arrivals.window_complete(SERVER, [60_000])
     drain(broker)
-    assert broker.retire(NOW_US + HOUR_US) == []
-    assert broker.retire(NOW_US + 3 * HOUR_US) != []
-    assert len(broker.store.segments()) == 1
+    assert broker.retention.retire(NOW_US + HOUR_US) == []
+    assert broker.retention.retire(NOW_US + 3 * HOUR_US) != []
+    assert len(broker.state.files.store.segments()) == 1
 
 
 async def test_messages_whose_bytes_could_not_be_read_once_are_delivered_without_a_restart(boot: Boot) -> None:
@@ -261,7 +261,7 @@ def test_a_repeated_hand_off_looks_around_a_sector_that_cannot_be_read(
     broker = open_broker(disk)
     for first in (1, 11, 21):
         broker.deliver(messages(first, 10), False, NOW_US)
-    broker.sync()
+    broker.durability.sync()
     path, pread = disk.files("/data/broker/store")[0], FakeFile.pread
 
     def bad_sector(file: FakeFile, offset: int, length: int) -> bytes:
@@ -276,4 +276,4 @@ def test_a_repeated_hand_off_looks_around_a_sector_that_cannot_be_read(
     outcomes = [broker.deliver(messages(first, 10), True, NOW_US).outcome.tolist() for first in (1, 11, 21)]
     hit = 0 if bad == 200 else 1
     assert outcomes == [[1 if place == hit else 2] * 10 for place in range(3)]
-    assert any(path in text for text in broker.damages)
+    assert any(path in text for text in broker.state.damages.texts)

@@ -11,7 +11,7 @@ from delayserver.broker.actions.retries import NACKED, Failure, RetryBatch
 from delayserver.broker.policy import GroupPolicy
 from delayserver.broker.pulled import PulledBatch
 from tests.delayserver.broker.actions.test_order_of_keys import Scene, set_policy
-from tests.delayserver.broker.brokers import GROUP, SUBJECT, state_of
+from tests.delayserver.broker.brokers import GROUP, SUBJECT
 
 
 @pytest.fixture(autouse=True)
@@ -25,17 +25,17 @@ def dying(scene: Scene) -> tuple[PulledBatch, RetryBatch, Burial]:
     pulled = scene.pull()
     assert pulled is not None
     batch = scene.broker.nack(SUBJECT, GROUP, pulled.delivery, 0, scene.now_us, scene.now_us, Failure(NACKED, "no"))
-    return pulled, batch, scene.broker.burial(batch)
+    return pulled, batch, scene.broker.dead_letters.burial(batch)
 
 
 def bury(scene: Scene, part: RetryBatch | None, first: int = 1000) -> int:
     assert part is not None and part.given_up is not None
-    scene.broker.bury(part, "subject", "group", first, scene.now_us)
+    scene.broker.dead_letters.bury(part, "subject", "group", first, scene.now_us)
     return len(part.given_up)
 
 
 def letters(scene: Scene) -> int:
-    return scene.broker.dead_letters(77, GROUP)
+    return scene.broker.dead_letters.waiting((77, GROUP))
 
 
 def test_messages_are_buried_in_parts() -> None:
@@ -43,7 +43,7 @@ def test_messages_are_buried_in_parts() -> None:
     _, batch, burial = dying(scene)
     assert [bury(scene, burial.next_part(), 1000 + 10 * number) for number in range(3)] == [2, 2, 1]
     assert burial.next_part() is None and not burial.has_more()
-    scene.broker.settle_retry(batch)
+    scene.broker.retries.settle(batch)
     assert letters(scene) == 5 and scene.pulled() == []
     scene.check()
 
@@ -79,7 +79,7 @@ def test_a_part_leaves_out_what_has_ended() -> None:
     scene = Scene([""] * 2)
     _, batch, burial = dying(scene)
     assert batch.given_up is not None and np.array_equal(batch.given_up.places, [0, 1])
-    group = state_of(scene.broker).groups[SUBJECT, GROUP]
+    group = scene.broker.state.groups[SUBJECT, GROUP]
     group.main.settle(0, 1)
     assert bury(scene, burial.next_part()) == 1
     assert burial.next_part() is None

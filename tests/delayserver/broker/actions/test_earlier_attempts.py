@@ -44,9 +44,9 @@ def keyed(first: int, *keys: str, tag: int = 0) -> StoredBatch:
 
 def with_policy(disk: FakeDisk, policy: GroupPolicy) -> DirectBroker:
     broker = open_broker(disk)
-    plan = broker.policy_plan(SUBJECT, GROUP, policy, DEAD_SUBJECT)
+    plan = broker.state.policies.write((SUBJECT, GROUP), policy, DEAD_SUBJECT)
     plan.run()
-    broker.finish_policy(plan)
+    broker.state.policies.written(plan)
     return broker
 
 
@@ -72,7 +72,7 @@ def stopped(broker: DirectBroker, disk: FakeDisk) -> DirectBroker:
 
 def cut_off(broker: DirectBroker, disk: FakeDisk) -> DirectBroker:
     """The machine loses its power a while after the last request."""
-    broker.sync()
+    broker.durability.sync()
     broker.abandon()
     disk.crash(Random(1))
     return open_broker(disk)
@@ -88,7 +88,7 @@ def test_a_message_that_takes_the_process_down_is_given_up_after_its_last_attemp
     disk = FakeDisk()
     broker = with_policy(disk, GroupPolicy(attempts=3))
     broker.deliver(keyed(1, key, "other"), False, NOW_US)
-    broker.sync()
+    broker.durability.sync()
     for number in (1, 2, 3):
         assert attempts(broker, 1) == {1: number}
         broker = end(broker, disk)
@@ -96,9 +96,9 @@ def test_a_message_that_takes_the_process_down_is_given_up_after_its_last_attemp
     (batch,) = broker.expired_leases(NOW_US, NOW_US, 100)
     assert batch.given_up is not None and batch.given_up.attempts.tolist() == [3]
     assert batch.given_up.failures == [Failure(ACK_TIMEOUT)] and batch.messages is None
-    assert broker.bury(batch, "orders", "shop", 100, NOW_US) == [(DEAD_SUBJECT, 0)]
+    assert broker.dead_letters.bury(batch, "orders", "shop", 100, NOW_US) == [(DEAD_SUBJECT, 0)]
     broker = end(broker, disk)
-    assert attempts(broker) == {2: 2} and broker.dead_letters(*LETTERS) == 1
+    assert attempts(broker) == {2: 2} and broker.dead_letters.waiting(LETTERS) == 1
 
 
 @pytest.mark.parametrize("end", ENDS)
@@ -106,10 +106,10 @@ def test_a_message_that_waited_for_its_key_was_never_handed_out(end: End) -> Non
     disk = FakeDisk()
     broker = open_broker(disk)
     broker.deliver(keyed(1, "k"), False, NOW_US)
-    broker.sync()
+    broker.durability.sync()
     assert attempts(broker) == {1: 1}
     broker.deliver(keyed(2, "k", "", "k"), False, NOW_US)
-    broker.sync()
+    broker.durability.sync()
     assert attempts(broker) == {3: 1}
     broker = end(broker, disk)
     assert attempts(broker) == {1: 2, 2: 1, 3: 2, 4: 1}
@@ -120,7 +120,7 @@ def test_the_end_of_a_process_costs_one_attempt_for_each_order_key(end: End) -> 
     disk = FakeDisk()
     broker = with_policy(disk, GroupPolicy(attempts=3))
     broker.deliver(keyed(1, "k", "k", "", "k"), False, NOW_US)
-    broker.sync()
+    broker.durability.sync()
     assert attempts(broker) == {1: 1, 2: 1, 3: 1, 4: 1}
     broker = end(broker, disk)
     assert attempts(broker) == {1: 2, 2: 1, 3: 2, 4: 1}
@@ -138,7 +138,7 @@ def test_messages_behind_a_failed_one_of_their_key_lose_their_attempt_for_good(e
     pulled = broker.pull(SUBJECT, GROUP, 2, 1 << 20, NOW_US, NOW_US)
     assert pulled is not None
     broker.nack(SUBJECT, GROUP, pulled.delivery[:1], 60_000, NOW_US, NOW_US, Failure(NACKED, "no"))
-    broker.sync()
+    broker.durability.sync()
     broker = end(broker, disk)
     assert attempts(broker) == {1: 2, 2: 1}
 
@@ -148,7 +148,7 @@ def test_a_key_whose_last_attempt_ended_with_the_process_comes_again_where_it_mu
     disk = FakeDisk()
     broker = with_policy(disk, GroupPolicy(attempts=1, failed_key=WAIT))
     broker.deliver(keyed(1, "k", "", "k"), False, NOW_US)
-    broker.sync()
+    broker.durability.sync()
     assert attempts(broker, 1) == {1: 1}
     broker = end(broker, disk)
     assert attempts(broker) == {1: 2, 2: 1, 3: 1}
@@ -157,13 +157,13 @@ def test_a_key_whose_last_attempt_ended_with_the_process_comes_again_where_it_mu
 def test_a_filter_does_not_hide_the_last_attempt_of_an_earlier_process() -> None:
     disk = FakeDisk()
     broker = with_policy(disk, GroupPolicy(attempts=1))
-    broker.use_filter(SUBJECT, GROUP, Filter([1], None))
+    broker.consuming.use_filter((SUBJECT, GROUP), Filter([1], None))
     for first in range(1, 31, 3):
         broker.deliver(keyed(first, "", tag=2), False, NOW_US)
         broker.deliver(keyed(first + 1, "", "", tag=1), False, NOW_US)
     assert [*attempts(broker, 2), *attempts(broker, 1)] == [2, 3, 5]
     broker = killed(broker, disk)
-    broker.use_filter(SUBJECT, GROUP, Filter([1], None))
+    broker.consuming.use_filter((SUBJECT, GROUP), Filter([1], None))
     found: list[int] = []
     while more := attempts(broker):
         found += more
@@ -191,18 +191,18 @@ def test_a_snapshot_of_the_log_keeps_what_was_handed_out_before_and_during_it(en
     disk = FakeDisk()
     broker = open_broker(disk)
     broker.deliver(keyed(1, "", "k", "k", *[""] * 20), False, NOW_US)
-    broker.sync()
+    broker.durability.sync()
     assert attempts(broker, 2) == {1: 1, 2: 1}
     end(broker, disk).abandon()
     broker = DirectBroker.open(disk, "/data/broker", SERVER, NOW_US, replace(LIMITS, progress_bytes_max=1))
     assert attempts(broker, 2) == {1: 2, 2: 2}
     for number in range(4, 22):  # until the log is long
         assert attempts(broker, 1) == {number: 1}
-    plan = broker.sync_plan()
+    plan = broker.durability.sync_plan()
     assert plan.progress.snapshot
     assert attempts(broker, 1) == {22: 1}
     plan.run()
-    broker.finish_sync(plan)
+    broker.durability.finish_sync()
     broker = end(broker, disk)
     assert attempts(broker) == {1: 3, 2: 3, 3: 1} | dict.fromkeys(range(4, 23), 2) | {23: 1}
 
@@ -211,11 +211,11 @@ def test_a_hand_out_behind_a_seek_counts_although_the_seek_was_not_durable_yet()
     disk = FakeDisk()
     broker = open_broker(disk)
     broker.deliver(keyed(1, "", ""), False, NOW_US)
-    broker.sync()
+    broker.durability.sync()
     assert attempts(broker) == {1: 1, 2: 1}
     broker.positions.seek((SUBJECT, GROUP), 0)
     assert attempts(broker, 1) == {1: 1}
-    broker.sync()
+    broker.durability.sync()
     assert attempts(killed(broker, disk)) == {1: 2, 2: 1}
 
 
@@ -223,14 +223,14 @@ def test_a_full_disk_delays_the_count_of_a_hand_out_and_hands_out() -> None:
     disk = FakeDisk()
     broker = open_broker(disk)
     broker.deliver(keyed(1, "", ""), False, NOW_US)
-    broker.sync()
+    broker.durability.sync()
     disk.refuse = lambda operation, path: errno.ENOSPC if operation == "pwrite" and "progress" in path else 0
     assert attempts(broker, 1) == {1: 1}
     with pytest.raises(DiskFullError):
-        broker.sync()
+        broker.durability.sync()
     disk.refuse = None
     assert attempts(broker, 1) == {2: 1}
-    broker.sync()
+    broker.durability.sync()
     assert attempts(killed(broker, disk)) == {1: 2, 2: 2}
 
 
@@ -240,15 +240,15 @@ def test_messages_in_the_place_of_lost_ones_were_never_handed_out() -> None:
         disk = FakeDisk()
         broker = open_broker(disk)
         broker.deliver(keyed(1, ""), False, NOW_US)
-        broker.sync()
+        broker.durability.sync()
         broker.deliver(keyed(2, "", ""), False, NOW_US)
         assert attempts(broker) == {1: 1, 2: 1, 3: 1}
-        broker.sync_plan().progress.run()  # the power fails before the store is synced
+        broker.durability.sync_plan().progress.run()  # the power fails before the store is synced
         broker.abandon()
         disk.crash(Random(seed))
         broker = open_broker(disk)
         broker.deliver(keyed(12, "", ""), False, NOW_US)
-        broker.sync()
+        broker.durability.sync()
         for number in (2, 3):
             found = attempts(broker)
             assert found[1] == number and found[12] == found[13] == number - 1
@@ -270,16 +270,16 @@ def test_a_start_settles_a_redelivery_by_whether_it_was_written(written: bool, s
         attempts(broker, 1)
     batch = broker.nack(SUBJECT, GROUP, pulled.delivery[:1], 0, NOW_US, NOW_US, Failure(NACKED, "no"))
     assert batch.messages is not None
-    broker.begin_retry(batch, 4_000)
-    plan = broker.sync_plan()
+    broker.in_doubt.begin_retry(batch, 4_000)
+    plan = broker.durability.sync_plan()
     assert plan.progress.snapshot == snapshot
     plan.run()
-    broker.finish_sync(plan)
+    broker.durability.finish_sync()
     broker.abandon()
     disk.kill()
     broker = open_broker(disk)
-    assert [broker.doubts_from] == [4_000]
+    assert [broker.in_doubt.first_offset()] == [4_000]
     earlier = [(3_000, batch.messages)]  # the record of which the message itself came
-    broker.end_doubts([*earlier, (5_000, batch.messages)] if written else earlier)
-    assert [broker.doubts_from] == [None]
+    broker.in_doubt.settle([*earlier, (5_000, batch.messages)] if written else earlier)
+    assert [broker.in_doubt.first_offset()] == [None]
     assert attempts(broker, 2) == ({2: 2, 3: 2} if written else {1: 2, 2: 2})

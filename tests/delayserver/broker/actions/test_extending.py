@@ -18,7 +18,6 @@ from tests.delayserver.broker.brokers import (
     DirectBroker,
     messages,
     open_broker,
-    state_of,
 )
 from tests.fakes.disk import FakeDisk
 
@@ -43,7 +42,7 @@ def pull(broker: DirectBroker, count: int = 100, now_us: int = NOW_US) -> Pulled
 def extend(
     broker: DirectBroker, deliveries: np.ndarray, now_us: int = NOW_US, timeout_ms: int = 10_000
 ) -> tuple[int, int]:
-    extended = broker.extend(SUBJECT, GROUP, deliveries, now_us, timeout_ms)
+    extended = broker.consuming.extend((SUBJECT, GROUP), deliveries, now_us, timeout_ms)
     broker.check_invariants()
     return extended.extended, extended.unknown
 
@@ -53,7 +52,7 @@ def ended(broker: DirectBroker, now_us: int) -> list[int]:
     found: list[int] = []
     for batch in broker.expired_leases(now_us, now_us, 1000):
         found += [] if batch.messages is None else batch.messages.origin_sequence.tolist()
-        broker.settle_retry(batch)
+        broker.retries.settle(batch)
     broker.check_invariants()
     return found
 
@@ -74,16 +73,16 @@ def test_a_lease_may_be_extended_again_and_again_and_holds_no_memory_for_it() ->
     delivery = pull(broker).delivery
     for second in range(5_000):
         assert extend(broker, delivery[::2], NOW_US + second * SECOND_US) == (5, 0)
-    cursor = state_of(broker).groups[SUBJECT, GROUP].main
+    cursor = broker.state.groups[SUBJECT, GROUP].main
     assert cursor.lease_ranges <= 1_000 and cursor.place_ranges == 5
-    assert broker.ack(SUBJECT, GROUP, delivery, NOW_US).acked == 10
-    assert broker.next_lease_deadline_us() is None
+    assert broker.consuming.ack((SUBJECT, GROUP), delivery).acked == 10
+    assert broker.retries.next_deadline_us() is None
 
 
 def test_a_lease_may_be_made_shorter() -> None:
     broker = broker_with(4)
     assert extend(broker, pull(broker).delivery[1:2], NOW_US, 5) == (1, 0)
-    assert broker.next_lease_deadline_us() == NOW_US + 5_000
+    assert broker.retries.next_deadline_us() == NOW_US + 5_000
     assert ended(broker, NOW_US + 5_000) == [2]
     assert ended(broker, NOW_US + LEASE_MS * 1000) == [1, 3, 4]
 
@@ -113,24 +112,24 @@ def test_messages_with_an_order_key_keep_their_key_as_long_as_the_extended_lease
 def test_what_is_leased_no_more_is_unknown() -> None:
     broker = broker_with(10)
     delivery = pull(broker).delivery
-    broker.ack(SUBJECT, GROUP, delivery[:2], NOW_US)
+    broker.consuming.ack((SUBJECT, GROUP), delivery[:2])
     nacked = broker.nack(SUBJECT, GROUP, delivery[2:4], 0, NOW_US, NOW_US, Failure(NACKED))
     assert extend(broker, delivery[:6]) == (2, 4)  # the nack is under way
-    broker.settle_retry(nacked)
+    broker.retries.settle(nacked)
     assert extend(broker, delivery[:6]) == (2, 4)
     assert ended(broker, NOW_US + LEASE_MS * 1000) == [7, 8, 9, 10]
     assert extend(broker, delivery) == (2, 8)
     assert extend(broker, delivery + (1 << 20)) == (0, 10)
     assert extend(broker, np.array([-1, 1 << 62], np.int64)) == (0, 2)
-    assert broker.extend(SUBJECT, GROUP + 1, delivery, NOW_US, 1000).unknown == 10
+    assert broker.consuming.extend((SUBJECT, GROUP + 1), delivery, NOW_US, 1000).unknown == 10
 
 
 def test_a_nack_and_an_ack_end_an_extended_lease() -> None:
     broker = broker_with(4)
     delivery = pull(broker).delivery
     extend(broker, delivery)
-    broker.settle_retry(broker.nack(SUBJECT, GROUP, delivery[:1], 0, NOW_US, NOW_US, Failure(NACKED)))
-    assert broker.ack(SUBJECT, GROUP, delivery[1:3], NOW_US).acked == 2
+    broker.retries.settle(broker.nack(SUBJECT, GROUP, delivery[:1], 0, NOW_US, NOW_US, Failure(NACKED)))
+    assert broker.consuming.ack((SUBJECT, GROUP), delivery[1:3]).acked == 2
     assert extend(broker, delivery) == (1, 3)
     assert ended(broker, NOW_US + 10 * SECOND_US) == [4]
 
@@ -154,7 +153,7 @@ def test_a_group_that_extends_too_many_scattered_leases_is_refused_and_keeps_the
     broker = broker_with(30, replace(LIMITS, lease_ranges_max=8))
     delivery = pull(broker).delivery
     assert extend(broker, delivery[0:12:2]) == (6, 0)
-    assert broker.extend(SUBJECT, GROUP, delivery[13:20:2], NOW_US, 10_000).full
+    assert broker.consuming.extend((SUBJECT, GROUP), delivery[13:20:2], NOW_US, 10_000).full
     assert ended(broker, NOW_US + LEASE_MS * 1000) == [row + 1 for row in range(30) if row not in range(0, 12, 2)]
 
 
@@ -164,7 +163,7 @@ def gone(broker: DirectBroker, owner: int, now_us: int = NOW_US) -> list[tuple[i
     broker.check_invariants()
     if batch is None or batch.messages is None:
         return []
-    broker.settle_retry(batch)
+    broker.retries.settle(batch)
     due = batch.messages.due_ms - now_us // 1000
     return list(zip(batch.messages.origin_sequence.tolist(), due.tolist(), strict=True))
 
@@ -180,7 +179,7 @@ def test_leases_of_an_owner_that_is_gone_end_at_once_and_those_of_others_in_thei
     first = owned(broker, 1, 4)
     owned(broker, 2, 4)
     pull(broker, 4)
-    broker.ack(SUBJECT, GROUP, first.delivery[:1], NOW_US)
+    broker.consuming.ack((SUBJECT, GROUP), first.delivery[:1])
     assert gone(broker, 3) == []
     assert gone(broker, 1) == [(2, 0), (3, 0), (4, 0)]
     assert gone(broker, 1) == []
@@ -190,8 +189,8 @@ def test_leases_of_an_owner_that_is_gone_end_at_once_and_those_of_others_in_thei
 def test_who_extends_a_lease_owns_it() -> None:
     broker = broker_with(6)
     delivery = owned(broker, 1, 6).delivery
-    broker.extend(SUBJECT, GROUP, delivery[:2], NOW_US, LEASE_MS, 2)
-    broker.extend(SUBJECT, GROUP, delivery[2:4], NOW_US, LEASE_MS + 1)
+    broker.consuming.extend((SUBJECT, GROUP), delivery[:2], NOW_US, LEASE_MS, 2)
+    broker.consuming.extend((SUBJECT, GROUP), delivery[2:4], NOW_US, LEASE_MS + 1)
     assert gone(broker, 1) == [(5, 0), (6, 0)]
     assert gone(broker, 2) == [(1, 0), (2, 0)]
     assert ended(broker, NOW_US + LEASE_MS * 1000 + 1000) == [3, 4]
@@ -205,7 +204,7 @@ def test_a_message_that_loses_its_consumer_again_and_again_waits_for_pauses_and_
         assert pulled.attempt.tolist() == [attempt]
         batch = broker.end_leases_of((SUBJECT, GROUP), {attempt}, now_us, now_us)
         assert batch is not None
-        (place,) = state_of(broker).groups[SUBJECT, GROUP].main.places
+        (place,) = broker.state.groups[SUBJECT, GROUP].main.places
         pauses_ms.append((place.until_us - now_us) // 1000)
         now_us = place.until_us
     assert pauses_ms == [0, 1000, 2000, 4000]
@@ -218,7 +217,7 @@ def test_a_lease_of_another_consumer_of_the_same_delivery_does_not_end_with_the_
     second = owned(broker, 2, 1, NOW_US + 1)
     assert second.delivery.tolist() == first.delivery.tolist(), "it comes from its place"
     assert gone(broker, 1, NOW_US + 2) == []
-    assert broker.leased(SUBJECT, GROUP) == 1
+    assert broker.state.groups.leased((SUBJECT, GROUP)) == 1
 
 
 def test_messages_with_an_order_key_come_again_in_order_when_their_consumer_is_gone() -> None:

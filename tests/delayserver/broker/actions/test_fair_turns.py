@@ -77,11 +77,11 @@ def test_what_a_claim_gave_back_comes_before_fresh_messages_of_its_key() -> None
     first = scene.pull(1)
     assert first is not None
     assert scene.pulled(1) == [3], "2 waits for its key"
-    claim = scene.broker.claim_dead((SUBJECT, GROUP), np.array([1]), -1, 1, 1 << 20)
+    claim = scene.broker.dead_queue.claim((SUBJECT, GROUP), np.array([1]), -1, 1, 1 << 20)
     scene.ack(first)
     scene.send(["c"], GROUP)
     assert scene.pulled(1) == [5]
-    scene.broker.give_back_dead(claim)
+    scene.broker.dead_queue.give_back(claim)
     again = scene.pulled(1)
     assert again == [2], "before 4, which the group has never looked at"
     assert scene.pulled() == []
@@ -112,5 +112,5 @@ def test_a_filter_that_passes_over_a_long_backlog_gives_the_turn_back() -> None:
     scene = Scene([""] * 3, replace(ORDER_LIMITS, pull_messages_max=2))
     assert fail(scene) == [1]
     assert fail(scene) == [1]
-    scene.broker.use_filter(SUBJECT, GROUP, Filter([5], None))
+    scene.broker.consuming.use_filter((SUBJECT, GROUP), Filter([5], None))
     assert scene.pulled(1) == [1], "nothing else is for the group"

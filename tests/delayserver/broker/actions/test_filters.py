@@ -14,11 +14,10 @@ from delayserver.broker.filters.filter import Filter
 from delayserver.broker.filters.program import compile_expression
 from delayserver.broker.limits import BrokerLimits
 from delayserver.broker.reads import SELECTED, ReadNeeded
-from delayserver.broker.service.broker import Broker
 from store.records.batches import StoredBatch
 from store.records.file_header import FILE_HEADER_BYTES
 from store.records.record import BadRecordError, decode_header, decode_record
-from tests.delayserver.broker.brokers import GROUP, NOW_US, SERVER, SUBJECT, DirectBroker, open_broker, state_of
+from tests.delayserver.broker.brokers import GROUP, NOW_US, SERVER, SUBJECT, DirectBroker, open_broker
 from tests.fakes.disk import FakeDisk
 
 ALL = GROUP + 1
@@ -46,7 +45,7 @@ def messages(tags: list[int], first: int = 1, prices: list[str] | None = None, e
 
 def filtered_broker(disk: FakeDisk, wanted: Filter | None = PAID, limits: BrokerLimits = LIMITS) -> DirectBroker:
     broker = open_broker(disk, limits)
-    broker.use_filter(SUBJECT, GROUP, wanted)
+    broker.consuming.use_filter((SUBJECT, GROUP), wanted)
     return broker
 
 
@@ -59,7 +58,7 @@ def pulled(broker: DirectBroker, count: int = 100, group: int = GROUP, lease_us:
 
 
 def ack(broker: DirectBroker, deliveries: dict[int, int]) -> None:
-    assert broker.ack(SUBJECT, GROUP, np.array(list(deliveries.values())), NOW_US).unknown == 0
+    assert broker.consuming.ack((SUBJECT, GROUP), np.array(list(deliveries.values()))).unknown == 0
 
 
 def committed(broker: DirectBroker) -> int:
@@ -69,7 +68,7 @@ def committed(broker: DirectBroker) -> int:
 
 
 def rows_in_log(broker: DirectBroker) -> list[tuple[int, int, int]]:
-    return [(row.change, row.start, row.stop) for row in state_of(broker).files.progress.rows() if row.group == GROUP]
+    return [(row.change, row.start, row.stop) for row in broker.state.files.progress.rows() if row.group == GROUP]
 
 
 def test_a_group_gets_the_messages_that_its_filter_matches_and_other_groups_get_all() -> None:
@@ -126,12 +125,12 @@ def test_a_match_that_does_not_fit_is_the_first_of_the_next_pull() -> None:
 def test_filtered_messages_move_the_position_and_cause_no_write_of_their_own() -> None:
     broker = filtered_broker(FakeDisk())
     broker.deliver(messages([2] * 100), False, NOW_US)
-    broker.sync()
+    broker.durability.sync()
     assert pulled(broker) == {} and committed(broker) == 100
-    assert not broker.needs_sync()
+    assert not broker.durability.needs_sync()
     assert not [row for row in rows_in_log(broker) if row[0] == 0]
     broker.deliver(messages([2], 101), False, NOW_US)
-    broker.sync()  # its own reason: the message
+    broker.durability.sync()  # its own reason: the message
     assert [row for row in rows_in_log(broker) if row[0] == 0] == [(0, 0, 100)]
 
 
@@ -142,7 +141,7 @@ def test_one_row_of_the_progress_log_covers_a_thousand_acks_between_messages_tha
     found = pulled(broker, 1000)
     assert len(found) == 1000
     ack(broker, found)
-    broker.sync()
+    broker.durability.sync()
     assert [row for row in rows_in_log(broker) if row[0] == 0] == [(0, 0, 10_000)]
     broker.abandon()
     disk.kill()
@@ -156,10 +155,10 @@ def test_acks_above_a_message_that_is_not_acked_take_a_row_for_each_gap() -> Non
     broker.deliver(messages([1, 2, 2, 1, 2, 1, 2, 1, 2]), False, NOW_US)
     found = pulled(broker)
     ack(broker, {sequence: found[sequence] for sequence in (4, 6)})
-    broker.sync()
+    broker.durability.sync()
     assert [row for row in rows_in_log(broker) if row[0] == 0] == [(0, 1, 7)]
     ack(broker, {1: found[1]})
-    broker.sync()
+    broker.durability.sync()
     assert [row for row in rows_in_log(broker) if row[0] == 0] == [(0, 1, 7), (0, 0, 7)]
     broker.abandon()
     disk.crash(Random(1))
@@ -171,7 +170,7 @@ def test_after_a_crash_the_present_filter_looks_again_at_messages_that_were_pass
     disk = FakeDisk()
     broker = filtered_broker(disk)
     broker.deliver(messages([2, 2, 1]), False, NOW_US)
-    broker.sync()
+    broker.durability.sync()
     assert list(pulled(broker)) == [3]
     broker.abandon()
     disk.crash(Random(1))
@@ -185,8 +184,8 @@ def test_a_redelivery_comes_also_when_the_filter_has_changed() -> None:
     found = pulled(broker)
     batch = broker.nack(SUBJECT, GROUP, np.array([found[1]]), 0, NOW_US, NOW_US)
     assert batch.messages is not None and batch.messages.origin_sequence.tolist() == [1]
-    broker.settle_retry(batch)
-    broker.use_filter(SUBJECT, GROUP, Filter([2], None))
+    broker.retries.settle(batch)
+    broker.consuming.use_filter((SUBJECT, GROUP), Filter([2], None))
     broker.deliver(messages([1], 9).with_columns(target_group=GROUP, origin_sequence=1), False, NOW_US)
     assert list(pulled(broker)) == [9]
 
@@ -196,7 +195,7 @@ def test_a_redelivery_in_its_place_comes_also_when_the_filter_has_changed() -> N
     broker.deliver(messages([1, 2, 1, 2]), False, NOW_US)
     found = pulled(broker)
     broker.nack(SUBJECT, GROUP, np.array([found[1], found[3]]), 0, NOW_US, NOW_US)
-    broker.use_filter(SUBJECT, GROUP, Filter([2], None))
+    broker.consuming.use_filter((SUBJECT, GROUP), Filter([2], None))
     assert list(pulled(broker, lease_us=NOW_US + 1)) == [1, 3]
 
 
@@ -224,10 +223,10 @@ def test_a_step_is_bounded_by_the_work_of_its_filter() -> None:
     broker.deliver(messages([1], 401), False, NOW_US)
     steps = 0
     while not (found := pulled(broker)):
-        assert broker.is_unfinished(SUBJECT, GROUP), "it gave up before the match"
+        assert broker.consuming.is_unfinished((SUBJECT, GROUP)), "it gave up before the match"
         steps += 1
     assert list(found) == [401] and steps > 5
-    assert pulled(broker) == {} and not broker.is_unfinished(SUBJECT, GROUP)
+    assert pulled(broker) == {} and not broker.consuming.is_unfinished((SUBJECT, GROUP))
 
 
 def test_an_expression_with_much_to_look_at_leaves_the_event_loop() -> None:
@@ -236,11 +235,11 @@ def test_an_expression_with_much_to_look_at_leaves_the_event_loop() -> None:
     rows = wanted.rows_at_most(LIMITS.filter_step_ns) + 1
     broker.deliver(messages([1] * rows, 1, ["1"] * (rows - 1) + ["5"]), False, NOW_US)
     with pytest.raises(ReadNeeded) as needed:
-        Broker.pull(broker, SUBJECT, GROUP, 100, 1 << 20, NOW_US, NOW_US)
+        broker.consuming.pull((SUBJECT, GROUP), 100, 1 << 20, NOW_US, NOW_US)
     assert needed.value.plan.kind == SELECTED
     assert list(pulled(broker)) == [rows]
     broker.deliver(messages([1, 1], rows + 1, ["9", "1"]), False, NOW_US)
-    few = Broker.pull(broker, SUBJECT, GROUP, 100, 1 << 20, NOW_US, NOW_US)
+    few = broker.consuming.pull((SUBJECT, GROUP), 100, 1 << 20, NOW_US, NOW_US)
     assert few is not None and few.batch.sequence.tolist() == [rows + 1]
 
 
@@ -257,7 +256,7 @@ def test_long_properties_count_by_their_bytes(where: str) -> None:
     assert wanted.rows_within(3_000_000, np.array([16_384] * 100 + [10] * 100, np.uint32)) <= of_long
     broker.deliver(messages([1] * of_short, 1, ["x" * 16_000] * of_short), False, NOW_US)
     with pytest.raises(ReadNeeded) as needed:
-        Broker.pull(broker, SUBJECT, GROUP, 100, 1 << 20, NOW_US, NOW_US)
+        broker.consuming.pull((SUBJECT, GROUP), 100, 1 << 20, NOW_US, NOW_US)
     assert needed.value.plan.kind == SELECTED
     assert pulled(broker) == {}
 
@@ -267,9 +266,9 @@ def test_an_arrival_with_long_properties_takes_its_turn() -> None:
     broker.deliver(messages([1], 1, ["x" * 10]), False, NOW_US)
     assert pulled(broker) == {}
     broker.deliver(messages([1], 2, ["x" * 10]), False, NOW_US)
-    assert broker.passes_over(SUBJECT, GROUP) and committed(broker) == 2
+    assert broker.consuming.passes_over((SUBJECT, GROUP)) and committed(broker) == 2
     broker.deliver(messages([1], 3, ["x" * 16_000]), False, NOW_US)
-    assert not broker.passes_over(SUBJECT, GROUP)
+    assert not broker.consuming.passes_over((SUBJECT, GROUP))
     assert pulled(broker) == {} and committed(broker) == 3
 
 
@@ -296,7 +295,7 @@ def test_ranges_of_acked_positions_stay_bounded_as_well() -> None:
     while found := pulled(broker, 4):
         total += len(found)
     assert total <= 10
-    assert len(state_of(broker).groups[SUBJECT, GROUP].main.acked) <= 6
+    assert len(broker.state.groups[SUBJECT, GROUP].main.acked) <= 6
 
 
 def test_an_arrival_that_matches_nothing_is_passed_over_without_a_pull() -> None:
@@ -304,13 +303,13 @@ def test_an_arrival_that_matches_nothing_is_passed_over_without_a_pull() -> None
     broker.deliver(messages([1]), False, NOW_US)
     ack(broker, pulled(broker))
     broker.deliver(messages([2, 3], 2), False, NOW_US)
-    assert not broker.passes_over(SUBJECT, ALL), "a group without a filter"
-    assert broker.passes_over(SUBJECT, GROUP) and committed(broker) == 3
-    assert not broker.passes_over(SUBJECT, GROUP), "it has looked at them"
+    assert not broker.consuming.passes_over((SUBJECT, ALL)), "a group without a filter"
+    assert broker.consuming.passes_over((SUBJECT, GROUP)) and committed(broker) == 3
+    assert not broker.consuming.passes_over((SUBJECT, GROUP)), "it has looked at them"
     broker.deliver(messages([2, 1], 4), False, NOW_US)
-    assert not broker.passes_over(SUBJECT, GROUP), "one of them matches"
+    assert not broker.consuming.passes_over((SUBJECT, GROUP)), "one of them matches"
     broker.deliver(messages([2], 6), False, NOW_US)
-    assert not broker.passes_over(SUBJECT, GROUP), "there are older ones"
+    assert not broker.consuming.passes_over((SUBJECT, GROUP)), "there are older ones"
     assert list(pulled(broker)) == [5]
 
 
@@ -318,7 +317,7 @@ def test_a_filter_that_is_taken_away_gives_the_group_all_that_comes() -> None:
     broker = filtered_broker(FakeDisk())
     broker.deliver(messages([2, 1, 2]), False, NOW_US)
     assert list(pulled(broker)) == [2]
-    broker.use_filter(SUBJECT, GROUP, None)
+    broker.consuming.use_filter((SUBJECT, GROUP), None)
     broker.deliver(messages([2, 3], 4), False, NOW_US)
     assert list(pulled(broker)) == [4, 5]
 
@@ -329,11 +328,11 @@ def test_the_store_does_not_keep_messages_that_were_passed_over() -> None:
     broker = filtered_broker(disk, limits=limits)
     for index in range(60):
         broker.deliver(messages([2] * 20, 1 + 20 * index), False, NOW_US)
-        broker.sync()
-    broker.window_complete(SERVER, [60_000])
-    while pulled(broker) or broker.is_unfinished(SUBJECT, GROUP):
+        broker.durability.sync()
+    broker.arrivals.window_complete(SERVER, [60_000])
+    while pulled(broker) or broker.consuming.is_unfinished((SUBJECT, GROUP)):
         pass
-    assert broker.retire(NOW_US + 3_600_000_000)
+    assert broker.retention.retire(NOW_US + 3_600_000_000)
     assert broker.positions.bounds(SUBJECT)[0] > 0
     broker.abandon()
     disk.crash(Random(3))
@@ -349,14 +348,14 @@ def test_a_restart_with_messages_in_their_place_hands_out_nothing_that_was_passe
     broker.deliver(messages([1, 2, 2, 1, 2, 1, 2]), False, NOW_US)
     found = pulled(broker)
     broker.nack(SUBJECT, GROUP, np.array([found[6]]), 0, NOW_US, NOW_US)
-    broker.sync()
+    broker.durability.sync()
     for _ in range(2):
         broker.abandon()
         disk.crash(Random(1))
         broker = filtered_broker(disk, limits=limits)
         assert [list(pulled(broker, 1)), list(pulled(broker))] == [[1], [4, 6]]
         broker.check_invariants()
-        broker.sync()
+        broker.durability.sync()
 
 
 COLD = replace(LIMITS, segment_bytes=4096, cache_bytes_max=0, read_ahead_bytes=512)
@@ -367,7 +366,7 @@ def cold_broker(disk: FakeDisk, batches: list[StoredBatch], wanted: Filter | Non
     broker = filtered_broker(disk, wanted, COLD)
     for batch in batches:
         broker.deliver(batch, False, NOW_US)
-    broker.sync()
+    broker.durability.sync()
     broker.close()
     disk.kill()
     return filtered_broker(disk, wanted, COLD)
@@ -414,7 +413,7 @@ def test_messages_passed_over_in_a_cold_backlog_stay_so_after_a_crash() -> None:
     found = pulled(broker)
     assert list(found) == [601]
     ack(broker, found)
-    broker.sync()
+    broker.durability.sync()
     disk.crash(Random(1))
     broker = filtered_broker(disk, PAID, COLD)
     assert pulled(broker) == {} and committed(broker) == 601
@@ -424,7 +423,7 @@ def test_a_new_filter_uses_no_results_of_the_one_before() -> None:
     disk = FakeDisk()
     broker = cold_broker(disk, [messages([1, 1, 2, 2, 1, 2], 1 + 6 * index) for index in range(10)])
     assert list(pulled(broker, 1)) == [1]
-    broker.use_filter(SUBJECT, GROUP, Filter([2], None))
+    broker.consuming.use_filter((SUBJECT, GROUP), Filter([2], None))
     assert list(pulled(broker, 5)) == [3, 4, 6, 9, 10]
 
 
@@ -474,6 +473,6 @@ def test_damage_costs_a_group_the_messages_that_it_wanted_and_no_others() -> Non
     broker = filtered_broker(disk, PAID, COLD)
     assert all_pulled(broker, 2) == [1, 3, 10, 11, 12, 14]
     status = broker.status()
-    assert status["damaged_messages"] == 3 and len(broker.damages) == 1
-    assert "blob checksum" in broker.damages[0] and "/data/broker/store/" in broker.damages[0]
+    assert status["damaged_messages"] == 3 and len(broker.state.damages.texts) == 1
+    assert "blob checksum" in broker.state.damages.texts[0] and "/data/broker/store/" in broker.state.damages.texts[0]
     assert [row.filtered for row in [broker.group_row((SUBJECT, GROUP))] if row] == [6]

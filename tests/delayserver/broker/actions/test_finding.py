@@ -50,7 +50,7 @@ def filled(disk: FakeDisk, count: int = 400) -> DirectBroker:
             False,
             NOW_US,
         )
-    broker.sync()
+    broker.durability.sync()
     return broker
 
 
@@ -59,9 +59,9 @@ def find(broker: DirectBroker, *, messages_max: int = 1000, **query: object) -> 
     found: list[int] = []
     after = (-1, 0)
     while True:
-        plan = broker.find_plan(FindQuery(**query, after=after, messages_max=messages_max))  # type: ignore[arg-type]
+        plan = broker.indexes.find_plan(FindQuery(**query, after=after, messages_max=messages_max))  # type: ignore[arg-type]
         result = plan.run()
-        broker.finish_find(result)
+        broker.indexes.finish_find(result)
         batch = result.messages()
         assert len(batch) <= messages_max
         assert [bytes(batch.slice(n, n + 1).bodies) for n in range(len(batch))] == [
@@ -76,9 +76,9 @@ def find(broker: DirectBroker, *, messages_max: int = 1000, **query: object) -> 
 
 def make_indexes(broker: DirectBroker) -> int:
     count = 0
-    while (plan := broker.index_plan()) is not None:
+    while (plan := broker.indexes.index_plan()) is not None:
         plan.run()
-        broker.finish_index(plan.segment.base)
+        broker.indexes.finish_index(plan.segment.base)
         count += 1
     return count
 
@@ -96,8 +96,8 @@ def test_messages_are_found_by_id_and_by_key_in_every_segment(indexed: bool) -> 
     assert find(broker, message_id=b"m-7") == [] == find(broker, message_id=b"m-401")
     assert find(broker, key=b"k-3") == list(range(3, 400, 50))
     assert find(broker, key=b"nothing") == []
-    assert broker.index_plan() is None, "a search makes the indexes that it misses"
-    assert broker.damages == []
+    assert broker.indexes.index_plan() is None, "a search makes the indexes that it misses"
+    assert broker.state.damages.texts == []
 
 
 @pytest.mark.parametrize("messages_max", [1, 7, 1000])
@@ -108,7 +108,7 @@ def test_pages_hold_every_message_once(messages_max: int) -> None:
 
 def test_a_page_ends_at_its_bytes_and_holds_one_message_at_least() -> None:
     broker = filled(FakeDisk())
-    result = broker.find_plan(FindQuery(key=b"k-3", messages_max=1000, bytes_max=1)).run()
+    result = broker.indexes.find_plan(FindQuery(key=b"k-3", messages_max=1000, bytes_max=1)).run()
     assert len(result.messages()) == 1 and result.next is not None
 
 
@@ -117,7 +117,7 @@ def test_a_page_ends_at_its_bytes_within_a_record_and_counts_properties_too() ->
     found: list[int] = []
     after = (-1, 0)
     while True:
-        result = broker.find_plan(FindQuery(key=b"all", after=after, messages_max=1000, bytes_max=400)).run()
+        result = broker.indexes.find_plan(FindQuery(key=b"all", after=after, messages_max=1000, bytes_max=400)).run()
         batch = result.messages()
         assert len(batch) <= 4 and len(batch.bodies) + len(batch.properties) + 64 * len(batch) <= 400
         found += batch.sequence.tolist()
@@ -189,9 +189,9 @@ def test_a_damaged_index_is_named_and_made_again() -> None:
     for offset in (8, 100, disk.size(path) - 90):
         disk.flip_bit(path, offset)
     assert find(broker, message_id=b"m-2") == [2]
-    assert path in broker.damages[-1] and "made again" in broker.damages[-1]
-    told = len(broker.damages)
-    assert find(broker, message_id=b"m-2") == [2] and len(broker.damages) == told
+    assert path in broker.state.damages.texts[-1] and "made again" in broker.state.damages.texts[-1]
+    told = len(broker.state.damages.texts)
+    assert find(broker, message_id=b"m-2") == [2] and len(broker.state.damages.texts) == told
 
 
 def test_damage_of_the_store_hides_only_its_record() -> None:
@@ -221,17 +221,17 @@ def test_records_that_the_disk_cannot_read_for_a_while_are_found_afterwards() ->
     broker = filled(disk)
     first, *_, tail = sorted(disk.files("/data/broker/store/"))
     disk.unreadable |= {first: [(400, 401)], tail: [(400, 401)]}
-    plan = broker.index_plan()
+    plan = broker.indexes.index_plan()
     assert plan is not None
     with pytest.raises(UnreadableError):
         plan.run()
     everything = set(range(1, 401))
     hidden = everything - set(find(broker, key=b"all"))
     assert set(range(1, 11)) < hidden and len(hidden) < 40, "all that the disk can read is found"
-    assert broker.index_plan() == plan, "an index without these messages would hide them for ever"
+    assert broker.indexes.index_plan() == plan, "an index without these messages would hide them for ever"
     disk.unreadable.clear()
     assert find(broker, key=b"all") == sorted(everything)
-    assert broker.index_plan() is None
+    assert broker.indexes.index_plan() is None
 
 
 def test_a_search_that_the_disk_refuses_loses_no_message_of_the_segment_that_grows() -> None:
@@ -239,7 +239,7 @@ def test_a_search_that_the_disk_refuses_loses_no_message_of_the_segment_that_gro
     broker = open_broker(disk, replace(LIMITS, segment_bytes=64 << 20))
     for first in range(1, 90_000, 100):
         broker.deliver(batch_of(first, [f"m-{n}" for n in range(first, first + 100)]), False, NOW_US)
-    broker.sync()
+    broker.durability.sync()
     reads = 0
 
     def third_read(operation: str, path: str) -> int:
@@ -260,11 +260,11 @@ def test_indexes_outlive_a_restart_and_go_with_their_segments() -> None:
     made = make_indexes(broker)
     broker.close()
     broker = open_broker(disk)
-    assert broker.index_plan() is None and len(disk.files(INDEXES)) == made
-    broker.window_complete(SERVER, [60_000])
+    assert broker.indexes.index_plan() is None and len(disk.files(INDEXES)) == made
+    broker.arrivals.window_complete(SERVER, [60_000])
     drain(broker)
-    broker.sync()
-    removed = broker.retire(NOW_US + 2 * DAY_MS * 1000)
+    broker.durability.sync()
+    removed = broker.retention.retire(NOW_US + 2 * DAY_MS * 1000)
     assert len(removed) == made and disk.files(INDEXES) == []
     assert find(broker, message_id=b"m-2") == []
 
@@ -272,19 +272,19 @@ def test_indexes_outlive_a_restart_and_go_with_their_segments() -> None:
 def test_an_index_whose_segment_goes_meanwhile_goes_as_well() -> None:
     disk = FakeDisk()
     broker = filled(disk)
-    plan = broker.index_plan()
+    plan = broker.indexes.index_plan()
     assert plan is not None
-    broker.window_complete(SERVER, [60_000])
+    broker.arrivals.window_complete(SERVER, [60_000])
     drain(broker)
-    broker.sync()
-    search = broker.find_plan(FindQuery(key=b"all", messages_max=1000))
-    assert broker.retire(NOW_US + 2 * DAY_MS * 1000)
+    broker.durability.sync()
+    search = broker.indexes.find_plan(FindQuery(key=b"all", messages_max=1000))
+    assert broker.retention.retire(NOW_US + 2 * DAY_MS * 1000)
     with pytest.raises(FileNotFoundError):
         plan.run()
     assert len(search.run().messages()) < 400
     disk.make_directory("/data/broker/index")
     disk.open(plan.path, create=True).close()
-    broker.finish_index(plan.segment.base)
+    broker.indexes.finish_index(plan.segment.base)
     assert disk.files(INDEXES) == []
 
 
@@ -303,16 +303,16 @@ def test_a_full_disk_keeps_no_message_from_being_found() -> None:
     broker = filled(disk)
     disk.capacity_bytes = 0
     assert find(broker, message_id=b"m-2") == [2]
-    assert broker.index_plan() is not None
+    assert broker.indexes.index_plan() is not None
 
 
 def beyond_the_prepared_segment(broker: DirectBroker) -> int:
     """Messages from sequence 9000 on until the store goes on in a prepared segment, which has no name before the next
     sync; how many."""
-    log = broker.logs[0]
+    log = broker.state.files.logs[0]
     while (made := log.preparation()) is None:
         broker.deliver(batch_of(5000 + log.end, [f"x-{log.end}"]), False, NOW_US)
-        broker.sync()
+        broker.durability.sync()
     made.make()
     log.prepared(made)
     before, sent = len(log.segments()), 0
@@ -326,16 +326,16 @@ def test_messages_are_found_in_a_segment_that_grows_again_after_a_crash() -> Non
     disk = FakeDisk()
     broker = filled(disk, 40)
     beyond_the_prepared_segment(broker)
-    segments = len(broker.logs[0].segments())
+    segments = len(broker.state.files.logs[0].segments())
     assert find(broker, message_id=b"m-2") == [2] and disk.files(INDEXES), "the segment before has an index now"
     disk.crash(Random(5))
     broker = open_broker(disk)
-    assert len(broker.logs[0].segments()) == segments - 1, "the crash took the new segment"
+    assert len(broker.state.files.logs[0].segments()) == segments - 1, "the crash took the new segment"
     first = last = 20_000
-    while len(broker.logs[0].segments()) < segments:
+    while len(broker.state.files.logs[0].segments()) < segments:
         last += 1
         broker.deliver(batch_of(last, [f"y-{last}"]), False, NOW_US)
-        broker.sync()
+        broker.durability.sync()
     for number in range(first + 1, last + 1):
         assert find(broker, message_id=b"y-%d" % number) == [number]
 
@@ -344,8 +344,8 @@ def test_a_segment_that_gets_its_name_during_a_search_is_searched() -> None:
     disk = FakeDisk()
     broker = filled(disk, 40)
     sent = beyond_the_prepared_segment(broker)
-    plan = broker.find_plan(FindQuery(message_id=b"last", messages_max=1000))
+    plan = broker.indexes.find_plan(FindQuery(message_id=b"last", messages_max=1000))
     assert plan.segments[-1].path != plan.segments[-1].name, "the new segment has the name of a prepared one"
-    broker.sync()
+    broker.durability.sync()
     assert plan.segments[-1].path not in disk.files("/data/broker/store/")
     assert plan.run().messages().sequence.tolist() == list(range(9000, 9000 + sent))

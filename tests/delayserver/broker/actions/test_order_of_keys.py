@@ -18,7 +18,7 @@ from delayserver.broker.pulled import PulledBatch
 from delayserver.broker.redelivery import RedeliveryPolicy
 from store.records.batches import StoredBatch
 from store.records.id_hash import hash_ids
-from tests.delayserver.broker.brokers import GROUP, LIMITS, NOW_US, SERVER, SUBJECT, DirectBroker, open_broker, state_of
+from tests.delayserver.broker.brokers import GROUP, LIMITS, NOW_US, SERVER, SUBJECT, DirectBroker, open_broker
 from tests.fakes.disk import FakeDisk
 
 ACK_TIMEOUT_US = 1_000_000
@@ -52,7 +52,7 @@ def keyed(first: int, keys: list[str], expires_ms: int = 0) -> StoredBatch:
 
 
 def set_policy(broker: DirectBroker, policy: GroupPolicy) -> None:
-    broker.finish_policy(broker.policy_plan(SUBJECT, GROUP, policy, 77))
+    broker.state.policies.written(broker.state.policies.write((SUBJECT, GROUP), policy, 77))
 
 
 class Scene:
@@ -85,7 +85,7 @@ class Scene:
 
     def ack(self, pulled: PulledBatch, *rows: int) -> int:
         deliveries = pulled.delivery[list(rows)] if rows else pulled.delivery
-        return self.broker.ack(SUBJECT, GROUP, deliveries, self.now_us).acked
+        return self.broker.consuming.ack((SUBJECT, GROUP), deliveries).acked
 
     def nack(self, pulled: PulledBatch, *rows: int, delay_ms: int | None = 0, failed: bool = True) -> RetryBatch:
         deliveries = pulled.delivery[list(rows)] if rows else pulled.delivery
@@ -96,8 +96,8 @@ class Scene:
 
     def _settle(self, batch: RetryBatch) -> None:
         if batch.given_up is not None:
-            self.broker.bury(batch, "subject", "group", 1000 + self.now_us % 1000, self.now_us)
-        self.broker.settle_retry(batch)
+            self.broker.dead_letters.bury(batch, "subject", "group", 1000 + self.now_us % 1000, self.now_us)
+        self.broker.retries.settle(batch)
 
     def wait(self, duration_us: int) -> None:
         self.now_us += duration_us
@@ -106,12 +106,12 @@ class Scene:
 
     def restart(self, *, synced: bool = True) -> None:
         if synced:
-            self.broker.sync()
+            self.broker.durability.sync()
         self.disk.kill()
         self.broker = self._open()
 
     def check(self) -> None:
-        for group in state_of(self.broker).groups.values():
+        for group in self.broker.state.groups.values():
             group.check_invariants()
 
 
@@ -239,7 +239,7 @@ def test_a_group_reads_no_further_when_many_messages_wait_for_keys() -> None:
     scene.pull(1)
     for _ in range(10):
         scene.pulled(25)
-    blocked = state_of(scene.broker).groups[SUBJECT, GROUP].main.blocked()
+    blocked = scene.broker.state.groups[SUBJECT, GROUP].main.blocked()
     assert ORDER_LIMITS.blocked_messages_max <= blocked < ORDER_LIMITS.blocked_messages_max + 25
 
 
@@ -386,7 +386,7 @@ def test_attempts_of_a_failed_message_outlive_a_restart_and_a_snapshot_of_the_pr
         pulled = scene.pull(1)
         assert pulled is not None and pulled.attempt.tolist() == [number]
         scene.nack(pulled)
-        scene.broker.sync()
+        scene.broker.durability.sync()
     scene.restart()
     pulled = scene.pull()
     assert pulled is not None and pulled.batch.sequence.tolist() == [1, 2, 3]
@@ -467,7 +467,7 @@ def test_a_last_attempt_without_room_for_its_letter_holds_its_key() -> None:
     assert first is not None
     failure = Failure(NACKED, "no")
     batch = scene.broker.nack(SUBJECT, GROUP, first.delivery, 0, scene.now_us, scene.now_us, failure)
-    scene.broker.keep_unburied(batch, scene.now_us)
+    scene.broker.retries.keep_unburied(batch, scene.now_us)
     scene.check()
     assert scene.pulled() == []
     scene.wait(ACK_TIMEOUT_US)
@@ -486,14 +486,14 @@ def test_an_operator_may_take_messages_that_wait_for_their_key_and_give_them_bac
     scene.send(["c", "a"])
     scene.ack(first)
     assert scene.pulled() == [5, 6], "nothing of the key is out or waits"
-    broker.give_back_dead(claim)
+    broker.dead_queue.give_back(claim)
     assert scene.pulled() == []
     scene.check()
     scene.wait(ACK_TIMEOUT_US)
     scene.wait(400_000)
     again = scene.pull()
     assert again is not None and [each for each in again.batch.sequence.tolist() if each in (2, 4, 6)] == [2, 4]
-    assert broker.drop_dead(key, None, 10) == 1, "6 comes alone, behind them"
+    assert broker.dead_queue.drop(key, None, 10) == 1, "6 comes alone, behind them"
     scene.check()
 
 
@@ -523,7 +523,7 @@ class _Keys:
         self.failed: set[int] = set()
 
     def _learn(self) -> None:
-        store = self.scene.broker.store
+        store = self.scene.broker.state.files.store
         for run in store.columns(0, store.end):
             for sequence, order_hash in zip(
                 run.columns["sequence"].tolist(), run.columns["order_hash"].tolist(), strict=True

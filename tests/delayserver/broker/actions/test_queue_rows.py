@@ -19,7 +19,6 @@ from tests.delayserver.broker.brokers import (
     messages,
     open_broker,
     record_place,
-    state_of,
 )
 from tests.fakes.disk import FakeDisk
 
@@ -33,9 +32,9 @@ def stored(disk: FakeDisk, *, checkpoint_at: int, count: int = 300) -> list[int]
     for number, first in enumerate(range(1, count, 3)):
         broker.deliver(messages(first, 3), False, NOW_US)
         if number == checkpoint_at:
-            broker.sync()
-            broker.checkpoint()
-    broker.sync()
+            broker.durability.sync()
+            broker.durability.checkpoint()
+    broker.durability.sync()
     return list(range(1, count + 1))[: 3 * len(range(1, count, 3))]
 
 
@@ -90,7 +89,7 @@ def test_a_damaged_record_in_the_middle_costs_its_own_messages_alone(checkpoint:
     assert drain(broker) == [sequence for sequence in sequences if sequence not in lost]
     broker.deliver(messages(1001, 3), False, NOW_US)
     assert drain(broker) == [1001, 1002, 1003], "positions behind the damage are used once"
-    assert broker.damages
+    assert broker.state.damages.texts
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -113,17 +112,17 @@ def test_a_checkpoint_in_steps_beside_arrivals_is_recovered_from(seed: int) -> N
 
     deliver(subjects)
     for round_number in range(2):
-        with broker.checkpoint_capture() as capture:
+        with broker.durability.checkpoint_capture() as capture:
             while capture.step():
                 deliver([*chance.sample(subjects, 20), 1, 1, 1, 1, 2])
             plan = capture.plan()
         deliver([1, 2])
         plan.run()
-        for _ in broker.finish_checkpoint(plan):
+        for _ in broker.durability.finish_checkpoint(plan):
             deliver([chance.choice(subjects), 1])
         broker.check_invariants()
-        assert state_of(broker).queues.awake_count < len(subjects) or round_number == 0
-    broker.sync()
+        assert broker.state.queues.awake_count < len(subjects) or round_number == 0
+    broker.durability.sync()
     disk.crash(chance)
     broker = open_broker(disk, limits)
     broker.check_invariants()
@@ -139,9 +138,9 @@ def test_a_start_with_many_subjects_wakes_none_of_them() -> None:
     broker.close()
     disk.kill()
     broker = open_broker(disk, replace(LIMITS, segment_bytes=1 << 22))
-    assert (broker.status()["queues"], state_of(broker).queues.awake_count) == (499, 0)
+    assert (broker.status()["queues"], broker.state.queues.awake_count) == (499, 0)
     assert drain(broker, subject=7) == [7]
-    assert state_of(broker).queues.awake_count == 1
+    assert broker.state.queues.awake_count == 1
 
 
 def test_queues_at_rest_hold_back_messages_that_are_not_consumed() -> None:
@@ -151,17 +150,17 @@ def test_queues_at_rest_hold_back_messages_that_are_not_consumed() -> None:
     broker.deliver(messages(1, 10, subject=2), False, NOW_US)
     for first in range(11, 300, 10):
         broker.deliver(messages(first, 10), False, NOW_US)
-    broker.window_complete(7, [60_000])
+    broker.arrivals.window_complete(7, [60_000])
     broker.close()
     disk.kill()
     broker = open_broker(disk, limits)
     assert drain(broker) == list(range(11, 301))
-    broker.sync()
-    broker.checkpoint()
-    assert state_of(broker).queues.awake_count == 0
-    assert broker.retire(NOW_US + 1000) == [], "no group consumed subject 2"
-    assert broker.retire(NOW_US + 6_000_000) != []
-    assert state_of(broker).queues.awake_count == 0
+    broker.durability.sync()
+    broker.durability.checkpoint()
+    assert broker.state.queues.awake_count == 0
+    assert broker.retention.retire(NOW_US + 1000) == [], "no group consumed subject 2"
+    assert broker.retention.retire(NOW_US + 6_000_000) != []
+    assert broker.state.queues.awake_count == 0
     assert broker.positions.bounds(2) == (10, 10)
 
 

@@ -35,7 +35,7 @@ def ended(broker: DirectBroker, now_us: int) -> list[int]:
     found: list[int] = []
     for batch in broker.expired_leases(now_us, now_us, 100):
         found += [] if batch.messages is None else batch.messages.origin_sequence.tolist()
-        broker.settle_retry(batch)
+        broker.retries.settle(batch)
     broker.check_invariants()
     return found
 
@@ -48,7 +48,7 @@ def test_what_a_nack_has_no_room_for_keeps_its_delay_though_it_was_leased_for_le
     held = pull(broker)
     batch = broker.nack(SUBJECT, GROUP, held, HOUR_US // 1000, NOW_US, NOW_US, Failure(NACKED))
     assert batch.unknown == 0
-    broker.settle_retry(batch)
+    broker.retries.settle(batch)
     broker.check_invariants()
     assert ended(broker, NOW_US + LEASE_MS * 1000) == []
     assert ended(broker, NOW_US + HOUR_US - 1) == []
@@ -60,9 +60,9 @@ def test_an_ack_of_what_a_nack_had_no_room_for_still_counts() -> None:
     broker.deliver(messages(1, 2), False, NOW_US)
     broker.deliver(messages(3, 2), False, NOW_US)
     held = pull(broker)
-    broker.settle_retry(broker.nack(SUBJECT, GROUP, held, HOUR_US // 1000, NOW_US, NOW_US))
-    assert broker.ack(SUBJECT, GROUP, held, NOW_US).acked == 2
-    assert broker.next_lease_deadline_us() is None
+    broker.retries.settle(broker.nack(SUBJECT, GROUP, held, HOUR_US // 1000, NOW_US, NOW_US))
+    assert broker.consuming.ack((SUBJECT, GROUP), held).acked == 2
+    assert broker.retries.next_deadline_us() is None
     broker.check_invariants()
 
 
@@ -83,7 +83,7 @@ def test_a_message_that_the_disk_cannot_read_is_asked_for_again_before_it_is_giv
     if how == "nack":
         batch = broker.nack(SUBJECT, GROUP, held, 0, NOW_US, NOW_US)
         assert batch.messages is not None and batch.messages.origin_sequence.tolist() == list(range(11, 21))
-        broker.settle_retry(batch)
+        broker.retries.settle(batch)
     else:
         assert ended(broker, now_us) == list(range(11, 21))
     assert broker.status()["damaged_messages"] == 0
@@ -95,7 +95,7 @@ def test_a_message_that_the_disk_cannot_read_is_asked_for_again_before_it_is_giv
         came += ended(broker, now_us)
     assert came == (list(range(1, 11)) if readable_again else [])
     assert broker.status()["damaged_messages"] == (0 if readable_again else 10)
-    assert broker.next_lease_deadline_us() is None
+    assert broker.retries.next_deadline_us() is None
 
 
 def test_a_pause_in_its_place_does_not_end_early_because_the_clock_was_ahead_before_a_restart() -> None:
@@ -110,8 +110,8 @@ def test_a_pause_in_its_place_does_not_end_early_because_the_clock_was_ahead_bef
     broker = open_broker(disk, limits, now_us)
     pulled = broker.pull(SUBJECT, GROUP, 100, 1 << 20, now_us, now_us, LEASE_MS)
     assert pulled is not None and pulled.batch.sequence.tolist() == [3, 4]
-    broker.ack(SUBJECT, GROUP, pulled.delivery, now_us)
-    deadline_us = broker.next_lease_deadline_us()
+    broker.consuming.ack((SUBJECT, GROUP), pulled.delivery)
+    deadline_us = broker.retries.next_deadline_us()
     assert deadline_us == NOW_US + HOUR_US
 
 
@@ -129,8 +129,8 @@ def test_restarts_count_as_attempts_of_the_messages_alone_that_were_handed_out_b
         if restart:
             assert attempts[newest - 10] == 2, "it was handed out before one restart"
         keep = (pulled.batch.sequence != 1) & (pulled.batch.sequence < newest)
-        broker.ack(SUBJECT, GROUP, pulled.delivery[keep], NOW_US)
-        broker.sync()
+        broker.consuming.ack((SUBJECT, GROUP), pulled.delivery[keep])
+        broker.durability.sync()
         broker.check_invariants()
         disk.kill()
         broker = open_broker(disk)

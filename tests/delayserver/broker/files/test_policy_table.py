@@ -21,9 +21,9 @@ POLICY = GroupPolicy(attempts=3, first_ms=100)
 
 
 def set_policy(broker: Broker, policy: GroupPolicy = POLICY, group: int = GROUP, dead_subject: int = 5) -> None:
-    plan = broker.policy_plan(SUBJECT, group, policy, dead_subject)
+    plan = broker.state.policies.write((SUBJECT, group), policy, dead_subject)
     plan.run()
-    broker.finish_policy(plan)
+    broker.state.policies.written(plan)
 
 
 def test_a_policy_is_there_after_a_crash() -> None:
@@ -32,11 +32,11 @@ def test_a_policy_is_there_after_a_crash() -> None:
     set_policy(broker)
     disk.crash(Random(1))
     broker = open_broker(disk)
-    assert broker.policy(SUBJECT, GROUP) == POLICY
-    assert broker.dead_subject(SUBJECT, GROUP) == 5
-    assert broker.owner_of_dead(5) == (SUBJECT, GROUP)
-    assert broker.damages == []
-    assert broker.policy(SUBJECT, GROUP + 1) == DEFAULT_POLICY
+    assert broker.state.policies.of((SUBJECT, GROUP)) == POLICY
+    assert broker.state.policies.dead_subject((SUBJECT, GROUP)) == 5
+    assert broker.state.policies.owner_of_dead(5) == (SUBJECT, GROUP)
+    assert broker.state.damages.texts == []
+    assert broker.state.policies.of((SUBJECT, GROUP + 1)) == DEFAULT_POLICY
 
 
 def test_a_row_without_content_leaves_the_table() -> None:
@@ -81,15 +81,15 @@ def test_a_damaged_table_is_named_and_the_defaults_serve(named: str) -> None:
     _put(disk, DAMAGED[named](disk.content(PATH)))
     damaged = disk.content(PATH)
     broker = open_broker(disk)
-    (text,) = broker.damages
+    (text,) = broker.state.damages.texts
     assert PATH in text and named in text and "defaults" in text
-    assert broker.policy(SUBJECT, GROUP) == DEFAULT_POLICY
+    assert broker.state.policies.of((SUBJECT, GROUP)) == DEFAULT_POLICY
     assert disk.content(PATH) == damaged, "nothing is written before a policy is set"
     set_policy(broker, group=GROUP + 1)
     assert disk.content(f"/data/broker/{DAMAGED_FILE}") == damaged
     disk.kill()
     broker = open_broker(disk)
-    assert broker.damages == [] and broker.policy(SUBJECT, GROUP + 1) == POLICY
+    assert broker.state.damages.texts == [] and broker.state.policies.of((SUBJECT, GROUP + 1)) == POLICY
 
 
 def test_on_a_full_disk_the_table_stays_as_it_was() -> None:
@@ -97,10 +97,10 @@ def test_on_a_full_disk_the_table_stays_as_it_was() -> None:
     broker = open_broker(disk)
     set_policy(broker)
     disk.capacity_bytes = disk.used_bytes
-    plan = broker.policy_plan(SUBJECT, GROUP, GroupPolicy(attempts=9), 5)
+    plan = broker.state.policies.write((SUBJECT, GROUP), GroupPolicy(attempts=9), 5)
     with pytest.raises(DiskFullError):
         plan.run()
-    assert broker.policy(SUBJECT, GROUP) == POLICY
+    assert broker.state.policies.of((SUBJECT, GROUP)) == POLICY
     assert decode_policies(disk.content(PATH), SERVER) == {(SUBJECT, GROUP): PolicyRow(POLICY, 5)}
 
 

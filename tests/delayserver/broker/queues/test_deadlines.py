@@ -51,9 +51,9 @@ def test_the_next_deadline_of_a_thousand_groups_looks_at_one(monkeypatch: pytest
         return first(self, look)
 
     monkeypatch.setattr(Deadlines, "first", counting)
-    assert broker.next_lease_deadline_us() == 1_000_000
+    assert broker.retries.next_deadline_us() == 1_000_000
     assert len(looked) == 1
     expired = broker.expired_leases(1_002_000, 1_002_000, 4096)
     assert [(batch.group, len(batch)) for batch in expired] == [(1, 1), (2, 1), (3, 1)]
-    assert broker.next_lease_deadline_us() == 1_003_000
+    assert broker.retries.next_deadline_us() == 1_003_000
     assert len(looked) < 15

@@ -43,8 +43,8 @@ def test_a_delivered_message_is_pulled_byte_identical_and_acked_once(tmp_path: P
     assert pulled is not None
     assert bytes(pulled.batch.bodies) == b"".join([b"%08d" % number for number in range(1, 61)])
     assert pulled.attempt.tolist() == [1] * 60
-    assert broker.ack(SUBJECT, GROUP, pulled.delivery, NOW_US).acked == 60
-    again = broker.ack(SUBJECT, GROUP, pulled.delivery, NOW_US)
+    assert broker.consuming.ack((SUBJECT, GROUP), pulled.delivery).acked == 60
+    again = broker.consuming.ack((SUBJECT, GROUP), pulled.delivery)
     assert (again.acked, again.unknown) == (0, 60)
     broker.close()
 
@@ -54,8 +54,8 @@ def test_after_a_restart_acked_stays_acked_and_leased_comes_again_with_a_higher_
     broker.deliver(messages(1, 10), False, NOW_US)
     pulled = broker.pull(SUBJECT, GROUP, 6, 1 << 20, NOW_US, NOW_US)
     assert pulled is not None
-    broker.ack(SUBJECT, GROUP, pulled.delivery[:4], NOW_US)
-    broker.sync()
+    broker.consuming.ack((SUBJECT, GROUP), pulled.delivery[:4])
+    broker.durability.sync()
     broker.abandon()
     broker = open_broker(tmp_path)
     pulled = broker.pull(SUBJECT, GROUP, 100, 1 << 20, NOW_US, NOW_US)
@@ -70,7 +70,7 @@ def test_a_late_group_gets_earlier_messages(tmp_path: Path) -> None:
     broker.deliver(messages(1, 5), False, NOW_US)
     first = broker.pull(SUBJECT, GROUP, 10, 1 << 20, NOW_US, NOW_US)
     assert first is not None
-    broker.ack(SUBJECT, GROUP, first.delivery, NOW_US)
+    broker.consuming.ack((SUBJECT, GROUP), first.delivery)
     late = broker.pull(SUBJECT, GROUP + 1, 10, 1 << 20, NOW_US, NOW_US)
     assert late is not None
     assert late.batch.sequence.tolist() == first.batch.sequence.tolist()
@@ -116,8 +116,8 @@ def test_a_nack_becomes_an_internal_record_for_its_group_only(tmp_path: Path) ->
     assert retry.messages.redelivery.tolist() == [0], "nothing has failed"
     assert bytes(retry.messages.ids) == b"000000000007-000000000002"
     assert bytes(retry.messages.bodies) == b"00000002"
-    assert broker.ack(SUBJECT, GROUP, pulled.delivery, NOW_US).unknown == 1
-    broker.settle_retry(retry)
+    assert broker.consuming.ack((SUBJECT, GROUP), pulled.delivery).unknown == 1
+    broker.retries.settle(retry)
     again = messages(50, 1, group=GROUP).with_columns(redelivery=1, origin_sequence=2)
     assert broker.deliver(again, False, NOW_US).arrived == [(SUBJECT, GROUP)]
     pulled = broker.pull(SUBJECT, GROUP, 10, 1 << 20, NOW_US, NOW_US)
@@ -134,13 +134,13 @@ def test_an_ack_timeout_gives_the_message_to_the_retry_pipeline_at_its_deadline(
     broker.deliver(messages(1, 4), False, NOW_US)
     pulled = broker.pull(SUBJECT, GROUP, 4, 1 << 20, NOW_US, NOW_US, 2000)
     assert pulled is not None
-    broker.ack(SUBJECT, GROUP, pulled.delivery[:1], NOW_US)
-    deadline = broker.next_lease_deadline_us()
+    broker.consuming.ack((SUBJECT, GROUP), pulled.delivery[:1])
+    deadline = broker.retries.next_deadline_us()
     assert deadline == NOW_US + 2_000_000
     assert broker.expired_leases(deadline, deadline - 1, 100) == []
     first = broker.expired_leases(deadline, deadline, 2)
     second = broker.expired_leases(deadline, deadline, 2)
     origins = [batch.messages.origin_sequence.tolist() for batch in (*first, *second) if batch.messages]
     assert origins in ([[2], [3, 4]], [[2, 3], [4]])
-    assert broker.next_lease_deadline_us() is None
+    assert broker.retries.next_deadline_us() is None
     broker.close()

@@ -17,7 +17,6 @@ from tests.delayserver.broker.brokers import (
     drain,
     messages,
     open_broker,
-    state_of,
 )
 from tests.fakes.disk import FakeDisk
 
@@ -29,7 +28,7 @@ SMALL_BLOCKS = BrokerLimits(
 
 def damage_block(disk: FakeDisk, broker: DirectBroker, number: int) -> None:
     """Flip a bit in a block of index rows on disk. The next block takes its place in memory, where there is room for one."""
-    blocks = state_of(broker).files.blocks
+    blocks = broker.state.files.blocks
     offset, next_offset = [block.block_offset for block in spilled(broker)[number : number + 2]]
     base, segment = blocks.log.locate(offset)
     disk.flip_bit(segment.path, offset - base + 100)
@@ -38,7 +37,7 @@ def damage_block(disk: FakeDisk, broker: DirectBroker, number: int) -> None:
 
 def spilled(broker: DirectBroker) -> list[SpilledBlock]:
     """The blocks of index rows that the subject's queue has on disk, oldest first."""
-    return state_of(broker).queues[SUBJECT, 0].blocks
+    return broker.state.queues[SUBJECT, 0].blocks
 
 
 def cut(disk: FakeDisk, path: str, length: int) -> None:
@@ -55,15 +54,15 @@ def test_after_a_crash_the_store_keeps_messages_behind_an_old_checkpoint() -> No
     first, now_us = 1, NOW_US
     while len(disk.files("/data/broker/store/")) < 2:
         broker.deliver(messages(first, 10), False, now_us)
-        broker.sync()
+        broker.durability.sync()
         first, now_us = first + 10, NOW_US + 10 * DAY_US
-    broker.window_complete(7, [60_000])
+    broker.arrivals.window_complete(7, [60_000])
     day_11 = NOW_US + 11 * DAY_US
-    assert broker.retire(day_11) == [], "all but the first ten are a day old"
+    assert broker.retention.retire(day_11) == [], "all but the first ten are a day old"
     disk.kill()
     broker = open_broker(disk, now_us=day_11)
-    broker.window_complete(7, [60_000])
-    assert broker.retire(day_11) == []
+    broker.arrivals.window_complete(7, [60_000])
+    assert broker.retention.retire(day_11) == []
     assert drain(broker) == list(range(1, first))
 
 
@@ -74,7 +73,7 @@ def test_a_group_that_has_acked_all_it_was_given_gets_more() -> None:
     while (pulled := broker.pull(SUBJECT, GROUP, 1, 1 << 20, NOW_US, NOW_US)) is not None:
         held.append(pulled.delivery)
     assert len(held) == 3_000
-    assert broker.ack(SUBJECT, GROUP, np.concatenate(held), NOW_US).acked == len(held)
+    assert broker.consuming.ack((SUBJECT, GROUP), np.concatenate(held)).acked == len(held)
     assert broker.pull(SUBJECT, GROUP, 1, 1 << 20, NOW_US, NOW_US) is not None
 
 
@@ -92,28 +91,28 @@ def test_retention_leaves_the_blocks_of_a_queue_whose_first_one_was_made_again()
     for subject, first in ((SUBJECT + 1, 1001), (SUBJECT, 1)):
         for batch in range(40):
             broker.deliver(messages(first + 3 * batch, 3, subject=subject), False, NOW_US)
-    broker.window_complete(7, [60_000])
+    broker.arrivals.window_complete(7, [60_000])
     assert len(drain(broker, subject=SUBJECT + 1)) == 120
     damage_block(disk, broker, 0)
     pulled = broker.pull(SUBJECT, GROUP, 3, 1 << 20, NOW_US, NOW_US)
     assert pulled is not None and pulled.batch.sequence.tolist() == [1, 2, 3]
-    broker.ack(SUBJECT, GROUP, pulled.delivery, NOW_US)
-    assert len(broker.damages) == 1, "the block, which was made again"
-    assert broker.retire(NOW_US + 1000) != []
+    broker.consuming.ack((SUBJECT, GROUP), pulled.delivery)
+    assert len(broker.state.damages.texts) == 1, "the block, which was made again"
+    assert broker.retention.retire(NOW_US + 1000) != []
     assert drain(broker) == list(range(4, 121))
-    assert len(broker.damages) == 1
+    assert len(broker.state.damages.texts) == 1
 
 
 def test_a_block_is_never_taken_for_another_one() -> None:
     broker = open_broker(FakeDisk(), SMALL_BLOCKS)
     for batch in range(40):
         broker.deliver(messages(1 + 3 * batch, 3), False, NOW_US)
-    _, index = broker.logs
+    _, index = broker.state.files.logs
     before = index.first
     index.retire(spilled(broker)[-1].block_offset)
     assert index.first > before
     assert drain(broker) == list(range(1, 121))
-    assert broker.damages
+    assert broker.state.damages.texts
 
 
 def test_a_damaged_block_on_a_full_disk_is_made_again_for_the_pull_alone() -> None:
@@ -121,7 +120,7 @@ def test_a_damaged_block_on_a_full_disk_is_made_again_for_the_pull_alone() -> No
     broker = open_broker(disk, SMALL_BLOCKS)
     for batch in range(12):
         broker.deliver(messages(1 + 10 * batch, 10), False, NOW_US)
-    broker.sync()
+    broker.durability.sync()
     damage_block(disk, broker, 1)
     disk.capacity_bytes = disk.used_bytes
     assert drain(broker) == list(range(1, 121))
@@ -152,15 +151,15 @@ def test_segments_that_retention_removed_are_no_damage_to_a_late_group(runs_max:
     broker = open_broker(FakeDisk(), limits)
     for batch in range(60):
         broker.deliver(messages(1 + 10 * batch, 10), False, NOW_US)
-    broker.window_complete(7, [60_000])
+    broker.arrivals.window_complete(7, [60_000])
     for _ in range(50):
         pulled = broker.pull(SUBJECT, GROUP, 10, 1 << 20, NOW_US, NOW_US)
         assert pulled is not None
-        broker.ack(SUBJECT, GROUP, pulled.delivery, NOW_US)
-    assert broker.retire(NOW_US + 2 * HOUR_US) != []
+        broker.consuming.ack((SUBJECT, GROUP), pulled.delivery)
+    assert broker.retention.retire(NOW_US + 2 * HOUR_US) != []
     late = drain(broker, GROUP + 1)
     assert late and late == list(range(late[0], 601))
-    assert not broker.damages and not broker.status()["damaged_messages"]
+    assert not broker.state.damages.texts and not broker.status()["damaged_messages"]
 
 
 def test_a_store_that_lost_its_end_is_reported_and_does_not_hold_up_a_repeated_hand_off() -> None:
@@ -173,7 +172,7 @@ def test_a_store_that_lost_its_end_is_reported_and_does_not_hold_up_a_repeated_h
     disk.kill()
     cut(disk, disk.files("/data/broker/store/")[0], 6000)
     broker = open_broker(disk, limits)
-    assert broker.damages
+    assert broker.state.damages.texts
     assert broker.deliver(messages(191, 10), True, NOW_US).outcome.tolist() == [1] * 10
     assert broker.deliver(messages(1, 10), True, NOW_US).outcome.tolist() == [2] * 10
 
@@ -189,7 +188,7 @@ def test_a_segment_of_the_store_that_is_gone_hides_its_own_messages_only() -> No
     broker = open_broker(disk)
     assert broker.deliver(messages(391, 10), True, NOW_US).outcome.tolist() == [2] * 10
     assert broker.deliver(messages(1, 10), True, NOW_US).outcome.tolist() == [2] * 10
-    assert broker.damages
+    assert broker.state.damages.texts
 
 
 def test_every_group_goes_on_where_all_that_was_stored_is_lost() -> None:
@@ -199,12 +198,12 @@ def test_every_group_goes_on_where_all_that_was_stored_is_lost() -> None:
     for group, count in ((GROUP, 5), (GROUP + 1, 9)):
         pulled = broker.pull(SUBJECT, group, count, 1 << 20, NOW_US, NOW_US)
         assert pulled is not None
-        broker.ack(SUBJECT, group, pulled.delivery, NOW_US)
-    broker.sync()
+        broker.consuming.ack((SUBJECT, group), pulled.delivery)
+    broker.durability.sync()
     disk.kill()
     cut(disk, disk.files("/data/broker/store")[0], FILE_HEADER_BYTES)
     broker = open_broker(disk, BrokerLimits())
-    assert len(broker.damages) == 1, "acks prove that messages are missing"
+    assert len(broker.state.damages.texts) == 1, "acks prove that messages are missing"
     broker.deliver(messages(101, 20), False, NOW_US)
     for group in (GROUP, GROUP + 1):
         assert drain(broker, group) == list(range(101, 121))
@@ -216,11 +215,11 @@ def test_on_a_full_disk_retention_removes_segments_that_the_last_checkpoint_does
     for window in (1, 2):
         for batch in range(40):
             broker.deliver(messages(1000 * window + 10 * batch, 10, window_ms=window * 60_000), False, NOW_US)
-        broker.window_complete(7, [window * 60_000])
+        broker.arrivals.window_complete(7, [window * 60_000])
         drain(broker)
-        broker.sync()
+        broker.durability.sync()
         if window == 1:
-            broker.checkpoint()
+            broker.durability.checkpoint()
     disk.capacity_bytes = 0
-    assert broker.retire(NOW_US + 2 * HOUR_US) != []
+    assert broker.retention.retire(NOW_US + 2 * HOUR_US) != []
     broker.deliver(messages(1, 10), False, NOW_US)

@@ -22,7 +22,7 @@ from delayserver.broker.queues.groups import Cursor
 from delayserver.broker.queues.places import LEASED as LEASED_AGAIN
 from delayserver.broker.redelivery import RedeliveryPolicy
 from store.records.batches import StoredBatch
-from tests.delayserver.broker.brokers import DirectBroker, state_of
+from tests.delayserver.broker.brokers import DirectBroker
 from tests.fakes.disk import FakeDisk
 
 SERVER = 7
@@ -105,7 +105,7 @@ class BrokerMachine(RuleBasedStateMachine):
     def _open(self) -> None:
         self.broker = DirectBroker.open(self.disk, "/data/broker", SERVER, self.now_us, LIMITS)
         for subject in SUBJECTS:
-            self.broker.use_filter(subject, FILTERED, WANTED)
+            self.broker.consuming.use_filter((subject, FILTERED), WANTED)
 
     # Delivering
 
@@ -183,14 +183,14 @@ class BrokerMachine(RuleBasedStateMachine):
     @rule(subject=st.sampled_from(SUBJECTS), group=st.sampled_from(GROUPS))
     def look_at_an_arrival(self, subject: int, group: int) -> None:
         """As for a group whose pull waits."""
-        if self.broker.passes_over(subject, group):
-            cursor = state_of(self.broker).groups[subject, group].main
+        if self.broker.consuming.passes_over((subject, group)):
+            cursor = self.broker.state.groups[subject, group].main
             assert group == FILTERED and cursor.next == self.broker.positions.bounds(subject)[1]
 
     def _pull(self, key: Key, count: int, max_bytes: int, owner: int = 0) -> int:
         arguments = (*key, count, max_bytes, self.now_us, self.now_us, None, owner)
         pulled = self.broker.pull(*arguments)
-        while pulled is None and self.broker.is_unfinished(*key):
+        while pulled is None and self.broker.consuming.is_unfinished(key):
             pulled = self.broker.pull(*arguments)
         if pulled is None:
             return 0
@@ -222,7 +222,7 @@ class BrokerMachine(RuleBasedStateMachine):
     @rule(data=st.data(), key=st.sampled_from([(s, g) for s in SUBJECTS for g in GROUPS]))
     def ack(self, data: st.DataObject, key: Key) -> None:
         deliveries = self._some(data, self.leases[key])
-        acked = self.broker.ack(*key, np.array(deliveries, np.int64), self.now_us)
+        acked = self.broker.consuming.ack(key, np.array(deliveries, np.int64))
         assert (acked.acked, acked.unknown) == (len(deliveries), 0)
         for delivery in deliveries:
             self.state[key][self.leases[key].pop(delivery)] = DONE
@@ -244,7 +244,7 @@ class BrokerMachine(RuleBasedStateMachine):
             # A pull may have passed over it since, because it has expired.
             if self.state[key][self.old_leases[key][d]] in (FREE, LEASED) and not self._is_done(key, d)
         ]
-        acked = self.broker.ack(*key, np.array(deliveries, np.int64), self.now_us)
+        acked = self.broker.consuming.ack(key, np.array(deliveries, np.int64))
         assert acked.acked == len(fresh)
         for delivery in fresh:
             sequence = self.old_leases[key][delivery]
@@ -261,7 +261,7 @@ class BrokerMachine(RuleBasedStateMachine):
         deliveries = self._some(data, self.leases[key])
         before = self._some(data, self.old_leases[key])
         asked = np.array(deliveries + before, np.int64)
-        extended = self.broker.extend(*key, np.unique(asked), self.now_us, timeout_ms, owner)
+        extended = self.broker.consuming.extend(key, np.unique(asked), self.now_us, timeout_ms, owner)
         if not extended.full:
             assert (extended.extended, extended.unknown) == (len(deliveries), len(set(before) - set(deliveries)))
             self.until_us[key] |= dict.fromkeys(deliveries, self.now_us + timeout_ms * 1000)
@@ -305,7 +305,7 @@ class BrokerMachine(RuleBasedStateMachine):
     @rule(step_ms=st.sampled_from((1, 600, 1500)), settle=st.booleans())
     def expire(self, step_ms: int, settle: bool) -> None:
         self.now_us += step_ms * 1000
-        deadline = self.broker.next_lease_deadline_us()
+        deadline = self.broker.retries.next_deadline_us()
         batches = self.broker.expired_leases(self.now_us, self.now_us, 10)
         assert deadline is None or bool(batches) == (deadline <= self.now_us)
         for batch in batches:
@@ -334,9 +334,9 @@ class BrokerMachine(RuleBasedStateMachine):
             ), f"{sequence} had not expired"
             self.state[key][sequence] = DONE
         if not settle:
-            self.broker.abandon_retry(batch, self.now_us)
+            self.broker.retries.abandon(batch, self.now_us)
             return
-        self.broker.settle_retry(batch)
+        self.broker.retries.settle(batch)
         if not len(batch):
             return
         assert batch.messages is not None
@@ -371,10 +371,10 @@ class BrokerMachine(RuleBasedStateMachine):
                 )
 
     def _cursor(self, key: Key, delivery: int) -> tuple[Cursor, int]:
-        return state_of(self.broker).groups[key].cursor(bool(delivery >> 62)), delivery & ((1 << 44) - 1)
+        return self.broker.state.groups[key].cursor(bool(delivery >> 62)), delivery & ((1 << 44) - 1)
 
     def _is_done(self, key: Key, delivery: int) -> bool:
-        if key not in state_of(self.broker).groups:
+        if key not in self.broker.state.groups:
             return False
         cursor, position = self._cursor(key, delivery)
         return position < cursor.committed or cursor.acked.following(position) is not None
@@ -391,25 +391,25 @@ class BrokerMachine(RuleBasedStateMachine):
 
     @rule()
     def sync(self) -> None:
-        self.broker.sync()
+        self.broker.durability.sync()
         self._synced()
 
     def _synced(self) -> None:
-        assert self.broker.synced_offset == self.broker.store.end
-        assert not self.broker.needs_sync()
+        assert self.broker.state.files.store.synced == self.broker.state.files.store.end
+        assert not self.broker.durability.needs_sync()
         self.synced_batches = len(self.batches)
-        self.expired_durable = {key: group.expired for key, group in state_of(self.broker).groups.items()}
+        self.expired_durable = {key: group.expired for key, group in self.broker.state.groups.items()}
         for states in self.state.values():
             states.update({sequence: DURABLE for sequence, state in states.items() if state == DONE})
 
     @rule()
     def checkpoint(self) -> None:
-        self.broker.checkpoint()
+        self.broker.durability.checkpoint()
 
     @rule()
     def retire(self) -> None:
         self.now_us += 11_000_000
-        self.broker.retire(self.now_us)
+        self.broker.retention.retire(self.now_us)
         # What is gone from the store cannot be recognised any more; windows that are open keep their records.
 
     @rule(seed=st.integers(0, 1 << 20), clean=st.booleans())
@@ -421,9 +421,9 @@ class BrokerMachine(RuleBasedStateMachine):
         else:
             self.disk.crash(Random(seed))
         self._open()
-        assert not self.broker.damages
+        assert not self.broker.state.damages.texts
         for key, count in self.expired_durable.items():
-            assert state_of(self.broker).groups[key].expired >= count, "a count of expired messages fell"
+            assert self.broker.state.groups[key].expired >= count, "a count of expired messages fell"
         if not clean:  # what was not synced is not known any more
             self.not_before_us = {key: {} for key in self.state}
             self.attempts = {key: {} for key in self.state}
@@ -454,11 +454,11 @@ class BrokerMachine(RuleBasedStateMachine):
     @invariant()
     def holds_its_invariants(self) -> None:
         self.broker.check_invariants()
-        state = state_of(self.broker)
+        state = self.broker.state
         assert state.files.store.cache_bytes <= LIMITS.cache_bytes_max
         assert all(queue.runs_in_memory <= LIMITS.queue_runs_max for queue in state.queues.values())
         for backlog, (key, group) in zip(
-            self.broker.group_backlogs(list(state.groups)), state.groups.items(), strict=True
+            self.broker.group_rows.backlogs(list(state.groups)), state.groups.items(), strict=True
         ):
             cursors = (group.main, group.retry)
             ends = [(state.queues.bounds(queue) or (0, 0))[1] for queue in ((key[0], 0), key)]
@@ -475,11 +475,11 @@ class BrokerMachine(RuleBasedStateMachine):
         self.now_us += 4_000_000
         for key, states in self.state.items():
             for delivery in [*self.leases[key]]:
-                self.broker.ack(*key, np.array([delivery]), self.now_us)
+                self.broker.consuming.ack(key, np.array([delivery]))
                 states[self.leases[key].pop(delivery)] = DONE
             while self._pull(key, 7, 60):
                 deliveries = np.array(list(self.leases[key]), np.int64)
-                assert self.broker.ack(*key, deliveries, self.now_us).acked == len(deliveries)
+                assert self.broker.consuming.ack(key, deliveries).acked == len(deliveries)
                 for sequence in self.leases[key].values():
                     states[sequence] = DONE
                 self.leases[key] = {}

@@ -30,7 +30,7 @@ def broker_with_messages(fs: FileSystem, count: int = 3, directory: str = "/data
     batch = StoredBatch.filled(
         count, sequence=np.arange(1, count + 1), server_id=7, subject=SUBJECT, bodies_length=1, bodies=b"x" * count
     )
-    broker.deliver(batch, 0)
+    broker.arrivals.deliver(batch, 0)
     return broker
 
 
@@ -62,25 +62,25 @@ async def test_all_waiting_callers_get_the_error_of_a_failed_sync_and_the_task_e
 async def test_acks_that_found_no_space_are_durable_with_the_next_commit(autojump_clock: MockClock) -> None:
     disk = FakeDisk(capacity_bytes=16 << 20)
     broker = broker_with_messages(disk, 1_000)
-    broker.sync()
+    broker.durability.sync()
     commit = BrokerCommit(broker, BelievableClock(SystemClock(), 0, 0), Runtime.on(workers=FakeWorkers()))
-    pulled = broker.pull(SUBJECT, GROUP, 1_000, 1 << 20, 0, 0)
+    pulled = broker.consuming.pull((SUBJECT, GROUP), 1_000, 1 << 20, 0, 0)
     assert pulled is not None
     for some in (pulled.delivery[1::2], pulled.delivery[::2]):  # one by one, so that their rows do not fit into a page
-        broker.ack(SUBJECT, GROUP, some, 0)
+        broker.consuming.ack((SUBJECT, GROUP), some)
     disk.capacity_bytes = disk.used_bytes
     async with trio.open_nursery() as nursery:
         nursery.start_soon(commit.run)
         with pytest.raises(DiskFullError):
             await commit.durable()
-        assert broker.needs_sync()
+        assert broker.durability.needs_sync()
         disk.capacity_bytes = None
         await commit.durable()
-        assert not broker.needs_sync()
+        assert not broker.durability.needs_sync()
         nursery.cancel_scope.cancel()
     disk.kill()
     broker = Broker.open(disk, "/data/broker", 7, 0, BrokerLimits(segment_bytes=1 << 20))
-    assert broker.pull(SUBJECT, GROUP, 1, 100, 0, 0) is None
+    assert broker.consuming.pull((SUBJECT, GROUP), 1, 100, 0, 0) is None
 
 
 async def test_syncs_in_a_thread_go_beside_deliveries(tmp_path: Path) -> None:
@@ -92,12 +92,12 @@ async def test_syncs_in_a_thread_go_beside_deliveries(tmp_path: Path) -> None:
             async with trio.open_nursery() as waiters:
                 waiters.start_soon(commit.durable)
                 await trio.lowlevel.checkpoint()
-                broker.deliver(
+                broker.arrivals.deliver(
                     StoredBatch.filled(200, sequence=round_number * 200 + np.arange(200), server_id=7, subject=SUBJECT,
                                        bodies_length=200, bodies=bytes(40_000)), 0
                 )  # fmt: skip
         await commit.durable()
-        assert not broker.needs_sync()
+        assert not broker.durability.needs_sync()
         nursery.cancel_scope.cancel()
     broker.abandon()
     again = DirectBroker.open(RealFileSystem(), str(tmp_path), 7, 0, BrokerLimits(segment_bytes=1 << 20))

@@ -34,7 +34,7 @@ class Finding:
         workers = FakeWorkers()
         workers.around = self._slowly
         self.runtime = Runtime.on(clock=TrioTime(), workers=workers)
-        self.service = FindService(self.broker, self.runtime)
+        self.service = FindService(self.broker.indexes, self.runtime)
 
     async def _slowly(self, _function: str, work: Callable[[], Any]) -> Any:
         self.began_s.append(trio.current_time())
@@ -71,7 +71,7 @@ async def test_an_index_is_made_in_steps_that_leave_the_event_loop_three_quarter
         nursery.cancel_scope.cancel()
     assert finding.sealed > 4 and len(finding.began_s) > 4 * finding.sealed
     assert np.diff(finding.began_s).min() > 0.9 * (1 + REST_SHARE) * STEP_S
-    assert finding.broker.index_plan() is None
+    assert finding.broker.indexes.index_plan() is None
 
 
 async def test_a_search_that_waits_for_an_index_ends_its_rests(autojump_clock: MockClock) -> None:
@@ -120,7 +120,7 @@ async def test_a_stop_in_the_middle_leaves_no_part_of_an_index(autojump_clock: M
         await trio.sleep(2.5 * STEP_S)
         nursery.cancel_scope.cancel()
     assert len(finding.began_s) == 1 and finding.indexes == 0
-    assert finding.broker.index_plan() is not None
+    assert finding.broker.indexes.index_plan() is not None
 
 
 @pytest.mark.parametrize("operation", ["open", "pread"])

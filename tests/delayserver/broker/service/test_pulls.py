@@ -56,8 +56,8 @@ class Node:
         self.disk = FakeDisk()
         self.broker = Broker.open(self.disk, "/data/broker", 7, 0, limits)
         self.runtime = Runtime.on(clock=TrioTime(), workers=FakeWorkers())
-        self.reads = BrokerReads(self.broker.reads, self.runtime)
-        self.pulls = PullService(self.broker, self.reads, self.runtime)
+        self.reads = BrokerReads(self.broker.state.files.reads, self.runtime)
+        self.pulls = PullService(self.broker.consuming, self.broker.state.groups, limits, self.reads, self.runtime)
         self.commit = BrokerCommit(self.broker, BelievableClock(TrioTime(), 0, 0), self.runtime)
         self.sequence = 1
 
@@ -71,7 +71,7 @@ class Node:
             bodies=b"x" * count,
         )
         self.sequence += count
-        self.pulls.arrived(self.broker.deliver(batch, 0).arrived, count)
+        self.pulls.arrived(self.broker.arrivals.deliver(batch, 0).arrived, count)
 
     @property
     def actors(self) -> int:
@@ -220,13 +220,13 @@ async def test_a_pull_that_waits_for_room_does_not_make_a_removed_group_anew(
         nursery.start_soon(consume)
         await trio.testing.wait_all_tasks_blocked()
         assert len(blocked) == 1, "it waits for room"
-        node.broker.positions.remove((1, GROUP))
+        node.broker.state.groups.remove((1, GROUP))
         node.pulls.removed(1, GROUP)
         removed = trio.current_time()
         room[0] = 1 << 20
         blocked.pop()()
     assert got == [(None, removed)]
-    assert not node.broker.positions.has_group((1, GROUP))
+    assert (1, GROUP) not in node.broker.state.groups
 
 
 async def test_more_waiting_pulls_than_the_bound_are_refused_by_name(node: Node, autojump_clock: MockClock) -> None:
@@ -336,7 +336,7 @@ async def test_one_sync_answers_all_that_wait_for_a_commit(node: Node, autojump_
     async with trio.open_nursery() as nursery:
         for _ in range(20):
             nursery.start_soon(node.commit.durable)
-    assert not node.broker.needs_sync()
+    assert not node.broker.durability.needs_sync()
     assert node.disk.counts["datasync"] - before == 1
     await node.commit.durable()
     assert node.disk.counts["datasync"] - before == 1

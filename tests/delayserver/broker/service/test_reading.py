@@ -55,8 +55,8 @@ class SlowNode:
         self.reads_at_once_max = 0
         runtime = Runtime.on(clock=TrioTime(), workers=workers)
         self.commit = BrokerCommit(self.broker, BelievableClock(TrioTime(), 0, 0), runtime)
-        self.reads = BrokerReads(self.broker.reads, runtime)
-        self.pulls = PullService(self.broker, self.reads, runtime)
+        self.reads = BrokerReads(self.broker.state.files.reads, runtime)
+        self.pulls = PullService(self.broker.consuming, self.broker.state.groups, limits, self.reads, runtime)
         self.local = LocalBroker(self.broker, self.commit, self.reads, self.pulls, runtime)
 
     async def _slowly(self, function: str, work: Callable[[], Any]) -> Any:
@@ -93,7 +93,7 @@ def backlog(count: int = 100, subjects: tuple[int, ...] = (SUBJECT,)) -> FakeDis
     broker = Broker.open(disk, "/data/broker", SERVER, 0, LIMITS)
     for subject in subjects:
         for first in range(1, count + 1, 10):
-            broker.deliver(messages(first, min(10, count + 1 - first), subject=subject), 0)
+            broker.arrivals.deliver(messages(first, min(10, count + 1 - first), subject=subject), 0)
     broker.close()
     disk.kill()
     return disk
@@ -114,7 +114,7 @@ async def start(nursery: trio.Nursery) -> AsyncIterator[Callable[..., SlowNode]]
     with trio.CancelScope(shield=True):
         await trio.sleep(3 * READ_S)
     for node in nodes:
-        assert node.broker.reads.held_bytes == 0, "no call needs the result, and it is held"
+        assert node.broker.state.files.reads.held_bytes == 0, "no call needs the result, and it is held"
         assert node.reads.waiting == node.reads_at_once == 0
         node.broker.check_invariants()
     nursery.cancel_scope.cancel()
@@ -155,7 +155,7 @@ async def test_a_backlog_comes_whole_and_in_order_with_any_cache(
     while found := await node.pull(count=37, wait_ms=0):
         got += found
     assert got == list(range(1, 1001))
-    assert node.broker.damages == []
+    assert node.broker.state.damages.texts == []
 
 
 async def test_with_a_cache_the_disk_is_asked_once_for_neighbouring_messages(
@@ -164,7 +164,7 @@ async def test_with_a_cache_the_disk_is_asked_once_for_neighbouring_messages(
     node = start(backlog(1000))
     while await node.pull(count=10, wait_ms=0):
         pass
-    stored = node.broker.synced_offset
+    stored = node.broker.state.files.store.synced
     # Beside the records: one block for every four runs of ten messages, unless a read of its records came first.
     assert node.reads_begun <= stored / LIMITS.read_ahead_bytes * 1.5 + 1000 / 10 / 2
 
@@ -215,7 +215,7 @@ async def test_a_read_that_the_disk_refuses_is_tried_again_before_its_messages_a
 ) -> None:
     disk = backlog()
     node = start(disk)
-    path = node.broker.store.segments()[0][2]
+    path = node.broker.state.files.store.segments()[0][2]
     disk.unreadable[path] = [(64, 65)]
     for _ in range(2):
         with pytest.raises(UnreadableError):
@@ -230,7 +230,7 @@ async def test_one_failed_read_counts_once_however_many_groups_wait_for_it(
 ) -> None:
     disk = backlog()
     node = start(disk)
-    path = node.broker.store.segments()[0][2]
+    path = node.broker.state.files.store.segments()[0][2]
     disk.unreadable[path] = [(64, 65)]
     refused = 0
 
@@ -252,17 +252,17 @@ async def test_retention_waits_for_a_read_of_the_segment_that_it_would_remove(
 ) -> None:
     node = start(backlog(300), NO_CACHE)
     while len(leased := await node.lease(1000)):  # all is consumed by one group
-        node.broker.ack(SUBJECT, GROUP, leased, 0)
-    node.broker.sync()
-    node.broker.checkpoint()
+        node.broker.consuming.ack((SUBJECT, GROUP), leased)
+    node.broker.durability.sync()
+    node.broker.durability.checkpoint()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(partial(node.pull, group=GROUP + 1, count=5))
         await trio.sleep(READ_S / 2)
         assert node.reads_at_once == 1
-        assert node.broker.reads.lowest("store") is not None
+        assert node.broker.state.files.reads.lowest("store") is not None
         # Not the second group's, which has acked nothing: as if the store were beyond its bound.
-        assert node.broker.store.retire(1 << 40) == []
-    assert node.broker.store.retire(1 << 40)
+        assert node.broker.state.files.store.retire(1 << 40) == []
+    assert node.broker.state.files.store.retire(1 << 40)
 
 
 async def test_a_stop_waits_for_the_reads_under_way_and_begins_no_others(
@@ -280,7 +280,7 @@ async def test_a_stop_waits_for_the_reads_under_way_and_begins_no_others(
         with pytest.raises(ShuttingDown):
             await node.pull()
         with pytest.raises(ShuttingDown):
-            await node.reads.finish(node.broker.deliver_uncertain(messages(1, 5), 0))
+            await node.reads.finish(node.broker.arrivals.deliver_uncertain(messages(1, 5), 0))
         nursery.cancel_scope.cancel()
 
 
@@ -288,11 +288,11 @@ async def test_a_nack_of_cold_messages_reads_them_and_others_go_on(start: Start,
     node = start(backlog(100), NO_CACHE)
     leased = np.concatenate([await node.lease(), await node.lease()])
     before = node.reads_begun
-    batch = await node.reads.finish(node.broker.nack(SUBJECT, GROUP, leased, 0, 0, 0))
+    batch = await node.reads.finish(node.broker.retries.nack((SUBJECT, GROUP), leased, 0, 0, 0))
     assert batch.messages is not None
     assert len(batch) == 20
     assert node.reads_begun > before
-    node.broker.settle_retry(batch)
+    node.broker.retries.settle(batch)
     assert await node.pull() == list(range(21, 31))
 
 
@@ -300,16 +300,16 @@ async def test_a_nack_that_is_given_up_leaves_its_deliveries_leased(start: Start
     node = start(backlog(100), NO_CACHE)
     leased = await node.lease()
     with trio.move_on_after(READ_S / 2) as scope:
-        await node.reads.finish(node.broker.nack(SUBJECT, GROUP, leased, 0, 0, 0))
+        await node.reads.finish(node.broker.retries.nack((SUBJECT, GROUP), leased, 0, 0, 0))
     assert scope.cancelled_caught
-    assert node.broker.ack(SUBJECT, GROUP, leased, 0).acked == len(leased)
+    assert node.broker.consuming.ack((SUBJECT, GROUP), leased).acked == len(leased)
 
 
 async def test_ended_leases_of_a_cold_group_are_gathered_once(start: Start, autojump_clock: MockClock) -> None:
     node = start(backlog(100), NO_CACHE)
     found = await node.pull()
-    end_us = (node.broker.next_lease_deadline_us() or 0) + 1
-    (call,) = node.broker.expired_leases(end_us, end_us, 100)
+    end_us = (node.broker.retries.next_deadline_us() or 0) + 1
+    (call,) = node.broker.retries.expired(end_us, end_us, 100)
     batches = []
 
     async def end() -> None:
@@ -318,8 +318,8 @@ async def test_ended_leases_of_a_cold_group_are_gathered_once(start: Start, auto
     async with trio.open_nursery() as nursery:
         nursery.start_soon(end)
         await trio.sleep(READ_S / 2)
-        assert node.broker.next_lease_deadline_us() is None
-        assert node.broker.expired_leases(end_us, end_us, 100) == []
+        assert node.broker.retries.next_deadline_us() is None
+        assert node.broker.retries.expired(end_us, end_us, 100) == []
     assert len(batches[0]) == len(found)
 
 
@@ -372,14 +372,14 @@ async def test_a_server_that_was_replaced_during_the_read_stores_nothing(
     start: Start, autojump_clock: MockClock
 ) -> None:
     node = start(backlog(100))
-    end = node.broker.store.end
+    end = node.broker.state.files.store.end
 
     def admit() -> None:
         raise Superseded("another process")
 
     with pytest.raises(Superseded):
         await node.local.deliver_uncertain(messages(101, 1), admit)
-    assert node.broker.store.end == end
+    assert node.broker.state.files.store.end == end
 
 
 async def test_a_row_of_a_group_reads_its_oldest_message_beside_the_event_loop(
@@ -387,7 +387,7 @@ async def test_a_row_of_a_group_reads_its_oldest_message_beside_the_event_loop(
 ) -> None:
     node = start(backlog(100))
     await node.pull(count=1)
-    row = await node.reads.answer(partial(node.broker.group_row, (SUBJECT, GROUP)))
+    row = await node.reads.answer(partial(node.broker.group_rows.row, (SUBJECT, GROUP)))
     assert row is not None
     assert (row.lag, row.oldest_ms) == (100, 0)
 
@@ -399,12 +399,12 @@ async def test_many_groups_whose_filters_want_nothing_of_a_long_cold_backlog_com
     disk = FakeDisk()
     broker = Broker.open(disk, "/data/broker", SERVER, 0, ROOMY)
     for number in range(1, 601):
-        broker.deliver(messages(number, 1).with_columns(tag=np.full(1, 1 + (number == 600), np.uint32)), 0)
+        broker.arrivals.deliver(messages(number, 1).with_columns(tag=np.full(1, 1 + (number == 600), np.uint32)), 0)
     broker.close()
     disk.kill()
     node = start(disk, ROOMY)
     for group in range(12):
-        node.broker.use_filter(SUBJECT, GROUP + group, Filter([2], None))
+        node.broker.consuming.use_filter((SUBJECT, GROUP + group), Filter([2], None))
     found: list[list[int]] = []
 
     async def consume(group: int) -> None:
@@ -423,7 +423,7 @@ async def test_filters_are_asked_a_few_at_a_time_and_other_reads_go_beside_them(
     subjects = tuple(range(1, 11))
     node = start(backlog(40, subjects))
     for subject in subjects:
-        node.broker.use_filter(subject, subject, Filter([7], None))
+        node.broker.consuming.use_filter((subject, subject), Filter([7], None))
     async with trio.open_nursery() as nursery:
         for subject in subjects:
             nursery.start_soon(partial(node.pull, subject, wait_ms=1, group=subject))
@@ -439,12 +439,12 @@ async def test_a_group_that_is_removed_before_its_ended_leases_are_gathered_has_
 ) -> None:
     node = start(backlog(10))
     assert await node.pull()
-    end_us = (node.broker.next_lease_deadline_us() or 0) + 1
-    (call,) = node.broker.expired_leases(end_us, end_us, 100)
-    node.broker.positions.remove((SUBJECT, GROUP))
+    end_us = (node.broker.retries.next_deadline_us() or 0) + 1
+    (call,) = node.broker.retries.expired(end_us, end_us, 100)
+    node.broker.state.groups.remove((SUBJECT, GROUP))
     batch = await node.reads.finish(call)
     assert (len(batch), batch.given_up) == (0, None)
-    node.broker.settle_retry(batch)
+    node.broker.retries.settle(batch)
     assert await node.pull() == list(range(1, 11)), "a pull makes the group anew"
 
 
@@ -455,11 +455,11 @@ async def test_what_is_read_ahead_for_a_group_with_a_filter_is_read_once(
     broker = Broker.open(disk, "/data/broker", SERVER, 0, ROOMY)
     for number in range(1, 601):
         tag = np.full(1, 1 + (number % 50 == 0), np.uint32)
-        broker.deliver(messages(number, 1).with_columns(tag=tag), 0)
+        broker.arrivals.deliver(messages(number, 1).with_columns(tag=tag), 0)
     broker.close()
     disk.kill()
     node = start(disk, ROOMY)
-    node.broker.use_filter(SUBJECT, GROUP, Filter([2], None))
+    node.broker.consuming.use_filter((SUBJECT, GROUP), Filter([2], None))
     got: list[int] = []
     while found := await node.pull(count=10, wait_ms=0):
         got += found
@@ -477,9 +477,9 @@ async def test_other_work_comes_between_the_steps_that_gather_many_messages_for_
     for first in range(1, 2001, 100):
         node.local.deliver(messages(first, 100))
     leased = await node.lease(2000)
-    node.broker.ack(SUBJECT, GROUP, leased[::2], 0)
-    end_us = (node.broker.next_lease_deadline_us() or 0) + 1
-    (call,) = node.broker.expired_leases(end_us, end_us, 1000)
+    node.broker.consuming.ack((SUBJECT, GROUP), leased[::2])
+    end_us = (node.broker.retries.next_deadline_us() or 0) + 1
+    (call,) = node.broker.retries.expired(end_us, end_us, 1000)
     turns = 0
 
     async def others() -> None:
@@ -487,7 +487,7 @@ async def test_other_work_comes_between_the_steps_that_gather_many_messages_for_
         while True:
             turns += 1
             if removed and turns == 20:
-                node.broker.positions.remove((SUBJECT, GROUP))
+                node.broker.state.groups.remove((SUBJECT, GROUP))
             await trio.lowlevel.checkpoint()
 
     async with trio.open_nursery() as nursery:
@@ -500,7 +500,7 @@ async def test_other_work_comes_between_the_steps_that_gather_many_messages_for_
     else:
         assert turns > 100
         assert batch.messages.origin_sequence.tolist() == list(range(2, 2001, 2))
-    node.broker.settle_retry(batch)
+    node.broker.retries.settle(batch)
 
 
 async def test_calls_that_hold_too_much_together_end_one_after_the_other(
@@ -516,8 +516,8 @@ async def test_calls_that_hold_too_much_together_end_one_after_the_other(
 
     async def nack(deliveries: I64) -> None:
         nonlocal held_max
-        batch = await node.reads.finish(node.broker.nack(SUBJECT, GROUP, deliveries, 0, 0, 0))
-        held_max = max(held_max, node.broker.reads.held_bytes)
+        batch = await node.reads.finish(node.broker.retries.nack((SUBJECT, GROUP), deliveries, 0, 0, 0))
+        held_max = max(held_max, node.broker.state.files.reads.held_bytes)
         assert batch.messages is not None
         redelivered.extend(batch.messages.origin_sequence.tolist())
 

@@ -9,7 +9,6 @@ import pytest
 from delayserver.protocol.errors import GroupsFull, PositionOutOfRange
 from delayserver.state.connections import broadcasts
 from delayserver.state.connections.broadcasts import Broadcasts
-from tests.delayserver.broker.brokers import state_of
 from tests.fakes.host import Boot, Client, Host, small_settings
 
 PULL = {"subject": "orders", "group": "g", "broadcast": True}
@@ -98,7 +97,7 @@ async def test_a_group_that_retention_passed_gets_one_error_and_goes_on(boot: Bo
     host, client = await booted(boot)
     await deliver(host, client, "a", "b", "c")
     assert await bodies(client, start="earliest") == [b"a"]
-    ((_, queue),) = state_of(host.server.parts.broker).queues.items()
+    ((_, queue),) = host.server.parts.broker.state.queues.items()
     queue.drop_below(2)
     with pytest.raises(PositionOutOfRange) as caught:
         await bodies(client)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import trio
 
+from delayserver.broker.actions.policies import Policies
 from delayserver.broker.filters.limits import EXPRESSION_CHARACTERS_MAX
 from delayserver.protocol.errors import DelayServerError
 from tests.fakes.host import Boot, Client, Host, small_settings
@@ -254,9 +255,8 @@ async def test_filters_of_all_groups_together_are_bounded(boot: Boot, monkeypatc
     await put(host, client, *MIXED)
     server = host.server
     assert server is not None
-    monkeypatch.setattr(
-        type(server.parts.broker), "filter_characters", lambda _: server.parts.broker.limits.filters_characters_max - 5
-    )
+    characters_max = server.parts.broker.state.limits.filters_characters_max
+    monkeypatch.setattr(Policies, "filter_characters", lambda _: characters_max - 5)
     assert await client.refused("pull", {"subject": "s", "group": "g", "tags": "a || b"}) == "groups_full"
     assert await pull_and_ack(client, tags="c", group="h") == ["c1"]
 

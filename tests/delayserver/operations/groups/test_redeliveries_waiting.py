@@ -34,8 +34,8 @@ class Watch(trio.abc.Instrument):
 def lag_of(host: Host) -> int:
     """The lag as the broker and the counts have it in this step."""
     parts = host.server.parts
-    [key] = parts.broker.group_keys((0, 0), 0, 2)
-    [backlog] = parts.broker.group_backlogs([key])
+    [key] = parts.broker.group_rows.keys((0, 0), 0, 2)
+    [backlog] = parts.broker.group_rows.backlogs([key])
     return backlog.lag + parts.balance.subjects.redeliveries.waiting(key)
 
 

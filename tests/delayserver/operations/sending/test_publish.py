@@ -128,7 +128,7 @@ async def test_answered_messages_survive_a_crash_and_none_comes_twice(boot: Boot
     pulled = await client.pull()
     assert texts(pulled) == [*[f"{number:02}" for number in range(20)], "a", "b", "c", "more"]
     assert len({row["sequence"] for row in pulled}) == 24
-    assert not server.parts.broker.damages
+    assert not server.parts.broker.state.damages.texts
     assert server.parts.broker.status()["open_windows"] == 0, "published messages have no window"
 
 

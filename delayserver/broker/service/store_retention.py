@@ -1,0 +1,42 @@
+"""Removing what the broker's store needs no more. `actions/retention.py` has the rules; a checkpoint comes first."""
+
+from __future__ import annotations
+
+from delayserver.broker.actions.arrivals import Arrivals
+from delayserver.broker.actions.retention import BlockCuts, block_cuts, retirable, retire_store
+from delayserver.broker.actions.state import BrokerState
+from delayserver.broker.service.durability import Durability
+from store.errors import DiskFullError
+
+
+class StoreRetention:
+    """Removes segments of the store. The time lies between `now_us` and `latest_us`; without `latest_us` it is `now_us`."""
+
+    def __init__(self, state: BrokerState, durability: Durability, arrivals: Arrivals) -> None:
+        self._state = state
+        self._durability = durability
+        self._arrivals = arrivals
+
+    def needs_checkpoint(self, now_us: int, latest_us: int | None = None) -> bool:
+        """Whether `retire` would first write a checkpoint. A caller that wants that in a thread writes one before."""
+        return self._below(now_us, latest_us) > self._durability.checkpointed
+
+    def retire(self, now_us: int, latest_us: int | None = None) -> list[str]:
+        """Remove the segments that are not needed; returns their paths."""
+        below = self._below(now_us, latest_us)
+        if below > self._durability.checkpointed:
+            try:
+                self._durability.checkpoint()
+            except DiskFullError:  # segments that the last checkpoint allows to remove make room
+                below = self._durability.checkpointed
+        removed = retire_store(self._state, below)
+        if removed:
+            self._arrivals.count_runs()
+        return removed
+
+    def block_cuts(self) -> list[BlockCuts]:
+        """What `retire` left to do, since it needs reads: cuts that are to be made now, one after the other."""
+        return block_cuts(self._state)
+
+    def _below(self, now_us: int, latest_us: int | None) -> int:
+        return retirable(self._state, now_us, now_us if latest_us is None else latest_us)
