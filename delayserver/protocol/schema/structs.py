@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, Final, NamedTuple, TypeVar
+from inspect import Signature
+from typing import Any, Final, NamedTuple, TypeVar, get_type_hints
 
 import msgspec
-from msgspec import Meta, Struct, inspect
+from msgspec import Meta, Struct, StructMeta, inspect
 
 from delayserver.protocol.arguments import invalid, shown
 from delayserver.protocol.errors import DelayServerError, SubjectInvalid
@@ -19,11 +20,23 @@ ACTION: Final = "action"
 _NOTHING: Final = object()
 
 
-class Request(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Shown(StructMeta):
+    """Types whose signature, as `help` shows it, has the plain types of the fields, without what `says` notes of them."""
+
+    @property
+    def __signature__(self) -> Signature:
+        found: Signature = super().__signature__
+        plain = get_type_hints(self)
+        return found.replace(
+            parameters=[each.replace(annotation=plain[each.name]) for each in found.parameters.values()]
+        )
+
+
+class Request(Struct, metaclass=Shown, frozen=True, kw_only=True, omit_defaults=True):
     """The arguments of a request. Those that have their default are not sent. A tag is the value of `action`."""
 
 
-class Reply(Struct, frozen=True, omit_defaults=True):
+class Reply(Struct, metaclass=Shown, frozen=True, omit_defaults=True):
     """The result of a request, or a part of it. HTTP leaves out what has its default, the wire what is `left_out`."""
 
 
