@@ -873,7 +873,7 @@ def test_a_reach_into_a_private_part_is_found() -> None:
 REPEATED_CLASSES = """
 Ended Answer Asked Attempts Balance Bell Bucket Connection ConnectionMemory Connections ConsumerGroup Consuming
 Cursor Delivery Fate FindQuery Finding Found GroupPolicy Lease Letters Limits Listener MessageReader Moved
-Node Pending PendingSubjects Place Policies Policy Positions Problem Progress Published Reply Request Room
+Node Pending PendingSubjects Place Policies Positions Problem Progress Published Reply Request Room
 Route Routes Rows Run Sending Share Source Step Stored Table ThreadWorkers Turns Wanted Workers
 """
 REPEATED_FILES = """

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from delayserver import __version__
 from delayserver.client.calls.behalf import CLIENT_ADDRESS
+from delayserver.client.calls.policy_calls import GroupPolicy
 from delayserver.config.settings import HttpSettings
 from delayserver.logs.events import EventLogger
 from delayserver.metrics.http_figures import HttpFigures
@@ -70,7 +71,6 @@ from delayserver.web.schemas import (
     NackReply,
     NackRequest,
     Pending,
-    Policy,
     PolicyChange,
     PrepareRequest,
     Published,
@@ -288,7 +288,7 @@ def _of_sessions(signing_in: SigningIn) -> list[Endpoint]:
 
 def _of_groups(acts: GroupActs) -> list[Endpoint]:
     letters, waiting = f"{GROUP}/dead-letters", f"{GROUP}/waiting-keys"
-    policy = Answer("The policy", Policy)
+    policy = Answer("The policy", GroupPolicy)
     return [
         Endpoint("GET", GROUP, acts.group, "One consumer group", {200: Answer("Its progress", ConsumerGroup)},
                  errors=(404, 421)),

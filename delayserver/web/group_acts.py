@@ -11,7 +11,6 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from delayserver.client.calls.policy_calls import GroupPolicy
 from delayserver.client.values.messages import ReadMessage
 from delayserver.config.units import parse_instant_ms
 from delayserver.protocol.schema.dead_letters import DeadLetter
@@ -25,7 +24,6 @@ from delayserver.web.schemas import (
     ChosenLetters,
     Letter,
     Letters,
-    Policy,
     PolicyChange,
     ReadReply,
     ResendRequest,
@@ -75,7 +73,7 @@ class GroupActs:
         """The policy of the group, also before its first pull."""
         client = await self._clients.of_request(request.scope)
         await _require_here(client, names)
-        return json_answer(_policy(await client.calls.policy(names["subject"], names["group"])))
+        return json_answer(await client.calls.policy(names["subject"], names["group"]))
 
     async def set_policy(self, request: Request, names: Mapping[str, str]) -> Response:
         """Change fields of the policy. A field that is null goes back to the default."""
@@ -86,8 +84,9 @@ class GroupActs:
             for name, value in msgspec.structs.asdict(asked).items()
             if value is not msgspec.UNSET and name != "reset"
         }
-        changed = await client.calls.set_policy(names["subject"], names["group"], reset=asked.reset, **changes)
-        return json_answer(_policy(changed))
+        return json_answer(
+            await client.calls.set_policy(names["subject"], names["group"], reset=asked.reset, **changes)
+        )
 
     async def dead_letters(self, request: Request, names: Mapping[str, str]) -> Response:
         """Messages that the group gave up, oldest first."""
@@ -195,19 +194,6 @@ def _instant(time_ms: int) -> datetime:
         return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=time_ms)
     except OverflowError:
         raise invalid(f"{time_ms} ms are beyond the calendar") from None
-
-
-def _policy(policy: GroupPolicy) -> Policy:
-    return Policy(
-        subject=policy.subject,
-        group=policy.group,
-        policy=dict(policy.settings),
-        attempts=policy.attempts,
-        first_ms=policy.first_ms,
-        factor=policy.factor,
-        cap_ms=policy.cap_ms,
-        levels_ms=policy.levels_ms,
-    )
 
 
 def _letter(letter: DeadLetter, form: BodyForm | None) -> Letter:

@@ -10,6 +10,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from delayserver.protocol.schema.dead_letters import DeadLetter
 from delayserver.protocol.schema.groups import ConsumerGroup, SeekTo
 from delayserver.protocol.schema.pending import PendingBucket, PendingSubject
+from delayserver.protocol.schema.policies import PolicyFields, Reset
 from delayserver.protocol.schema.waiting_keys import NextMs, WaitingKey
 from delayserver.web.bodies import Encoding, PullEncoding, PullForm
 
@@ -248,31 +249,10 @@ class Seek(Struct, forbid_unknown_fields=True):
     time_ms: I64 | None = None
 
 
-class PolicyChange(Struct, forbid_unknown_fields=True, omit_defaults=True):
+class PolicyChange(PolicyFields, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Fields to change. One that is null goes back to the default."""
 
-    attempts: I64 | UnsetType | None = UNSET
-    first_ms: I64 | UnsetType | None = UNSET
-    factor: float | UnsetType | None = UNSET
-    cap_ms: I64 | UnsetType | None = UNSET
-    first_level: I64 | UnsetType | None = UNSET
-    tags: str | UnsetType | None = UNSET
-    where: str | UnsetType | None = UNSET
-    failed_key: str | UnsetType | None = UNSET
-    reset: bool = False
-
-
-class Policy(Struct):
-    """The policy of a group: `policy` has the fields that are set for it, the others are what applies."""
-
-    subject: str
-    group: str
-    policy: dict[str, Any]
-    attempts: int
-    first_ms: int | None
-    factor: float | None
-    cap_ms: int | None
-    levels_ms: list[int]
+    reset: Reset = False
 
 
 class Letter(DeadLetter, frozen=True, omit_defaults=True):

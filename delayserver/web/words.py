@@ -19,7 +19,6 @@ class Words(NamedTuple):
 
 _RECEIPT: Final = "5f3a9c0d2b71-01a3185c5000-00000000002e"
 _BODY: Final = "A text, which is stored as it is, or any other JSON value, which is stored as JSON."
-_ATTEMPTS: Final = "A message is handed out so often before it becomes a dead letter; 0: without end."
 _DUE_MS: Final = 1_800_000_000_000
 _LATER_US: Final = 1_800_000_000_004_000
 
@@ -33,8 +32,6 @@ WORDS: Final[Mapping[str, Words]] = {
     "at": Words("A time of ISO 8601 with a zone.", "2027-01-15T08:00:00Z"),
     "attempt": Words("How often the message was handed out to this group, this time included.", 1),
     "attempts": Words("How often the server handed the message over, or a group handed it out.", 1),
-    "Policy.attempts": Words(_ATTEMPTS, 5),
-    "PolicyChange.attempts": Words(_ATTEMPTS, 5),
     "body": Words("The body of the message. `body_encoding` says how it is written.", "cancel order 7"),
     "SendRequest.body": Words(_BODY, "hello"),
     "PrepareRequest.body": Words(_BODY, "hello"),
@@ -49,7 +46,6 @@ WORDS: Final[Mapping[str, Words]] = {
     "broker_group": Words("The group of nodes that got the message.", "default"),
     "buckets": Words("Pending messages by due time. Times without any are left out."),
     "by": Words("What the counts are split by.", "minute"),
-    "cap_ms": Words("The longest pause before a redelivery, in milliseconds.", 60_000),
     "changes": Words("What has changed, a sentence each.", ["route orders.*: groups near, before far"]),
     "check_after_ms": Words("After so many milliseconds without an end the server asks the producer's group.", 60_000),
     "checks_max": Words("How often the server asks the producer's group.", 5),
@@ -76,11 +72,7 @@ WORDS: Final[Mapping[str, Words]] = {
         "From this time on no consumer gets the message, in milliseconds since 1970; 0: never.", _DUE_MS + 60_000
     ),
     "extended": Words("Deliveries whose lease goes on.", 1),
-    "factor": Words("Each pause before a redelivery is so many times the one before.", 2.0),
-    "failed_key": Words("What becomes of later messages of an order key while one of it fails.", "wait"),
     "first": Words("The first position that this node keeps of the subject.", 0),
-    "first_level": Words("The number of the delay level with which pauses begin.", 3),
-    "first_ms": Words("The pause before the first redelivery, in milliseconds.", 1_000),
     "from": Words("Times that begin from here on, in milliseconds since 1970.", _DUE_MS),
     "from_ms": Words("Only messages handed to the node from this time on, in milliseconds since 1970.", _DUE_MS),
     "group": Words("The consumer group.", "billing"),
@@ -93,9 +85,6 @@ WORDS: Final[Mapping[str, Words]] = {
     "keys": Words("Order keys that wait, and the messages for which they do."),
     "left": Words("Dead letters of the group that are left, or keys that still wait.", 7),
     "letters": Words("The dead letters."),
-    "levels_ms": Words(
-        "Pauses before redeliveries in order, in milliseconds, where the policy goes by delay levels.", [10_000, 30_000]
-    ),
     "max": Words("At most so many.", 100),
     "max_messages": Words("At most so many messages at a time.", 10),
     "message_id": Words("The id of the message, of its sender or made by the server.", "order-7"),
@@ -108,7 +97,6 @@ WORDS: Final[Mapping[str, Words]] = {
     "order_key": Words("Messages of one key come to a group one after the other.", "customer-42"),
     "original_receipt": Words("The receipt of the message of which this is a copy.", _RECEIPT),
     "outcome": Words("What became of the message.", "pending"),
-    "policy": Words("The fields of the policy that are set for this group.", {"attempts": 5}),
     "PrepareRequest.policy": Words("What the server does where the producer's group does not answer.", "rollback"),
     "position": Words("The place of the message in the queue of its subject at this node.", 41),
     "Seek.position": Words("The position of the next message that the group gets.", 41),
@@ -120,7 +108,6 @@ WORDS: Final[Mapping[str, Words]] = {
     "receipt": Words("The name of the message, for look-up, cancel and move.", _RECEIPT),
     "rescheduled_to": Words("The receipt of the message that took its place.", _RECEIPT),
     "resent": Words("Dead letters that were sent to their group again.", 3),
-    "reset": Words("True: first set all fields back to the default.", False),
     "results": Words("With `errors` only refused rows are answered, and a last line with the counts.", "errors"),
     "retry_after_ms": Words("Try again after so many milliseconds.", 1_000),
     "roles": Words("What the token may do.", ["send", "consume"]),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec.structs import asdict
 
 from delayserver.cli.terminal import options
 from delayserver.cli.terminal.output import print_json, visible

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, TypedDict
+from typing import Annotated, Any, TypedDict
+
+from msgspec import UNSET, Struct, field
+from msgspec.structs import asdict
 
 from delayserver.client.calls.core import Call
 from delayserver.client.values.timing import Span, timedelta_to_ms
 from delayserver.protocol.operations import POLICY
+from delayserver.protocol.schema.policies import Attempts, CapMs, Factor, FirstMs, LevelsMs, PolicyOfGroup, ShowPolicy
+from delayserver.protocol.schema.structs import arguments_of, read_reply, says
+from delayserver.protocol.schema.words import Group, Subject
 
 
-@dataclass(frozen=True, slots=True)
-class GroupPolicy:
+class GroupPolicy(Struct, frozen=True):
     """The policy of a consumer group at one node.
 
     ``settings`` has every field of the policy by name, None where nothing is set. ``attempts``: how often a message is
@@ -21,14 +25,16 @@ class GroupPolicy:
     pauses that apply; None if the pauses are ``levels_ms``.
     """
 
-    subject: str
-    group: str
-    settings: Mapping[str, Any]
-    attempts: int
-    first_ms: int | None
-    factor: float | None
-    cap_ms: int | None
-    levels_ms: list[int] = field(default_factory=list)
+    subject: Subject
+    group: Group
+    settings: Annotated[
+        dict[str, Any], says("The fields of the policy; null where nothing is set for this group.", {"attempts": 5})
+    ] = field(name="policy")
+    attempts: Attempts
+    first_ms: FirstMs | None
+    factor: Factor | None
+    cap_ms: CapMs | None
+    levels_ms: LevelsMs
 
 
 class PolicyChanges(TypedDict, total=False):
@@ -51,25 +57,19 @@ class PolicyChanges(TypedDict, total=False):
 
 def policy_call(subject: str, group: str, changes: Mapping[str, Any] | None, *, reset: bool) -> Call[GroupPolicy]:
     """Show a policy; with ``changes`` or ``reset`` change it before. Repeatable: it sets what it says."""
-    arguments: dict[str, Any] = {"subject": subject, "group": group}
+    values = None
     if changes is not None:
-        arguments["set"] = {
+        values = {
             name: timedelta_to_ms(value) if isinstance(value, timedelta) else value for name, value in changes.items()
         }
-    if reset:
-        arguments["reset"] = True
-    return Call(POLICY, arguments, lambda result, _: _read(result))
+    asked = ShowPolicy(subject=subject, group=group, set=values, reset=reset)
+    return Call(POLICY, arguments_of(asked), lambda result, _: _read(result))
 
 
 def _read(result: dict[str, Any]) -> GroupPolicy:
-    applies = result["applies"]
-    return GroupPolicy(
-        result["subject"],
-        result["group"],
-        result["policy"],
-        int(applies["attempts"]),
-        applies.get("first_ms"),
-        applies.get("factor"),
-        applies.get("cap_ms"),
-        list(applies["levels_ms"]),
-    )
+    found = read_reply(result, PolicyOfGroup)
+    # A field that an older node does not know is not there.
+    settings = {name: value for name, value in asdict(found.policy).items() if value is not UNSET}
+    applies = found.applies
+    pauses = (applies.first_ms, applies.factor, applies.cap_ms, applies.levels_ms)
+    return GroupPolicy(found.subject, found.group, settings, applies.attempts, *pauses)

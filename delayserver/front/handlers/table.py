@@ -15,7 +15,6 @@ from delayserver.front.handlers.looking import LookingHandlers
 from delayserver.front.handlers.lookup import LookupHandlers
 from delayserver.front.handlers.metrics import MetricsHandlers
 from delayserver.front.handlers.pending import PendingHandlers
-from delayserver.front.handlers.policies import PolicyHandlers
 from delayserver.front.handlers.publish import PublishHandlers
 from delayserver.front.handlers.read import ReadHandlers
 from delayserver.front.handlers.reading import MessageReader
@@ -31,6 +30,7 @@ from delayserver.protocol import operations as names_of
 from delayserver.protocol.limits import Limits
 from delayserver.protocol.schema.dead_letters import DropDeadLetters, ListDeadLetters, ResendDeadLetters
 from delayserver.protocol.schema.groups import ListGroups, RemoveGroup, SeekGroup, ShowGroup
+from delayserver.protocol.schema.policies import ShowPolicy
 from delayserver.protocol.schema.transactions import ListTransactions
 from delayserver.protocol.schema.waiting_keys import ListWaitingKeys, RetryWaitingKeys, SkipWaitingKeys
 from delayserver.runtime.clock import Clock
@@ -69,7 +69,7 @@ class HandlerTable:
             names_of.METRICS: MetricsHandlers(operations.metrics).metrics,
             names_of.FIND: FindingHandlers(operations.finding).find,
             names_of.SUBJECTS: SubjectsHandlers(operations.subjects).subjects,
-            names_of.POLICY: PolicyHandlers(operations.policies).policy,
+            names_of.POLICY: described({ShowPolicy: alike(operations.policies.policy)}),
             names_of.DEAD_LETTERS: described(
                 {
                     ListDeadLetters: alike(operations.dead_letters.page),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import trio
@@ -12,12 +12,12 @@ from delayserver.broker.actions.dead_letters import DeadLetters
 from delayserver.broker.filters.filter import FilterText
 from delayserver.broker.policy import DEFAULT_POLICY, GroupPolicy, PolicyFault, policy_from
 from delayserver.broker.queues.groups import GroupKey
-from delayserver.broker.redelivery import RedeliveryPolicy
 from delayserver.broker.service.broker import Broker
 from delayserver.broker.service.pulls import TOO_MANY_GROUPS
 from delayserver.names.name_desk import NameDesk
 from delayserver.operations.groups.filtering import Compiled, FilterCompiler
 from delayserver.protocol.errors import DiskFull, GroupsFull, PolicyInvalid, StorageFailed, SubjectInvalid
+from delayserver.protocol.schema.policies import AppliedPolicy, PolicyFields, PolicyOfGroup, ShowPolicy
 from delayserver.runtime.runtime import Runtime
 from store.errors import DiskFullError, StoreError
 from store.tables.names import CONSUMER_GROUP, SUBJECT
@@ -34,16 +34,6 @@ def waiting_letters(letters: DeadLetters, code_of: Callable[[int, str], int], su
     return letters.waiting((dead_subject, code_of(CONSUMER_GROUP, group)))
 
 
-@dataclass(frozen=True, slots=True)
-class GroupPolicyOf:
-    """The policy of a group. `pauses` are those that apply, with the defaults of the node for what is not set."""
-
-    subject: str
-    group: str
-    policy: GroupPolicy
-    pauses: RedeliveryPolicy
-
-
 class Policies:
     """Shows and sets policies."""
 
@@ -57,18 +47,23 @@ class Policies:
         self._changing = trio.Lock()
         self._filter_changes: set[GroupKey] = set()
 
-    def get(self, subject: str, group: str) -> GroupPolicyOf:
-        """The policy of a group, which need not have pulled yet. Raises SubjectInvalid."""
-        codes = self._names.known(subject, group)
-        return GroupPolicyOf(subject, group, self._table.of(codes), self._table.pauses(codes))
-
-    async def set(self, subject: str, group: str, changes: Mapping[str, Any], *, reset: bool) -> GroupPolicyOf:
-        """Changes fields of a policy (None: back to the default); with `reset` all others go back first. Durable.
+    async def policy(self, asked: ShowPolicy) -> PolicyOfGroup:
+        """The policy of a group, which need not have pulled yet. Changes it first if the request says so, durably.
 
         Raises SubjectInvalid, PolicyInvalid, FilterInvalid, TagsFull, GroupsFull, SubjectsFull, DiskFull, StorageFailed;
         nothing changed then."""
+        if asked.set is not None or asked.reset:
+            await self._set(asked.subject, asked.group, asked.set or {}, reset=asked.reset)
+        codes = self._names.known(asked.subject, asked.group)
+        policy, pauses = self._table.of(codes), self._table.pauses(codes)
+        applies = AppliedPolicy(policy.attempts or 0, list(pauses.levels_ms))
+        if not pauses.levels_ms:
+            applies = AppliedPolicy(policy.attempts or 0, [], pauses.first_ms, pauses.factor, pauses.cap_ms)
+        return PolicyOfGroup(asked.subject, asked.group, PolicyFields(**policy.to_full_map()), applies)
+
+    async def _set(self, subject: str, group: str, changes: Mapping[str, Any], *, reset: bool) -> None:
         async with self._changing:
-            before = DEFAULT_POLICY if reset else self.get(subject, group).policy
+            before = DEFAULT_POLICY if reset else self._table.of(self._names.known(subject, group))
             try:
                 policy = policy_from(before.to_full_map() | dict(changes))
             except PolicyFault as fault:
@@ -78,7 +73,6 @@ class Policies:
             policy = replace(policy, tags=compiled.text.tags, where=compiled.text.where)
             codes = self._names.subject(subject), self._names.group(group)
             await self._write(codes, policy, self._dead_subject(codes, subject, group, policy), compiled)
-            return self.get(subject, group)
 
     async def set_filter(self, subject: int, group: int, compiled: Compiled, check: Callable[[], None]) -> None:
         """Set the filter of a group by its codes, durably. `check` raises an error if it may not change.

@@ -16,13 +16,20 @@ LEFT_OUT = object()
 GROUP = {"subject": "s", "group": "g"}
 ACK = GROUP | {"count": 0, "deliveries": b""}
 NAMED = {"subject": "s", "message_id": "m", "due_ms": 1}
+OF_ONE_GROUP = (
+    "`subject` and `group` of an operation about one consumer group: `pull`, `ack`, `nack`, `extend`, `group`, `seek`, "
+    "`remove_group`, `policy`, `dead_letters`, `waiting_keys`"
+)
 CASES: dict[str, list[tuple[str, Arguments, str, list[Any]]]] = {
-    "`subject` of a message; `subject` and `group` of `pull`, `ack`, `nack`, `extend`": [
+    "`subject` of a message or of `read`": [
         ("send row", {"body": "", "delay_ms": 10**6}, "subject", [5, b"s", "", True, "a\nb"]),
         ("cancel row", {"message_id": "m", "due_ms": 1}, "subject", [5, ""]),
-        *[(operation, ACK, name, [5, ""]) for operation in ("ack", "nack", "extend") for name in ("subject", "group")],
-        ("pull", GROUP, "subject", [5, ""]),
-        ("pull", GROUP, "group", [5, ""]),
+        ("read", {"position": 0}, "subject", [5, ""]),
+    ],
+    OF_ONE_GROUP: [
+        (operation, ACK | {"action": "list", "to": "latest"}, name, [5, ""])
+        for operation in OF_ONE_GROUP.partition(": ")[2].replace("`", "").split(", ")
+        for name in ("subject", "group")
     ],
     "`subject` of `groups`": [("groups", {}, "subject", [5, ""])],
     "`message_id` of a new message": [
