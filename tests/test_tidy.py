@@ -60,11 +60,11 @@ store.tables: store store.disk store.logs store.records
 .recover.reading: store store.disk store.logs store.records store.tables .protocol
 .state: store.logs store.records store.tables
 .state.windows: wheel store.logs store.records store.tables
-.tokens: store.tables .protocol
+.tokens: store.tables .protocol .protocol.schema
 .broker.actions: store store.disk store.logs store.records .broker .broker.files .broker.filters .broker.queues
 .client.listening: .client.asynchronous .client.blocking .client.consuming .client.tracing .client.values .logs
     .protocol
-.operations.access: store store.disk store.tables .protocol .runtime .state.counts .tokens
+.operations.access: store store.disk store.tables .protocol .protocol.schema .runtime .state.counts .tokens
 .recover.checking: store store.disk store.indexes store.logs store.records store.tables .broker.files .protocol
     .recover.reading
 .state.positions: store.logs store.records .config .protocol .runtime .state.counts
@@ -91,7 +91,7 @@ delayserver: .client
 .cli.messages: .cli.terminal .client .client.calls .client.values .config .protocol
 .cli.recover: store store.disk store.records store.tables .cli.terminal .client .client.calls .config .protocol
     .recover.checking .recover.mending .recover.reading .recover.telling .runtime
-.cli.tokens: store.disk store.tables .cli.terminal .client.calls .config .protocol .runtime .tokens
+.cli.tokens: store.disk store.tables .cli.terminal .client.calls .config .protocol .protocol.schema .runtime .tokens
 .dispatch: wheel store store.indexes store.logs store.records store.tables .config .logs .protocol .runtime
     .state.counts .state.decisions .state.memory .state.windows .targets
 .load: wheel store store.indexes store.logs store.records .config .runtime .state.decisions .state.memory
@@ -123,9 +123,8 @@ delayserver: .client
     .state.decisions .state.memory .state.positions .state.windows .upkeep
 .operations: .operations.access .operations.figures .operations.groups .operations.messages .operations.nodes
     .operations.sending
-.front.handlers: store.records store.tables .config .front .operations .operations.access .operations.figures
+.front.handlers: store.records .config .front .operations .operations.access .operations.figures
     .operations.groups .operations.messages .operations.nodes .operations.sending .protocol .protocol.schema .runtime
-    .tokens
 .server: wheel store store.disk store.records store.tables .broker .broker.service .config .dispatch
     .front .front.handlers .load .logs .names .net .operations .operations.access .operations.figures
     .operations.groups .operations.messages .operations.nodes .operations.sending .outcomes .protocol .receive .replay

@@ -15,7 +15,7 @@ from delayserver.client.calls.figure_calls import (
 from delayserver.client.calls.find_calls import FoundMessage
 from delayserver.client.calls.policy_calls import GroupPolicy, PolicyChanges
 from delayserver.client.calls.subject_calls import SubjectsPage
-from delayserver.client.calls.token_calls import MadeToken, Token
+from delayserver.client.calls.token_calls import MadeToken
 from delayserver.client.calls.transaction_calls import (
     CheckBack,
     Ended,
@@ -64,6 +64,7 @@ from delayserver.protocol.schema.pending import (
     PendingSubject,
     PendingSubjectsPage,
 )
+from delayserver.protocol.schema.tokens import Token
 from delayserver.protocol.schema.transactions import OpenTransaction, OpenTransactionsPage
 from delayserver.protocol.schema.waiting_keys import RetryKeysResult, SkipResult, WaitingKey
 

@@ -15,7 +15,8 @@ from delayserver.protocol.tokens import OVERLAP_MS_DEFAULT, ROLES
 
 if TYPE_CHECKING:
     from delayserver.cli.tokens.token_directory import TokenDirectory
-    from delayserver.client.calls.token_calls import MadeToken, Token
+    from delayserver.client.calls.token_calls import MadeToken
+    from delayserver.protocol.schema.tokens import Token
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -69,21 +70,15 @@ def create(
     as_json: bool,
 ) -> None:
     """Make a token. It is printed once: the server keeps only a digest of it."""
-    limits = (rate or 0, bytes_rate or 0, pending_max or 0)
+    limits = {"rate": rate or 0, "bytes_rate": bytes_rate or 0, "pending_max": pending_max or 0}
     if data_dir is not None:
+        from delayserver.client.calls.token_calls import wanted_token
+
         with _directory(data_dir) as directory:
-            made = directory.create(roles, subjects, name, _expires_ms(expires), limits)
+            made = directory.create(wanted_token(roles, subjects, _expires_ms(expires), name=name, **limits))
     else:
         with options.connect(server) as client:
-            made = client.token(
-                roles,
-                subjects,
-                name=name,
-                expires=_expires_ms(expires),
-                rate=limits[0],
-                bytes_rate=limits[1],
-                pending_max=limits[2],
-            )
+            made = client.token(roles, subjects, name=name, expires=_expires_ms(expires), **limits)
     _tell_made(made, as_json)
 
 
@@ -163,7 +158,7 @@ def _tell_made(made: MadeToken, as_json: bool) -> None:
 
 
 def _fields(each: Token) -> dict[str, Any]:
-    from dataclasses import asdict
+    from msgspec.structs import asdict
 
     return asdict(each) | {"roles": list(each.roles), "subjects": list(each.subjects)}
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from types import TracebackType
 from typing import Self
 
-from delayserver.client.calls.token_calls import MadeToken, Token
+from delayserver.client.calls.token_calls import MadeToken
+from delayserver.protocol.schema.tokens import CreateToken, Token
 from delayserver.runtime.chance import random_server_id, system_chance
 from delayserver.runtime.clock import SystemClock
-from delayserver.tokens.changes import NewToken, created, revoked, rotated
+from delayserver.tokens.changes import created, revoked, rotated
 from delayserver.tokens.making import new_secret, new_text
+from delayserver.tokens.shown import shown
 from store.disk.filesystem import RealFileSystem
 from store.tables.identity import DataDirectory
 from store.tables.tokens import StoredToken, read_tokens, write_tokens
@@ -41,29 +42,21 @@ class TokenDirectory:
 
     def tokens(self) -> list[Token]:
         """All tokens. Raises CorruptionError, FormatError."""
-        return [_shown(token) for token in self._read()]
+        return [shown(token) for token in self._read()]
 
-    def create(
-        self,
-        roles: tuple[str, ...],
-        subjects: tuple[str, ...],
-        name: str,
-        expires_ms: int,
-        limits: tuple[int, int, int],
-    ) -> MadeToken:
-        """Makes a token; `limits` are messages a second, bytes a second and messages that wait. Raises InvalidArgument."""
+    def create(self, wanted: CreateToken) -> MadeToken:
+        """Makes a token. Raises InvalidArgument."""
         tokens = self._read()
         token_id, text, digest = new_secret(self._chance)
-        wanted = NewToken(roles, subjects, name, expires_ms, *limits)
         token = created(tokens, wanted, token_id, digest, self._clock.now_ms())
         self._write([*tokens, token])
-        return MadeToken(_shown(token), text)
+        return MadeToken(shown(token), text)
 
     def revoke(self, token_id: str) -> Token:
         """Ends a token. Raises InvalidArgument."""
         token, rest = revoked(self._read(), token_id)
         self._write(rest)
-        return _shown(token)
+        return shown(token)
 
     def rotate(self, token_id: str, overlap_ms: int) -> MadeToken:
         """Gives a token a new secret. Raises InvalidArgument."""
@@ -71,16 +64,10 @@ class TokenDirectory:
         now_ms = self._clock.now_ms()
         token, tokens = rotated(self._read(), token_id, digest, now_ms, now_ms + overlap_ms)
         self._write(tokens)
-        return MadeToken(_shown(token), text)
+        return MadeToken(shown(token), text)
 
     def _read(self) -> list[StoredToken]:
         return list(read_tokens(self._fs, self._directory.path, self._directory.server_id) or ())
 
     def _write(self, tokens: list[StoredToken]) -> None:
         write_tokens(self._fs, self._directory.path, self._directory.server_id, tokens)
-
-
-def _shown(token: StoredToken) -> Token:
-    fields = asdict(token)
-    secrets = fields.pop("secrets")
-    return Token(id=fields.pop("token_id"), old_until_ms=max(each["until_ms"] for each in secrets), **fields)

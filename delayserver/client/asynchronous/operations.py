@@ -66,6 +66,7 @@ from delayserver.client.values.timing import (
 from delayserver.protocol.errors import DelayServerError, InvalidArgument
 from delayserver.protocol.limits import Limits
 from delayserver.protocol.schema.groups import ConsumerGroup
+from delayserver.protocol.schema.tokens import Token
 
 T = TypeVar("T")
 
@@ -164,14 +165,15 @@ class AsyncOperations(
         second, bytes a second, and messages that wait at a time; 0 for none. Not repeated after a lost reply: it would make
         two.
         """
-        wanted = token_calls.WantedToken(role, subjects, name, expires or expires_ms, rate, bytes_rate, pending_max)
-        return await self._run(token_calls.create_call(wanted))
+        limits = {"rate": rate, "bytes_rate": bytes_rate, "pending_max": pending_max}
+        wanted = token_calls.wanted_token(role, subjects, expires or expires_ms, name=name, **limits)
+        return await self._run(token_calls.making_call(wanted))
 
-    async def tokens(self) -> list[token_calls.Token]:
+    async def tokens(self) -> list[Token]:
         """All tokens of the server, without their secrets."""
-        return await self._run(token_calls.list_call())
+        return (await self._run(token_calls.list_call())).tokens
 
-    async def revoke_token(self, token_id: str) -> token_calls.Token:
+    async def revoke_token(self, token_id: str) -> Token:
         """End a token at once. Connections that use it are closed."""
         return await self._run(token_calls.revoke_call(token_id))
 

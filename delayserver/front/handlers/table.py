@@ -23,7 +23,7 @@ from delayserver.front.handlers.reload import ReloadHandlers
 from delayserver.front.handlers.reschedule import RescheduleHandlers
 from delayserver.front.handlers.send import SendHandlers
 from delayserver.front.handlers.subjects import SubjectsHandlers
-from delayserver.front.handlers.tokens import TokenHandlers
+from delayserver.front.handlers.tokens import token_acts
 from delayserver.front.handlers.transactions import TransactionHandlers
 from delayserver.operations.operations import DelayOperations, Operations
 from delayserver.protocol import operations as names_of
@@ -86,7 +86,7 @@ class HandlerTable:
             ),
             names_of.DELIVER: delivering.deliver,
             names_of.READ: ReadHandlers(operations.reads, settings.broker).read,
-            names_of.TOKEN: TokenHandlers(operations.tokens, operations.servers).token,
+            names_of.TOKEN: described(token_acts(operations.tokens, operations.servers)),
         }
         if operations.delay is not None:
             self._add_delay(operations, operations.delay, limits)

@@ -20,11 +20,21 @@ import trio
 from delayserver.operations.access.access import LOOK, Access, Limits
 from delayserver.operations.access.waiting import WaitingCounts
 from delayserver.protocol.errors import DiskFull, StorageFailed, Unauthenticated
+from delayserver.protocol.schema.tokens import (
+    CreateToken,
+    ListTokens,
+    RevokeToken,
+    RotateToken,
+    Token,
+    TokenList,
+    TokenWithText,
+)
 from delayserver.protocol.tokens import ParsedToken, parse_token
 from delayserver.runtime.marks import Bell
 from delayserver.runtime.runtime import Runtime
-from delayserver.tokens.changes import NewToken, created, is_valid, revoked, rotated
+from delayserver.tokens.changes import created, is_valid, revoked, rotated
 from delayserver.tokens.making import new_secret, new_text
+from delayserver.tokens.shown import shown, with_text
 from store.disk.filesystem import FileSystem
 from store.errors import DiskFullError, StoreError
 from store.tables.tokens import StoredSecret, StoredToken, read_tokens, write_tokens
@@ -124,35 +134,36 @@ class TokenBook:
 
     # -- changes
 
-    def tokens(self) -> list[StoredToken]:
+    async def listed(self, _asked: ListTokens, _asking: int) -> TokenList:
         """All tokens of the table, in the order in which they were made."""
-        return list(self._stored.values())
+        return TokenList([shown(token) for token in self._stored.values()])
 
-    async def create(self, wanted: NewToken) -> tuple[StoredToken, str]:
-        """Makes a token. Returns it with its text, which the server does not keep. Raises InvalidArgument, DiskFull,
-        StorageFailed."""
+    async def create(self, asked: CreateToken, _asking: int = 0) -> TokenWithText:
+        """Makes a token. Only the reply has its text. Raises InvalidArgument, DiskFull, StorageFailed."""
         async with self._changing:
             token_id, text, digest = new_secret(self._chance)
-            token = created(self.tokens(), wanted, token_id, digest, self._now_ms())
-            await self._store([*self.tokens(), token])
-            return token, text
+            tokens = list(self._stored.values())
+            token = created(tokens, asked, token_id, digest, self._now_ms())
+            await self._store([*tokens, token])
+            return with_text(token, text)
 
-    async def revoke(self, token_id: object, asking: int = 0) -> StoredToken:
+    async def revoke(self, asked: RevokeToken, asking: int = 0) -> Token:
         """Ends a token. The connection with the number `asking` still gets its answer. Raises InvalidArgument (unknown),
         DiskFull, StorageFailed."""
         async with self._changing:
-            token, rest = revoked(self.tokens(), token_id)
+            token, rest = revoked(list(self._stored.values()), asked.id)
             await self._store(rest, asking)
-            return token
+            return shown(token)
 
-    async def rotate(self, token_id: object, overlap_ms: int, asking: int = 0) -> tuple[StoredToken, str]:
+    async def rotate(self, asked: RotateToken, asking: int = 0) -> TokenWithText:
         """Gives a token a new secret; the one before stays valid for the overlap. Errors as for `revoke`."""
         async with self._changing:
-            text, digest = new_text(self._chance, str(token_id))
+            text, digest = new_text(self._chance, asked.id)
             now_ms = self._now_ms()
-            token, tokens = rotated(self.tokens(), token_id, digest, now_ms, now_ms + overlap_ms)
+            until_ms = now_ms + asked.overlap_ms
+            token, tokens = rotated(list(self._stored.values()), asked.id, digest, now_ms, until_ms)
             await self._store(tokens, asking)
-            return token, text
+            return with_text(token, text)
 
     async def _store(self, tokens: list[StoredToken], asking: int = 0) -> None:
         try:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from delayserver.protocol.errors import InvalidArgument
+from delayserver.protocol.schema.tokens import CreateToken
 from delayserver.protocol.tokens import make_token, parse_token
-from delayserver.tokens.changes import NewToken, created, is_valid, revoked, rotated
+from delayserver.tokens.changes import created, is_valid, revoked, rotated
 from delayserver.tokens.making import new_secret, new_text
 from store.tables.tokens import TOKENS_MAX, StoredToken
 
@@ -20,7 +21,7 @@ WANTED: dict[str, Any] = {"roles": ["send"], "subjects": ["orders*"]}
 
 def make(**fields: Any) -> tuple[StoredToken, str]:
     token_id, text, digest = new_secret(CHANCE)
-    return created([], NewToken(**WANTED | fields), token_id, digest, 1_000), text
+    return created([], CreateToken(**WANTED | fields), token_id, digest, 1_000), text
 
 
 def is_good(token: StoredToken, text: str, now_ms: int) -> bool:
@@ -101,4 +102,4 @@ def test_a_wrong_wish_is_refused_by_its_name(fields: dict[str, Any], said: str) 
 def test_the_table_of_tokens_is_bounded() -> None:
     token, _ = make()
     with pytest.raises(InvalidArgument, match="revoke unused ones"):
-        created([token] * TOKENS_MAX, NewToken(**WANTED), "0" * 12, bytes(32), 0)
+        created([token] * TOKENS_MAX, CreateToken(**WANTED), "0" * 12, bytes(32), 0)
