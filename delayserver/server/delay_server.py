@@ -1,4 +1,5 @@
-"""`DelayServer` opens a data directory, recovers, serves, and stops cleanly. `Parts` builds what it runs.
+"""`DelayServer` opens a data directory, recovers, serves, and stops cleanly. `parts.py` builds what it runs; `tasks.py`
+lists its tasks.
 
 As role `broker` it serves consumers and other servers only. One nursery owns all tasks: a crash of one is a crash of the
 server, never a log line and a silent stop.
@@ -12,6 +13,7 @@ from functools import partial
 
 import trio
 
+from delayserver.config.pacing import Pacing
 from delayserver.config.settings import (
     Settings,
     for_broker,
@@ -29,7 +31,10 @@ from delayserver.runtime.room_wait import RoomWait
 from delayserver.runtime.runtime import Runtime
 from delayserver.runtime.steps import Steps
 from delayserver.runtime.watchdog import Watchdog
-from delayserver.server.parts import Outside, Parts
+from delayserver.server.ground import Ground, Outside
+from delayserver.server.operations_of import operations_of
+from delayserver.server.parts import Parts, build_parts
+from delayserver.server.tasks import tasks_by_stage
 from delayserver.startup.lost_outcomes import LostOutcomes, cancels_in
 from delayserver.startup.opening import count_placed, open_directory
 from delayserver.startup.orphans import OrphanSearch, sequences_behind
@@ -134,7 +139,8 @@ class DelayServer:
         holder = f"process {os.getpid()} (delayserver {self.role})"
         opened = open_directory(self.fs, self.settings, self.runtime, holder, self.role, patient=patient)
         try:
-            self._parts = Parts(opened, self._outside, self.settings, self.runtime, patient=patient)
+            pacing = Pacing.of(self.settings)
+            self._parts = build_parts(Ground(opened, self._outside, self.settings, pacing, self.runtime, patient))
         except StoreError:
             opened.close()
             raise
@@ -175,9 +181,9 @@ class DelayServer:
                     failure = error
                 else:
                     parts = self.parts
-                    table = HandlerTable(parts.operations(listener.addresses), self.settings, self.clock)
-                    steps = Steps((parts.commit, parts.publishing))
-                    self.front.opened(Service(steps, table, parts.tokens, self._trusting))
+                    table = HandlerTable(operations_of(parts, listener.addresses), self.settings, self.clock)
+                    steps = Steps((parts.receive.commit, parts.broker.publishing))
+                    self.front.opened(Service(steps, table, parts.groups.tokens, self._trusting))
                     if opened is not None:
                         opened()
                     await self._start(nursery)
@@ -217,34 +223,24 @@ class DelayServer:
     async def _start(self, nursery: trio.Nursery) -> None:
         """Replay, then start all that serves."""
         parts = self.parts
-        parts.commit.refuse(self.readiness.refusal())
-        for task in (parts.commit.run, parts.replayer.run, parts.recorder.run, parts.local_broker.run, parts.redelivery.run,
-                     parts.publishing.run, parts.targets.run, parts.reload.run, parts.tokens.run):  # fmt: skip
-            nursery.start_soon(task)
+        parts.receive.commit.refuse(self.readiness.refusal())
+        self._start_tasks(nursery, Stage.REPLAYING)
         if not self._trusting:
             nursery.start_soon(self.front.guard)
         self._enter(Stage.REPLAYING)
-        found, end = parts.positions.accepted_sequence.value, parts.positions.durable.value
-        await self.replay_room.end_when_blocked(partial(parts.positions.replayed.reached, end))
-        if parts.positions.replayed.value < end and self._may_deliver_before_replay():
+        found, end = parts.state.positions.accepted_sequence.value, parts.state.positions.durable.value
+        await self.replay_room.end_when_blocked(partial(parts.state.positions.replayed.reached, end))
+        if parts.state.positions.replayed.value < end and self._may_deliver_before_replay():
             async with trio.open_nursery() as horizon:
-                horizon.start_soon(parts.checkpointing.run_horizon)
+                horizon.start_soon(parts.upkeep.checkpointing.run_horizon)
                 await self._deliver_meanwhile(nursery)
                 await self._recover(found)
                 horizon.cancel_scope.cancel()
         else:
             await self._recover(found)
             self._start_delivering(nursery)
-        upkeep = parts.checkpointing.run, parts.retention.run, parts.log_retention.run, parts.subject_counting.run
-        for task in (
-            *upkeep,
-            parts.log_writer.warm,
-            parts.tier.run,
-            parts.complete_windows.run,
-            parts.segments_ahead.run,
-        ):
-            nursery.start_soon(task)
-        parts.commit.accept()
+        self._start_tasks(nursery, Stage.READY)
+        parts.receive.commit.accept()
         self._enter(Stage.READY)
 
     def _may_deliver_before_replay(self) -> bool:
@@ -260,23 +256,18 @@ class DelayServer:
         log, position = parts.files.log, parts.opened.found.checkpoint.replay_offset
         read = partial(read_ahead, log, max(position, log.first), log.synced)
         ahead = await self.runtime.workers.run(read, abandon_on_cancel=True)
-        parts.decided.holds.hold_at_start(ahead.cancelled)
-        parts.balance.found(parts.opened.found.checkpoint.totals.get("accepted", 0) + ahead.accepted)
+        parts.state.decided.holds.hold_at_start(ahead.cancelled)
+        parts.state.balance.found(parts.opened.found.checkpoint.totals.get("accepted", 0) + ahead.accepted)
         self._start_delivering(nursery)
         self._enter(Stage.DELIVERING)
 
     def _start_delivering(self, nursery: trio.Nursery) -> None:
-        parts = self.parts
-        for task in (
-            parts.loader.run,
-            parts.refill.run,
-            parts.dispatcher.run,
-            parts.groups.run,
-            parts.timers.run,
-            parts.housekeeping.run,
-        ):
+        self._start_tasks(nursery, Stage.DELIVERING)
+        nursery.start_soon(self.front.tell_steps, self.parts.upkeep.clock_stepped)
+
+    def _start_tasks(self, nursery: trio.Nursery, stage: Stage) -> None:
+        for task in tasks_by_stage(self.parts)[stage]:
             nursery.start_soon(task)
-        nursery.start_soon(self.front.tell_steps, parts.clock_stepped)
 
     def _enter(self, stage: Stage) -> None:
         self.readiness.enter(stage)
@@ -286,41 +277,41 @@ class DelayServer:
         """Replay what the checkpoint does not cover before anything may be loaded, or with its cancels held: a cancel
         among it must count. `found`: the highest sequence at the start."""
         parts = self.parts
-        await parts.positions.replayed.reached(parts.positions.durable.value)
+        await parts.state.positions.replayed.reached(parts.state.positions.durable.value)
         if not parts.opened.found.lost:
             behind = await self._count_unreplayed()
-            parts.balance.place(*behind)
+            parts.state.balance.place(*behind)
             if any(behind):
-                parts.balance.subjects.doubt()
-        parts.positions.skip_unused(found)
+                parts.state.balance.subjects.doubt()
+        parts.state.positions.skip_unused(found)
         await self._restore_outcomes()
-        await parts.round_outcomes.finish_recovery()
-        await parts.recorder.flush()
+        await parts.replay.round_outcomes.finish_recovery()
+        await parts.outcomes.recorder.flush()
         search = OrphanSearch(
             parts.files,
             parts.opened.found.checkpoint,
-            parts.book,
+            parts.state.book,
             self.settings.storage.window_ms,
             self.runtime,
         )
-        uncounted = await search.find(parts.retired.has, everywhere=parts.replayer.met_damage)
-        parts.decided.leave_out(uncounted.outcomes)
+        uncounted = await search.find(parts.state.windows.retired.has, everywhere=parts.replay.replayer.met_damage)
+        parts.state.decided.leave_out(uncounted.outcomes)
         # Behind damage in message_log, schedule files may have messages that no round has counted.
-        if len(uncounted.outcomes) or uncounted.accepted or parts.replayer.met_damage:
-            parts.balance.subjects.doubt()
-        parts.balance.place(uncounted.accepted, uncounted.internal, 0)
-        parts.balance.found(parts.balance.placed)
-        parts.balance.subjects.replayed()
-        parts.decided.holds.release_start()
-        parts.book.open()
-        parts.residency.loadable.ring()
+        if len(uncounted.outcomes) or uncounted.accepted or parts.replay.replayer.met_damage:
+            parts.state.balance.subjects.doubt()
+        parts.state.balance.place(uncounted.accepted, uncounted.internal, 0)
+        parts.state.balance.found(parts.state.balance.placed)
+        parts.state.balance.subjects.replayed()
+        parts.state.decided.holds.release_start()
+        parts.state.book.open()
+        parts.state.residency.loadable.ring()
 
     async def _count_unreplayed(self) -> tuple[int, int, int]:
         """Counts messages and internal records that are in schedule files, and that neither the checkpoint nor a round has
         counted: message_log has lost them."""
         parts, checkpoint = self.parts, self.parts.opened.found.checkpoint
-        if not parts.replayer.met_damage and not parts.files.log.damages:
-            return count_placed(parts.files, parts.positions.replayed_sequence.value)
+        if not parts.replay.replayer.met_damage and not parts.files.log.damages:
+            return count_placed(parts.files, parts.state.positions.replayed_sequence.value)
 
         def count() -> tuple[int, int, int]:
             replayed = sequences_behind(parts.files.log, checkpoint.replay_offset)
@@ -335,8 +326,8 @@ class DelayServer:
         lost = LostOutcomes(
             opened.files.dispatch,
             opened.files.days,
-            parts.decided,
-            parts.round_outcomes.record_missing_cancels,
+            parts.state.decided,
+            parts.replay.round_outcomes.record_missing_cancels,
             window_ms,
         )
         wanted = lost.wanted()
@@ -346,7 +337,7 @@ class DelayServer:
         found = await self.runtime.workers.run(search)
         for key in await lost.restore(found):
             if key.coarse:
-                parts.tier.outcomes_are_back(key.start_ms)
+                parts.replay.tier.outcomes_are_back(key.start_ms)
 
     # -- stopping
 
@@ -376,19 +367,19 @@ class DelayServer:
 
     async def _settle(self) -> None:
         parts = self.parts
-        await parts.commit.stop()
-        parts.groups.stop()
-        replayed, accepted = parts.positions.replayed_sequence, parts.positions.accepted_sequence.value
+        await parts.receive.commit.stop()
+        parts.dispatch.groups.stop()
+        replayed, accepted = parts.state.positions.replayed_sequence, parts.state.positions.accepted_sequence.value
         await self.replay_room.end_when_blocked(partial(replayed.reached, accepted))
         await self._settle_attempts()
         if replayed.value < accepted:
             raise DiskFullError(self.replay_room.text)
         uncertain = self._uncertain()
-        await parts.checkpointing.write(clean=True, uncertain=uncertain)
+        await parts.upkeep.checkpointing.write(clean=True, uncertain=uncertain)
         self.handlers.close()
-        parts.segments_ahead.drop()
-        await parts.publishing.close()
-        await parts.local_broker.close()
+        parts.upkeep.segments_ahead.drop()
+        await parts.broker.publishing.close()
+        await parts.broker.local_broker.close()
         if parts.opened.attempts.attempted.any_unknown:
             return  # the next start must take the end for a crash, and ask
         if uncertain is None:
@@ -404,16 +395,16 @@ class DelayServer:
             reason=self.readiness.reason,
         )
         if self.readiness.stage == Stage.DELIVERING:
-            self.parts.groups.stop()
+            self.parts.dispatch.groups.stop()
             await self._settle_attempts()
 
     async def _settle_attempts(self) -> None:
         parts = self.parts
-        for group in list(parts.residency.groups.values()):
+        for group in list(parts.state.residency.groups.values()):
             while group.running:
                 await group.ended.reached(group.begun)
-        await parts.recorder.flush()
-        await parts.broker_commit.durable()
+        await parts.outcomes.recorder.flush()
+        await parts.broker.broker_commit.durable()
 
     def _uncertain(self) -> Uncertain | None:
         """The messages that a process before this one may have delivered without a known result; None where all of them
@@ -422,12 +413,12 @@ class DelayServer:
         attempted = parts.opened.attempts.attempted
         # What a crash took from the minutes of a draining day waits in the file of the day.
         draining = any(day.start_ms < attempted.due_before_ms for day in parts.files.days.draining())
-        if draining or any(True for _ in parts.book.incomplete_before(attempted.due_before_ms)):
+        if draining or any(True for _ in parts.state.book.incomplete_before(attempted.due_before_ms)):
             return Uncertain(attempted.due_before_ms, attempted.sequence_before)
         return None
 
     def close(self) -> None:
         """Close all files. A clean end has closed those of the broker already; a crash has not."""
         if self.is_open:
-            self.parts.local_broker.core.abandon()
+            self.parts.broker.core.abandon()
             self.parts.opened.close()

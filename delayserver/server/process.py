@@ -216,7 +216,7 @@ def _status(server: DelayServer) -> str:
     if not server.readiness.ready:
         return status_line(server.readiness.reason)
     host, port = server.address
-    return status_line(f"serving on {host} port {port}, {server.parts.balance.accepted:,} messages accepted")
+    return status_line(f"serving on {host} port {port}, {server.parts.state.balance.accepted:,} messages accepted")
 
 
 def _telling(ready: Ready | None, server: DelayServer, manager: ServiceManager | None) -> Ready:
@@ -260,7 +260,7 @@ async def _reload_on_signal(
             if manager is not None:
                 manager.tell("RELOADING=1", f"MONOTONIC_USEC={server.clock.monotonic_us()}")
             try:
-                await server.parts.reload.reload()
+                await server.parts.dispatch.reload.reload()
             except DelayServerError as error:
                 tell_reload_by_signal(error.name)
             else:

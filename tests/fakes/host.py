@@ -288,12 +288,12 @@ class Host:
 
     def _opened(self, server: DelayServer) -> None:
         self._replace_nodes(server)
-        at = server.parts.targets.at
-        server.parts.targets.at = lambda address: self.brokers.get(address) or at(address)  # type: ignore[method-assign]
+        at = server.parts.dispatch.targets.at
+        server.parts.dispatch.targets.at = lambda address: self.brokers.get(address) or at(address)  # type: ignore[method-assign]
         self.before_run(server)
 
     def _replace_nodes(self, server: DelayServer) -> None:
-        for group in server.parts.groups:
+        for group in server.parts.dispatch.groups:
             for node in group.nodes:
                 if node.target.address in self.brokers:
                     node.target = self.brokers[node.target.address]
@@ -388,16 +388,16 @@ class Host:
     async def settled(self) -> None:
         """Everything accepted is replayed, no attempt runs, and what is decided is on disk."""
         with trio.fail_after(REPLY_TIMEOUT_S):
-            positions = self.server.parts.positions
+            positions = self.server.parts.state.positions
             await positions.replayed_sequence.reached(positions.accepted_sequence.value)
-        await self.until(lambda: not any(group.running for group in self.server.parts.residency.groups.values()))
-        await self.server.parts.recorder.flush()
+        await self.until(lambda: not any(group.running for group in self.server.parts.state.residency.groups.values()))
+        await self.server.parts.outcomes.recorder.flush()
 
     # -- the balance of rule 3
 
     def status(self) -> dict[str, Any]:
         """What `status` answers now, without asking over the network."""
-        return as_map(self.server.parts.status.now())
+        return as_map(self.server.parts.figures.status.now())
 
     def check_balance(self, pending: int | None = None) -> dict[str, Any]:
         """Assert accepted = outcomes + pending in the counts, and that the counts are those of the files."""

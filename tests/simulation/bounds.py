@@ -51,32 +51,32 @@ class Bounds:
     def _held(self, host: Host, server: DelayServer) -> Iterator[tuple[str, int, int]]:
         settings = server.settings
         wheel, dispatch, storage = settings.wheel, settings.dispatch, settings.storage
-        nodes = max(len(group.nodes) for group in server.parts.residency.groups.values())
+        nodes = max(len(group.nodes) for group in server.parts.state.residency.groups.values())
         attempts = (dispatch.workers + KEYED_BATCHES_MAX * nodes) * dispatch.batch_messages_max
-        held = server.parts.residency.rows_held
+        held = server.parts.state.residency.rows_held
         # What is due already is not dropped: it has a place in the queues, which have their own bound. So one burst may
         # come on top, and one row, since a load always brings at least one.
-        groups = sum(min(attempts, group.rows_held) for group in server.parts.residency.groups.values())
+        groups = sum(min(attempts, group.rows_held) for group in server.parts.state.residency.groups.values())
         yield (
             "rows in wheel, queues and flight",
-            len(server.parts.wheel) + held,
+            len(server.parts.state.wheel) + held,
             wheel.rows_max + self._burst + groups + 1,
         )
-        for group in server.parts.residency.groups.values():
+        for group in server.parts.state.residency.groups.values():
             # Rows with an order key have batches of their own at each node.
             attempts = (dispatch.workers + KEYED_BATCHES_MAX * len(group.nodes)) * dispatch.batch_messages_max
             # Rows of failed attempts come back to the front whatever stands behind them.
             yield f"rows in the queue of {group.name}", len(group.queue), dispatch.queue_rows_max + attempts
             yield f"rows in flight to {group.name}", len(group.in_flight()), attempts
-            yield f"windows to read again for {group.name}", len(group.spilled), max(len(server.parts.book), 1)
+            yield f"windows to read again for {group.name}", len(group.spilled), max(len(server.parts.state.book), 1)
         yield (
             "outcomes not written",
-            server.parts.decided.rows_waiting,
+            server.parts.state.decided.rows_waiting,
             dispatch.outcome_rows_max + attempts + self._burst,
         )
         yield (
             "bytes to replay",
-            server.parts.positions.lag_bytes,
+            server.parts.state.positions.lag_bytes,
             storage.replay_lag_bytes_max + storage.group_bytes_max,
         )
         dispatch_files = max(storage.open_files_max // 8, 8)
@@ -86,14 +86,14 @@ class Bounds:
         yield "open dispatch files", opened.files.dispatch.open_file_count(), dispatch_files + FILES_IN_USE_MAX
         yield (
             "bytes in the broker's cache",
-            server.parts.broker.state.files.store.cache_bytes,
+            server.parts.broker.core.state.files.store.cache_bytes,
             settings.broker.cache_bytes_max,
         )
         if not host.clock.step_count:
             # What a clock that was ahead let the broker forget is counted again after a restart at the right time.
-            for group_of in server.parts.broker.state.groups.values():
+            for group_of in server.parts.broker.core.state.groups.values():
                 yield "bytes of redeliveries", group_of.redelivery_bytes, settings.broker.redelivery_bytes_max
-        yield "waiting pulls", server.parts.pulls.waiting, min(settings.broker.waiting_pulls_max, self._clients)
+        yield "waiting pulls", server.parts.broker.pulls.waiting, min(settings.broker.waiting_pulls_max, self._clients)
         yield "connections", server.connections.open, settings.listen.connections_max
         memory = server.connections.memory
         # One frame may go on whatever the others hold; and each connection may have one reply that was made while there was

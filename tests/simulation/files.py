@@ -103,7 +103,7 @@ def check_files(host: Host, status: dict[str, Any]) -> None:
 def _check_subjects(host: Host, counts: Counter[str]) -> None:
     """The counters of the subjects say what the files say, as soon as they are known."""
     assert host.server is not None
-    told = host.server.parts.balance.subjects
+    told = host.server.parts.state.balance.subjects
     if not told.is_counted:
         return
     pending = {code: count for code, count in enumerate(told.pending().tolist()) if count}

@@ -236,7 +236,7 @@ class Host:
             how = f"gave up: {self.died_of}"
         self.disk.no_more_faults()
         if self.server is not None:
-            self.on_reports([*self.server.damage.corruption, *self.server.parts.broker.state.damages.texts])
+            self.on_reports([*self.server.damage.corruption, *self.server.parts.broker.core.state.damages.texts])
         self._note(self.name, how, life=self.lives)
         self.server = None
         self._scope = None

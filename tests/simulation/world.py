@@ -481,7 +481,7 @@ class World:
         self.model.server_id = self.model.server_id or server_id
         if self.host.server is not None:
             self.damage.check_reports(
-                [*self.host.server.damage.corruption, *self.host.server.parts.broker.state.damages.texts]
+                [*self.host.server.damage.corruption, *self.host.server.parts.broker.core.state.damages.texts]
             )
         self._compare_files()
         await self._ask_for_all()
@@ -491,8 +491,13 @@ class World:
         server = self.host.server
         if self.damage.flips or self.audits.random() >= COUNTED_SHARE:
             return
-        if server is not None and self.host.alive and not self.host.disk.dead and not server.parts.positions.lag_bytes:
-            check_files(self.host, as_map(server.parts.status.now()))
+        if (
+            server is not None
+            and self.host.alive
+            and not self.host.disk.dead
+            and not server.parts.state.positions.lag_bytes
+        ):
+            check_files(self.host, as_map(server.parts.figures.status.now()))
 
     async def _ask_for_all(self) -> None:
         asked = self.model.asking()
@@ -726,8 +731,8 @@ class World:
     async def _recover(self) -> None:
         """Let a crash that was asked for come, and start again what is down."""
         host = self.host
-        if host.alive and host.server is not None and host.server.parts.commit.refusal is not None:
-            self.note("world", "accepts nothing more", refusal=str(host.server.parts.commit.refusal)[:80])
+        if host.alive and host.server is not None and host.server.parts.receive.commit.refusal is not None:
+            self.note("world", "accepts nothing more", refusal=str(host.server.parts.receive.commit.refusal)[:80])
             await self.time.sleep(0.2)
             if host.alive and not host.server.stopping.is_set():
                 host.crash(power=self.chance.random() < 0.5)

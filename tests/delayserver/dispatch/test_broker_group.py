@@ -202,7 +202,7 @@ async def test_past_its_bound_a_queue_drops_rows_from_memory_and_delivers_each_o
     held = 0
     for _ in range(40):
         await host.sleep_ms(25)
-        held = max(held, host.server.parts.residency.rows_held)
+        held = max(held, host.server.parts.state.residency.rows_held)
     assert held <= 100 + host.settings.dispatch.workers * 50
     assert host.status()["groups"]["fake"]["dropped_from_memory"] >= 1_900
     fake.up = True
@@ -218,7 +218,7 @@ async def test_a_failing_group_keeps_no_more_rows_than_a_working_one(boot: Boot)
     host.fake().up = False
     client = await host.client()
     await put_many(client, 200, host.now_ms + 100, "s")
-    (group,) = host.server.parts.groups
+    (group,) = host.server.parts.dispatch.groups
     await host.until(lambda: group.rows.failing)
     await put_many(client, 200, host.now_ms + 100, "s", first=200)
     for _ in range(40):
@@ -232,7 +232,7 @@ async def test_all_workers_of_a_group_work_and_their_common_failure_counts_once(
     )
     client, fake = await host.client(), host.fake()
     fake.gate, fake.up = trio.Event(), False
-    (group,) = host.server.parts.groups
+    (group,) = host.server.parts.dispatch.groups
     for number in range(6):
         await client.put(str(number), host.now_ms)
         await host.sleep_ms(10)
@@ -315,7 +315,7 @@ async def test_each_message_of_a_batch_may_have_an_answer_of_its_own(boot: Boot)
     assert node.uncertain_attempts == 1 and len(node.uncertain) == 1
     outcomes = await client.lookup(*receipts)
     assert outcomes == ["delivered", "delivered", "delivered", "dead_lettered"]
-    assert not host.server.parts.groups.first.nodes[0].health.failures_total
+    assert not host.server.parts.dispatch.groups.first.nodes[0].health.failures_total
     host.check_balance(pending=0)
 
 

@@ -60,13 +60,14 @@ async def test_messages_of_a_removed_group_go_to_the_group_in_its_place(boot: Bo
         host.fake("fakeA").up = False
     await put_many(client, 300, host.now_ms, "a")
     await host.sleep_ms(2_000)
-    assert server.parts.groups.first.rows.counters.dropped_from_memory and server.parts.groups.first.rows.rows_held
+    rows = server.parts.dispatch.groups.first.rows
+    assert rows.counters.dropped_from_memory and rows.rows_held
     assert (await host.reload(groups=(B,), routes=ALL_TO_B))[0] == "group fakeA is removed"
     await host.until(lambda: len(host.fake("fakeB").stored) == 300, within_ms=5_000)
     await host.settled()
     assert numbers(host, "fakeB") == [*range(300)] and not host.fake("fakeA").stored
     assert list((await client.status())["groups"]) == ["fakeB"]
-    assert len(server.parts.residency.groups) == 2, "the other one is that of the timers"
+    assert len(server.parts.state.residency.groups) == 2, "the other one is that of the timers"
     host.check_balance(pending=0)
 
 
@@ -127,7 +128,7 @@ async def test_batches_that_come_back_to_a_group_without_room_are_delivered_when
         nursery.start_soon(lambda: host.reload(groups=(B,), routes=ALL_TO_B))
         await host.sleep_ms(500)
         gate.set()
-    await host.until(lambda: bool(server.parts.groups.first.rows.counters.dropped_from_memory))
+    await host.until(lambda: bool(server.parts.dispatch.groups.first.rows.counters.dropped_from_memory))
     host.fake("fakeB").up = True
     await host.until(lambda: numbers(host, "fakeB") == [*range(5, 15)])
     await host.settled()
@@ -152,7 +153,7 @@ async def test_a_batch_that_fails_after_its_group_was_removed_goes_to_the_new_on
     await host.settled()
     assert numbers(host, "fakeB") == [*range(20)]
     # Each has one node, and yet a message may be at both.
-    assert server.parts.groups.first.rows.counters.maybe_delivered_twice == (0 if known else 20)
+    assert server.parts.dispatch.groups.first.rows.counters.maybe_delivered_twice == (0 if known else 20)
     host.check_balance(pending=0)
 
 
@@ -179,7 +180,7 @@ async def test_a_window_that_is_read_while_the_routes_change_is_read_for_the_new
     dispatch = QUICK | {"queue_rows_max": 20, "batch_messages_max": 5, "workers": 1}
     host, client = await boot.connected(small_settings(groups=TWO_GROUPS, routes=EACH_ITS_OWN, dispatch=dispatch))
     server = host.server
-    group = server.parts.groups.first
+    group = server.parts.dispatch.groups.first
     host.fake("fakeA").up = False
     await put_many(client, 30, host.now_ms, "a")
     await host.until(lambda: group.rows.failing and bool(group.rows.spilled))
@@ -318,7 +319,7 @@ async def test_a_reload_ends_although_its_caller_has_gone(boot: Boot) -> None:
     with trio.move_on_after(0.2):
         await host.reload(groups=(B,), routes=ALL_TO_B)
     gate.set()
-    await host.until(lambda: len(host.server.parts.residency.groups) == 2)
+    await host.until(lambda: len(host.server.parts.state.residency.groups) == 2)
     assert await host.reload() == []
 
 

@@ -58,7 +58,7 @@ async def test_a_large_step_does_not_begin_just_before_a_small_batch_is_due(boot
     await client.put("m", due_ms)
     await host.settled()
     await host.sleep_ms(due_ms - host.clock.now_us() / 1_000 - STEP_US / 2_000)
-    assert next(iter(host.server.parts.groups)).rows.running and not host.fake().attempts
+    assert next(iter(host.server.parts.dispatch.groups)).rows.running and not host.fake().attempts
     await host.server.turns.take()
     (attempt_us,) = host.fake().attempts
     assert attempt_us >= due_ms * 1_000
@@ -69,7 +69,7 @@ async def test_a_step_back_while_a_batch_waits_for_its_moment_hands_nothing_over
     due_ms = host.now_ms + 1_000
     receipt = (await client.put("m", due_ms))["receipt"]
     await host.settled()
-    group = next(iter(host.server.parts.groups))
+    group = next(iter(host.server.parts.dispatch.groups))
     while not group.rows.running:
         await host.sleep_ms(0.1)
         assert host.clock.now_us() < due_ms * 1_000, "it must be ready before it is due"
@@ -234,17 +234,17 @@ async def test_a_refill_leaves_unpublished_rows_to_their_publication(boot: Boot)
     await client.put("before", due_ms)
     await host.settled()
     await host.sleep_ms(1_000)
-    server.parts.tier.step, server.parts.tier.is_due = trio.Event().wait, True  # type: ignore[method-assign]
-    server.parts.log_queue.arrived.ring()
+    server.parts.replay.tier.step, server.parts.replay.tier.is_due = trio.Event().wait, True  # type: ignore[method-assign]
+    server.parts.state.log_queue.arrived.ring()
     await host.sleep_ms(100)
     await client.put("placed", due_ms)
     log = server.parts.files.log
-    (entry,) = log.read(server.parts.positions.replayed.value, log.synced, 1 << 20)
+    (entry,) = log.read(server.parts.state.positions.replayed.value, log.synced, 1 << 20)
     assert isinstance(entry.batch, MessageBatch)
-    server.parts.placing.place_batch(entry.batch, Round(entry.end, 0), Source.DIRECT)
-    (group,) = server.parts.groups
+    server.parts.replay.placing.place_batch(entry.batch, Round(entry.end, 0), Source.DIRECT)
+    (group,) = server.parts.dispatch.groups
     group.rows.spilled.add(due_ms // 60_000 * 60_000)
-    await server.parts.refill.read_back(group.rows, None)
+    await server.parts.load.refill.read_back(group.rows, None)
     await host.sleep_ms(1_000)
     assert not group.rows.spilled
     assert host.fake().texts == ["before"]
@@ -263,7 +263,7 @@ async def test_a_message_that_is_not_due_any_more_goes_back_into_memory_that_has
     host.fake().up = True
     await host.sleep_ms(5_000)
     if evicted:
-        host.server.parts.residency.evict_after(Key(host.now_ms, 0))
+        host.server.parts.state.residency.evict_after(Key(host.now_ms, 0))
     await host.sleep_ms(320_000)
     assert host.fake().stored == [1]
     assert host.fake().at_us[1] >= due_ms * 1_000
@@ -280,7 +280,7 @@ async def test_a_row_that_no_load_will_bring_is_put_back_into_memory(boot: Boot,
     await client.put("first", host.now_ms)
     await host.until(lambda: host.fake().texts == ["first"])
     await host.settled()
-    pinned, free, blocked = server.parts.decided.pinned, trio.Event(), trio.Event()
+    pinned, free, blocked = server.parts.state.decided.pinned, trio.Event(), trio.Event()
 
     @asynccontextmanager
     async def pin(key: DispatchKey) -> AsyncIterator[OutcomeIndex]:
@@ -292,9 +292,9 @@ async def test_a_row_that_no_load_will_bring_is_put_back_into_memory(boot: Boot,
         async with pinned(key) as index:
             yield index
 
-    server.parts.decided.pinned = pin  # type: ignore[method-assign]
-    server.parts.residency.evict_after(Key(window_ms - 1, 1 << 62))
-    server.parts.residency.loadable.ring()
+    server.parts.state.decided.pinned = pin  # type: ignore[method-assign]
+    server.parts.state.residency.evict_after(Key(window_ms - 1, 1 << 62))
+    server.parts.state.residency.loadable.ring()
     await blocked.wait()
     host.fake().up = False
     due_ms = host.now_ms + 1_000

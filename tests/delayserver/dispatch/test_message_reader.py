@@ -36,7 +36,7 @@ HOT = 3_000
 
 
 def reader_of(host: Host) -> MessageReader:
-    (group,) = host.server.parts.groups
+    (group,) = host.server.parts.dispatch.groups
     return group.reader
 
 
@@ -117,7 +117,7 @@ async def test_bytes_that_cannot_be_read_ahead_are_reported_once_they_are_due(bo
 @pytest.mark.parametrize("step_ms", [-3_600_000, 3_600_000])
 async def test_bodies_that_no_worker_takes_are_let_go(boot: Boot, step_ms: int) -> None:
     host, _due_ms = await heated(boot)
-    host.server.parts.groups.stop()
+    host.server.parts.dispatch.groups.stop()
     assert held(reader_of(host))
     host.clock.step(step_ms)
     await host.sleep_ms(2 * KEPT_MS)

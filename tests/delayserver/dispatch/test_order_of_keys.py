@@ -176,7 +176,7 @@ async def test_a_node_in_trouble_gets_the_messages_of_a_key_in_order(boot: Boot,
             node.up = not node.up
     node.up, node.refuse = True, None
     await host.until(lambda: len(set(node.stored)) == 600, within_ms=30_000)
-    assert host.server.parts.groups.first.rows.counters.attempts_failed > 3
+    assert host.server.parts.dispatch.groups.first.rows.counters.attempts_failed > 3
     assert inversions(node) == []
     await host.settled()
     host.check_balance(pending=0)
@@ -190,7 +190,7 @@ async def test_a_queue_that_is_too_short_keeps_the_order_of_keys(boot: Boot) -> 
     start_ms = host.now_ms
     await put_keyed(client, [start_ms + 200 + place * 7 % 2_000 for place in range(800)], lambda place: "ab"[place % 2])
     await host.until(lambda: len(node.stored) == 800, within_ms=60_000)
-    assert host.server.parts.groups.first.rows.counters.dropped_from_memory > 0
+    assert host.server.parts.dispatch.groups.first.rows.counters.dropped_from_memory > 0
     assert inversions(node) == []
     await host.settled()
     host.check_balance(pending=0)
@@ -211,7 +211,7 @@ async def test_a_fallback_group_gets_the_messages_of_a_key_in_order_though_queue
     await put_keyed(client, due_ms, lambda place: "ab"[place % 2], subject="a")
     await put_many(client, 60, start_ms + 283, "b")
     await host.until(lambda: len(node.stored) == 460, within_ms=60_000)
-    assert host.server.parts.groups.first.rows.counters.dropped_from_memory > 0
+    assert host.server.parts.dispatch.groups.first.rows.counters.dropped_from_memory > 0
     node.bodies = {sequence: body for sequence, body in node.bodies.items() if body in (b"a", b"b")}
     node.stored = [sequence for sequence in node.stored if sequence in node.bodies]
     assert inversions(node) == []
@@ -233,7 +233,7 @@ async def test_a_minute_with_more_messages_of_keys_than_memory_holds_leaves_it_i
     await put_keyed(client, due_ms, lambda place: "abcdefg"[place % 7])
     await host.sleep_ms(start_ms + 5_000 - host.now_ms)
     node.up = True
-    residency = host.server.parts.residency
+    residency = host.server.parts.state.residency
     for _ in range(1_000):
         if len(node.stored) == 800:
             break
@@ -288,7 +288,7 @@ async def test_a_key_has_one_node_until_that_counts_as_down_and_comes_back_to_it
         small_settings(groups=(group,), routes=(RouteSettings("*", ("g",)),), dispatch=QUICK)
     )
     fakes = [host.fake(f"fake{number}") for number in (1, 2, 3)]
-    health = host.server.parts.groups.first.nodes[0].health
+    health = host.server.parts.dispatch.groups.first.nodes[0].health
 
     async def round_of_messages() -> dict[bytes, int]:
         await host.settled()
@@ -332,7 +332,7 @@ async def test_a_key_has_one_node_until_that_counts_as_down_and_comes_back_to_it
 async def test_the_batch_that_shows_whether_a_node_is_back_has_no_more_rows_than_others(boot: Boot) -> None:
     host = await boot.started(faked_settings(dispatch=QUICK | {"batch_messages_max": 3}))
     client, node = await host.client(), host.fake()
-    rows = host.server.parts.groups.first.rows
+    rows = host.server.parts.dispatch.groups.first.rows
     node.up = False
     await put_keyed(client, [host.now_ms] * 60, lambda place: f"key{place}")
     await host.until(lambda: rows.failing)
@@ -349,7 +349,7 @@ async def test_a_clock_that_steps_back_by_milliseconds_keeps_the_order_of_a_key(
     server = await host.start()
     client, node = await host.client(), host.fake()
     node.known_failures = False
-    (group,) = server.parts.groups
+    (group,) = server.parts.dispatch.groups
     health = group.nodes[0].health
     for number in range(12):
         due_ms, attempts = host.now_ms + 60, health.failures_total
@@ -374,7 +374,7 @@ async def test_rows_with_a_key_wait_no_longer_than_an_attempt_that_became_the_pr
     host = boot(faked_settings(dispatch=one_by_one))
     server = await host.start()
     client, node = await host.client(), host.fake()
-    reader, probe, reads, tries = next(iter(server.parts.groups)).reader, trio.Event(), [0], [0]
+    reader, probe, reads, tries = next(iter(server.parts.dispatch.groups)).reader, trio.Event(), [0], [0]
     read, deliver = reader.read, node.deliver
 
     async def second_is_slow(shipment: Any) -> Any:

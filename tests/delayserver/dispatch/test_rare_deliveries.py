@@ -106,7 +106,7 @@ async def test_the_disk_is_looked_at_while_nodes_do_not_hear(boot: Boot) -> None
     await host.until(lambda: any(host.fake(name).asked_to_hear for name in names), within_ms=150_000)
     host.disk.capacity_bytes = host.disk.used_bytes
     await host.sleep_ms(500)
-    assert host.server.parts.housekeeping.disk_low
+    assert host.server.parts.upkeep.housekeeping.disk_low
 
 
 async def test_messages_due_together_reach_a_node_in_frames_within_its_bound(boot: Boot) -> None:
@@ -172,7 +172,7 @@ async def test_rows_that_left_memory_and_could_not_be_read_back_once_are_deliver
     host.fake().up = False
     await put_many(client, 300, host.now_ms + 100, "s")
     await host.sleep_ms(1_000)
-    read = server.parts.window_reader.read
+    read = server.parts.load.window_reader.read
     failed: list[int] = []
 
     def bad_sector(
@@ -183,7 +183,7 @@ async def test_rows_that_left_memory_and_could_not_be_read_back_once_are_deliver
             raise CorruptionError("a file of the window", 4096, "4096 bytes cannot be read: Input/output error")
         return read(window_ms, ends, from_key, to_key, rows_max)
 
-    server.parts.window_reader.read = bad_sector  # type: ignore[method-assign]
+    server.parts.load.window_reader.read = bad_sector  # type: ignore[method-assign]
     host.fake().up = True
     await host.until(lambda: len(host.fake().stored) == 300, within_ms=90_000)
     assert failed

@@ -128,7 +128,7 @@ async def test_a_message_handed_out_and_never_sent_comes_again_at_once(boot: Boo
     for message in first + again:
         assert await ack(other, message) == {"acked": 1, "unknown": 0}
     host.check_balance(pending=0)
-    host.server.parts.broker.check_invariants()
+    host.server.parts.broker.core.check_invariants()
 
 
 async def test_a_reply_whose_last_byte_was_sent_is_not_given_back(boot: Boot) -> None:
@@ -169,7 +169,7 @@ async def test_a_waiting_pull_without_room_ends_with_its_time_and_holds_up_no_ot
     assert texts(await other.pull(wait_ms=1_000)) == ["m"], "it goes to who has room"
     await host.sleep_ms(3_000)
     assert (await client.reply(pull))["messages"] == []
-    assert host.server.parts.pulls.waiting == 0
+    assert host.server.parts.broker.pulls.waiting == 0
 
 
 async def test_results_that_have_no_room_wait_in_order_with_their_requests(boot: Boot) -> None:

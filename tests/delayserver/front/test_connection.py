@@ -193,7 +193,7 @@ async def test_waiting_requests_of_one_connection_are_bounded(boot: Boot) -> Non
     client.transport.close()
     await host.sleep_ms(10)
     assert host.connections == 0
-    assert host.server.parts.pulls.waiting == 0
+    assert host.server.parts.broker.pulls.waiting == 0
     with pytest.raises(QueueFull):
         raise QueueFull("the same name on the wire")
 

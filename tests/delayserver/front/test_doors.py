@@ -398,7 +398,7 @@ def test_connections_with_many_waiting_pulls_end_while_others_are_served(
         client = await door.connect()
         due = {"messages": [{"subject": "s", "body": b"b", "delay_ms": 0}]}
         await client.request("send", due)
-        service = door.server.parts.pulls
+        service = door.server.parts.broker.pulls
         crowd = await door.crowd(4, pulls)
         await door.until(lambda: service.waiting == 3_999)
         for each in crowd:

@@ -79,7 +79,7 @@ async def test_a_connection_has_one_large_request_running_at_a_time(boot: Boot) 
     host = boot()
     server = await host.start()
     running = running_most = 0
-    real = server.parts.states.find
+    real = server.parts.messages.states.find
 
     async def find(*arguments: Any) -> Any:
         nonlocal running, running_most
@@ -90,7 +90,7 @@ async def test_a_connection_has_one_large_request_running_at_a_time(boot: Boot) 
         finally:
             running -= 1
 
-    server.parts.states.find = find  # type: ignore[method-assign,assignment]
+    server.parts.messages.states.find = find  # type: ignore[method-assign,assignment]
     clients = [await host.client() for _ in range(2)]
     asked = [[await client.ask("lookup", RECEIPTS) for _ in range(10)] for client in clients]
     for client, numbers in zip(clients, asked, strict=True):

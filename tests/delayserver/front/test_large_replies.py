@@ -80,8 +80,8 @@ async def test_a_connection_has_one_large_reply_in_the_making_and_begins_small_r
     first, second = [await client.ask("pull", half) for _ in range(2)]
     ping = await client.ask("ping")
     await turns(host.server, host.server.fair_turns.taken + 3)
-    (group,) = host.server.parts.broker.group_rows.keys((0, 0), 0, 1)
-    row = host.server.parts.broker.group_rows.row(group)
+    (group,) = host.server.parts.broker.core.group_rows.keys((0, 0), 0, 1)
+    row = host.server.parts.broker.core.group_rows.row(group)
     assert row is not None and row.leased == MANY // 2, "the second pull waits for the reply to the first one"
     await client.reply(ping)
     assert first not in client.replies

@@ -42,7 +42,7 @@ async def test_a_subject_that_a_node_has_no_room_for_does_not_hold_up_the_others
     await server.sleep_ms(100)
     assert await client.lookup(refused, fine) == ["retrying", "delivered"]
     await server.sleep_ms(60_000)
-    (remote,) = server.server.parts.groups
+    (remote,) = server.server.parts.dispatch.groups
     assert remote.rows.counters.attempts_failed < 400
     due_ms = server.now_ms + 100
     together = [(await client.put(subject, due_ms, subject=subject))["receipt"] for subject in "abab"]
@@ -62,7 +62,7 @@ async def test_many_rows_that_a_node_does_not_take_leave_memory_and_are_tried_ag
     held = []
     for _ in range(300):
         await host.sleep_ms(10)
-        held.append(server.parts.residency.rows_held)
+        held.append(server.parts.state.residency.rows_held)
     assert min(held) <= 50, held
     assert len(fake.attempts) < 100
     await put_many(client, 300, host.now_ms, "s")
@@ -89,12 +89,12 @@ async def test_a_dead_group_with_many_rows_that_wait_does_not_take_the_event_loo
     due_ms = host.now_ms + 100
     await client.send(*[{"subject": f"a{number}", "body": "m", "due_ms": due_ms} for number in range(1_000)])
     await host.sleep_ms(3_000)
-    dead = max(server.parts.groups, key=lambda group: len(group.rows.queue))
+    dead = max(server.parts.dispatch.groups, key=lambda group: len(group.rows.queue))
     names = ("fakeA", "fakeB")
     down, other = sorted(map(host.fake, names), key=lambda fake: fake is not dead.nodes[0].target)
     assert dead.rows.failing and len(dead.rows.queue) > 900
     looked: list[int] = []
-    take, match = dead.rows.queue.take, server.parts.routes.match
+    take, match = dead.rows.queue.take, server.parts.state.routes.match
 
     def counting(rows_max: int, bytes_max: int, *, backlog: bool = True) -> DueRows | None:
         rows = take(rows_max, bytes_max, backlog=backlog)
@@ -106,7 +106,7 @@ async def test_a_dead_group_with_many_rows_that_wait_does_not_take_the_event_loo
         return match(subject)
 
     monkeypatch.setattr(dead.rows.queue, "take", counting)
-    monkeypatch.setattr(server.parts.routes, "match", matching)
+    monkeypatch.setattr(server.parts.state.routes, "match", matching)
     down.gate = trio.Event()
     await host.sleep_ms(1_000)
     assert sum(looked) <= 20_000, sum(looked)
@@ -126,7 +126,7 @@ async def test_a_queue_from_which_some_rows_went_to_a_fallback_is_not_looked_thr
         looks.append(host.now_ms)
         yield 1
 
-    monkeypatch.setattr(server.parts.queueing, "fail_over", some_went)
+    monkeypatch.setattr(server.parts.state.queueing, "fail_over", some_went)
     host.fake().up = False
     await put_many(await host.client(), 20, host.now_ms, "s")
     await host.until(lambda: bool(looks))
@@ -168,7 +168,7 @@ async def test_rows_for_which_a_fallback_group_has_no_room_are_not_read_again_an
     host.fake("fakeB").gate = trio.Event()
     await client.send(*[{"subject": "a", "body": "m", "due_ms": host.now_ms + 100} for _ in range(200)])
     reads: list[int] = []
-    read = server.parts.window_reader.read
+    read = server.parts.load.window_reader.read
 
     def counting(
         window_ms: int, ends: Mapping[str, int], from_key: Key, to_key: Key, rows_max: int | None = None
@@ -177,7 +177,7 @@ async def test_rows_for_which_a_fallback_group_has_no_room_are_not_read_again_an
         assert len(reads) < 300, "the same window again and again"
         return read(window_ms, ends, from_key, to_key, rows_max)
 
-    server.parts.window_reader.read = counting  # type: ignore[method-assign]
+    server.parts.load.window_reader.read = counting  # type: ignore[method-assign]
     await host.sleep_ms(3_000)
     gate, host.fake("fakeB").gate = host.fake("fakeB").gate, None
     assert gate is not None

@@ -201,14 +201,14 @@ async def test_a_day_of_many_minutes_is_drained_in_steps_between_which_fresh_mes
     await put_over_minutes(await host.client(), far_ms, 40)
     server = await down_for(host, far_ms + 2 * 3_600_000 - host.now_ms)
     files: list[int] = []
-    place = server.parts.placing.place_drained
+    place = server.parts.replay.placing.place_drained
 
     async def counting(batch: MessageBatch) -> Any:
         done = await place(batch)
         files.append(len(done.placed))
         return done
 
-    monkeypatch.setattr(server.parts.placing, "place_drained", counting)
+    monkeypatch.setattr(server.parts.replay.placing, "place_drained", counting)
     await host.until(lambda: len(host.fake().stored) == 40, within_ms=30_000)
     assert max(files) <= 4 and sum(files) == 40
     await host.until(lambda: not server.parts.files.days.draining(), within_ms=30_000)
@@ -279,8 +279,8 @@ async def test_a_day_without_outcomes_is_finished_while_outcomes_of_others_wait_
     await host.until(lambda: days.is_draining(far_ms), within_ms=60_000)
     host.disk.refuse = lambda operation, path: errno.ENOSPC * (operation == "pwrite" and "/dispatch_log/" in path)
     await (await host.client()).put("m", host.now_ms)
-    await host.until(lambda: server.parts.decided.rows_waiting == 1)
+    await host.until(lambda: server.parts.state.decided.rows_waiting == 1)
     assert days.is_draining(far_ms)
     await host.until(lambda: days.is_drained(far_ms), within_ms=60_000)
-    assert server.parts.decided.rows_waiting == 1
+    assert server.parts.state.decided.rows_waiting == 1
     host.disk.refuse = None

@@ -29,7 +29,7 @@ async def test_messages_go_on_into_a_window_whose_file_has_a_damaged_header(
     due_ms = host.now_ms // 60_000 * 60_000 + 90_000
     await client.put("0", due_ms)
     await host.settled()
-    await host.server.parts.checkpointing.write()
+    await host.server.parts.upkeep.checkpointing.write()
     path = only_file(host, "schedule_log", ".direct.log")
     if replay == "within the start":
         await client.put("1", due_ms)
@@ -119,7 +119,7 @@ async def test_bytes_that_change_after_their_message_was_loaded_are_not_delivere
     if loaded == "by the loader":
         await host.settled()
         await host.restart()
-    await host.until(lambda: len(host.server.parts.wheel) == 3, within_ms=60_000)
+    await host.until(lambda: len(host.server.parts.state.wheel) == 3, within_ms=60_000)
     path = only_file(host, "schedule_log", ".direct.log")
     place = host.disk.content(path).index(b"two") + {"ids": 0, "properties": 3 * 3 + 12, "bodies": 0}[blob]
     if blob == "bodies":
@@ -135,7 +135,7 @@ async def test_bytes_that_change_after_their_message_was_loaded_are_not_delivere
 
 async def test_rows_whose_window_was_taken_between_their_record_and_its_publication_have_their_sums(boot: Boot) -> None:
     host = await boot.started(faked_settings())
-    publisher, publish = host.server.parts.publisher, host.server.parts.publisher.publish
+    publisher, publish = host.server.parts.replay.publisher, host.server.parts.replay.publisher.publish
 
     def publish_without(done: Round) -> None:
         done.placed[:] = [replace(placed, row_sum=None) for placed in done.placed]
@@ -176,7 +176,7 @@ async def test_outcomes_of_a_damaged_record_that_is_not_counted_do_not_stand_for
     for number in range(3):
         await client.put(f"body {number}", due_ms)
         await host.settled()
-        await host.server.parts.checkpointing.write()  # the next record says that this one is durable
+        await host.server.parts.upkeep.checkpointing.write()  # the next record says that this one is durable
     await host.until(lambda: len(host.fake().stored) == 3)
     await host.settled()
     await host.stop()
@@ -199,7 +199,7 @@ async def test_a_window_with_outcomes_of_messages_it_does_not_hold_is_kept_and_n
     due_ms = host.now_ms // 60_000 * 60_000 + 90_000
     await client.put("m", due_ms)
     await host.settled()
-    host.server.parts.decided.add(
+    host.server.parts.state.decided.add(
         OutcomeBatch.filled(1, sequence=1 << 40, due_ms=due_ms, subject=7, outcome=int(Outcome.DELIVERED))
     )
     await host.sleep_ms(400_000)
@@ -219,21 +219,21 @@ async def test_an_outcome_whose_message_is_gone_does_not_stand_for_another_messa
     await host.settled()
     await client.put("waits", due_ms + 1, subject="t" * 20)
     await host.sleep_ms(1_000)
-    host.server.parts.decided.add(
+    host.server.parts.state.decided.add(
         OutcomeBatch.filled(1, sequence=1, due_ms=due_ms, subject=1, outcome=int(Outcome.DELIVERED))
     )
-    await host.server.parts.recorder.flush()
+    await host.server.parts.outcomes.recorder.flush()
     await host.kill()
     host.disk.remove(only_file(host, "schedule_log", ".direct.log"))
     host.disk.flip_bit(host.disk.files("/data/message_log")[0], FILE_HEADER_BYTES + 20)
     if again:  # a later start has only the checkpoint's word for it
         await host.start()
-        await host.server.parts.checkpointing.write()
+        await host.server.parts.upkeep.checkpointing.write()
         await host.kill()
     host.clock.step(120_000)
     await host.start()
     assert host.died_of is None, host.died_of
-    assert host.server.parts.book.orphans == {due_ms // 60_000 * 60_000: 1}
+    assert host.server.parts.state.book.orphans == {due_ms // 60_000 * 60_000: 1}
     assert host.check_balance(pending=1)["accepted"] == 1
     await host.sleep_ms(3_000)
     assert host.fake().texts == ["waits"]

@@ -37,11 +37,11 @@ async def test_more_rows_than_memory_may_hold_are_loaded_in_slices_and_delivered
         start_ms = host.now_ms
         await put_columns(client, [start_ms + chance.randrange(90_000) for _ in range(75)])
         await host.sleep_ms(1_000)
-        held = max(held, len(host.server.parts.wheel) + host.server.parts.residency.rows_held)
+        held = max(held, len(host.server.parts.state.wheel) + host.server.parts.state.residency.rows_held)
     for _ in range(1_000):
         await host.sleep_ms(100)
-        held = max(held, len(host.server.parts.wheel) + host.server.parts.residency.rows_held)
-    assert host.server.parts.residency.evictions > 3
+        held = max(held, len(host.server.parts.state.wheel) + host.server.parts.state.residency.rows_held)
+    assert host.server.parts.state.residency.evictions > 3
     assert held <= 125, "rows in memory, with one batch that has just come"
     fake = host.fake()
     assert len(fake.stored) == len(set(fake.stored)) == 750
@@ -56,7 +56,7 @@ async def test_a_window_that_comes_late_does_not_wait_behind_later_ones(boot: Bo
     start_ms = host.now_ms // 60_000 * 60_000
     later = [start_ms + 60_000 * minute + 30_000 + row for minute in (2, 3) for row in range(45)]
     await put_columns(client, later)
-    await host.until(lambda: len(host.server.parts.wheel) == len(later), within_ms=10_000)
+    await host.until(lambda: len(host.server.parts.state.wheel) == len(later), within_ms=10_000)
     await put_columns(client, [host.now_ms - 600_000] * late_rows)
     await host.until(lambda: len(host.fake().stored) == late_rows, within_ms=5_000)
     await host.sleep_ms(240_000)
@@ -75,7 +75,7 @@ async def test_overdue_messages_do_not_wait_behind_the_rest_of_this_minute(boot:
     await host.sleep_ms(60_000 - host.now_ms % 60_000)
     this_minute = [host.now_ms + 20_000 + 200 * row for row in range(150)]
     await put_columns(client, this_minute)
-    await host.until(lambda: len(host.server.parts.wheel) >= 75, within_ms=5_000)
+    await host.until(lambda: len(host.server.parts.state.wheel) >= 75, within_ms=5_000)
     await put_columns(client, [host.now_ms - 600_000] * late_rows)
     await host.until(lambda: len(host.fake().stored) == late_rows, within_ms=2_000)
     await host.sleep_ms(120_000)
@@ -103,8 +103,8 @@ async def test_a_window_that_cannot_be_read_takes_no_memory_from_later_ones(boot
     later = [start_ms + 60_000 * minute + row for minute in (10, 11) for row in range(45)]
     await put_columns(await host.client(), later)
     await host.sleep_ms(200_000)  # it is looked at again every minute
-    assert len(host.server.parts.wheel) == len(later)
-    assert host.server.parts.residency.evictions == 0
+    assert len(host.server.parts.state.wheel) == len(later)
+    assert host.server.parts.state.residency.evictions == 0
     await host.sleep_ms(600_000)
     assert len(host.fake().stored) == len(later)
 
@@ -115,7 +115,7 @@ async def test_far_messages_cost_no_row_in_memory(boot: Boot) -> None:
         await put_columns(client, [host.now_ms + hour * 3_600_000 + i for i in range(1_000)])
     await host.settled()
     await host.sleep_ms(2_000)
-    assert len(host.server.parts.wheel) == 0
+    assert len(host.server.parts.state.wheel) == 0
     host.check_balance(pending=10_000)
 
 
@@ -190,21 +190,21 @@ def deliver_everything(seed: int, steps: list[tuple[str, int]]) -> None:
                     case "tick":
                         await host.sleep_ms(amount * 20)
                     case "evict":
-                        if len(host.server.parts.wheel):
-                            host.server.parts.residency.evict_after(Key(host.now_ms + amount * 20, 1 << 62))
-                            host.server.parts.residency.loadable.ring()
+                        if len(host.server.parts.state.wheel):
+                            host.server.parts.state.residency.evict_after(Key(host.now_ms + amount * 20, 1 << 62))
+                            host.server.parts.state.residency.loadable.ring()
                     case "step":
                         host.clock.step((amount - 20) * 100)
                     case "down":
                         fake.up = not fake.up
-                host.server.parts.cursors.check_invariants()
-                host.server.parts.wheel.check_invariants()
+                host.server.parts.state.windows.cursors.check_invariants()
+                host.server.parts.state.wheel.check_invariants()
             fake.up = True
             await host.until(lambda: len(fake.stored) >= sent, within_ms=40_000)
             await host.sleep_ms(200)
             await host.settled()
             assert len(fake.stored) == len(set(fake.stored)) == sent
-            assert host.server.parts.lateness.early == 0
+            assert host.server.parts.dispatch.lateness.early == 0
             host.check_balance(pending=0)
             nursery.cancel_scope.cancel()
 
@@ -243,7 +243,7 @@ async def test_a_large_window_enters_memory_in_small_steps_and_a_cancel_between_
     results = await client.send(*[{"subject": "s", "body": "x", "due_ms": due_ms + row} for row in range(100)])
     await host.settled()
     sizes: list[int] = []
-    add = server.parts.residency.add
+    add = server.parts.state.residency.add
     between = trio.Event()
 
     def counting(loaded: LoadedRows) -> None:
@@ -251,7 +251,7 @@ async def test_a_large_window_enters_memory_in_small_steps_and_a_cancel_between_
         between.set()
         add(loaded)
 
-    monkeypatch.setattr(server.parts.residency, "add", counting)
+    monkeypatch.setattr(server.parts.state.residency, "add", counting)
     with trio.fail_after(300):
         await between.wait()
     assert max(sizes) <= 10
@@ -273,9 +273,9 @@ async def test_a_row_that_a_load_in_steps_passed_over_goes_back_to_the_wheel(
     server = await host.start()
     await put_columns(await host.client(), [host.now_ms + 3_000 + place for place in range(20)])
     await host.settled()
-    residency = server.parts.residency
+    residency = server.parts.state.residency
     await host.until(lambda: len(residency.wheel) == 20)
-    (group,) = server.parts.groups
+    (group,) = server.parts.dispatch.groups
     ((_code, first),) = residency.wheel.advance(host.now_ms + 3_000, 1)
     group.rows.released(Key(int(first.due_ms[0]), int(first.sequence[0])))
     attempt = group.rows.begin(first.sequence)

@@ -29,7 +29,7 @@ ONE_ALONE = (RouteSettings("a*", ("fakeA", "fakeB")), RouteSettings("c*", ("fake
 
 def count_reads(server: DelayServer, at_most: int = 1 << 30) -> list[int]:
     """The windows that are read from now on. The server crashes beyond so many."""
-    read = server.parts.window_reader.read
+    read = server.parts.load.window_reader.read
     windows: list[int] = []
 
     def counting(
@@ -39,7 +39,7 @@ def count_reads(server: DelayServer, at_most: int = 1 << 30) -> list[int]:
         assert len(windows) <= at_most, "windows are read again and again"
         return read(window_ms, ends, from_key, to_key, rows_max)
 
-    server.parts.window_reader.read = counting  # type: ignore[method-assign]
+    server.parts.load.window_reader.read = counting  # type: ignore[method-assign]
     return windows
 
 
@@ -62,7 +62,7 @@ async def test_rows_that_leave_memory_while_their_window_is_read_back_are_read_b
     host.workers.around = slow
     host.fake().up = False
     await put_many(client, 30, host.now_ms, "s")
-    (group,) = server.parts.groups
+    (group,) = server.parts.dispatch.groups
     await host.until(lambda: group.rows.failing and bool(group.rows.spilled))
     host.fake().up = True
     await reading.wait()
@@ -94,8 +94,8 @@ async def test_a_window_with_more_rows_than_are_read_at_once_is_read_back_in_par
     client, bad = await host.client(), host.fake("fakeA")
     taker = host.fake("fakeB") if routes is A_THEN_B else bad
     bad.up, taker.delay_ms, due_ms = False, 20, host.now_ms + 2_000
-    await host.until(lambda: server.parts.cursors.is_loaded(due_ms // 60_000 * 60_000))
-    read, most = server.parts.window_reader.read, 0
+    await host.until(lambda: server.parts.state.windows.cursors.is_loaded(due_ms // 60_000 * 60_000))
+    read, most = server.parts.load.window_reader.read, 0
 
     def reading(*args: Any) -> WindowRows:
         nonlocal most
@@ -103,7 +103,7 @@ async def test_a_window_with_more_rows_than_are_read_at_once_is_read_back_in_par
         most = max(most, len(found.loaded))
         return found
 
-    server.parts.window_reader.read = reading  # type: ignore[method-assign,assignment]
+    server.parts.load.window_reader.read = reading  # type: ignore[method-assign,assignment]
     if keyed:
         await put_keyed(client, [due_ms + place % 500 for place in range(700)], lambda place: f"{place % 30}", "a")
     else:
@@ -125,7 +125,7 @@ async def test_a_window_that_is_decided_and_retired_before_it_is_read_back_is_do
     server = host.server
     host.fake().up = False
     await put_many(client, 12, host.now_ms, "s")
-    (group,) = server.parts.groups
+    (group,) = server.parts.dispatch.groups
     await host.until(lambda: group.rows.failing and bool(group.rows.spilled))
     await host.sleep_ms(3_000)
     due_ms = host.now_ms
@@ -133,7 +133,7 @@ async def test_a_window_that_is_decided_and_retired_before_it_is_read_back_is_do
     await host.sleep_ms(1_000)
     assert set(await client.cancel(*receipts)) == {"cancelled"}
     await host.sleep_ms(60_000)
-    assert not any(server.parts.window_reader.ends(due_ms // 1_000 * 1_000).values()), "retention took the window"
+    assert not any(server.parts.load.window_reader.ends(due_ms // 1_000 * 1_000).values()), "retention took the window"
     host.fake().up = True
     await host.until(lambda: len(host.fake().stored) == 12 and not group.rows.spilled, within_ms=30_000)
     await host.settled()
@@ -158,7 +158,7 @@ async def test_a_window_that_retention_takes_while_it_is_read_back_is_done(
         return reading(key)
 
     monkeypatch.setattr(files, "reading", retired_first)
-    (group,) = server.parts.groups
+    (group,) = server.parts.dispatch.groups
     group.rows.spilled.add(due_ms // 60_000 * 60_000)
     await host.sleep_ms(3_000)
     assert host.died_of is None
@@ -290,7 +290,7 @@ async def test_a_load_of_the_near_future_looks_at_no_row_that_waits_in_a_queue(
     server = host.server
     host.fake().up = False
     await put_many(client, 200, host.now_ms, "s")
-    (group,) = server.parts.groups
+    (group,) = server.parts.dispatch.groups
     await host.until(lambda: len(group.rows.queue) > 150)
     later_ms = host.now_ms + 3 * 60_000
     await put_many(client, 100, later_ms, "s", first=200)
@@ -303,7 +303,7 @@ async def test_a_load_of_the_near_future_looks_at_no_row_that_waits_in_a_queue(
             return _ask(queue, *columns)
 
         monkeypatch.setattr(GroupQueue, name, counting)
-    await host.until(lambda: len(server.parts.wheel) == 100, within_ms=3 * 60_000)
+    await host.until(lambda: len(server.parts.state.wheel) == 100, within_ms=3 * 60_000)
     assert not looked
     host.fake().up = True
     await host.until(lambda: len(host.fake().stored) == 300, within_ms=4 * 60_000)
@@ -317,15 +317,15 @@ async def test_rows_of_a_window_that_is_loaded_again_are_found_in_the_queue_wher
     due_ms = host.now_ms + 500
     await put_many(client, 50, due_ms, "s")
     await put_many(client, 50, due_ms + 1, "s", first=50)
-    (group,) = server.parts.groups
+    (group,) = server.parts.dispatch.groups
     await host.until(lambda: group.rows.rows_held == 100)
     # As a cancel that could not be recorded: from one of the rows on the window is loaded again.
-    server.parts.residency.evict_after(Key(due_ms, int(group.rows.queue.sequences().min()) + 10))
-    server.parts.residency.loadable.ring()
-    loads = server.parts.loader.loads
-    await host.until(lambda: server.parts.loader.loads > loads)
-    assert group.rows.rows_held == 100 and not len(server.parts.wheel)
-    server.parts.residency.check_invariants()
+    server.parts.state.residency.evict_after(Key(due_ms, int(group.rows.queue.sequences().min()) + 10))
+    server.parts.state.residency.loadable.ring()
+    loads = server.parts.load.loader.loads
+    await host.until(lambda: server.parts.load.loader.loads > loads)
+    assert group.rows.rows_held == 100 and not len(server.parts.state.wheel)
+    server.parts.state.residency.check_invariants()
     host.fake().up = True
     await host.until(lambda: len(host.fake().stored) == 100, within_ms=60_000)
     assert len(set(host.fake().stored)) == 100

@@ -135,7 +135,7 @@ async def test_a_server_has_each_field_and_only_metrics_of_the_table(boot: Boot)
     )
     await host.sleep_ms(1_000)
     await client.request("pull", {"subject": "s", "group": "g"})
-    await host.until(lambda: host.server.parts.balance.subjects.is_counted)
+    await host.until(lambda: host.server.parts.state.balance.subjects.is_counted)
     reply = await client.request("metrics")
     found = {path: set(value_at(reply, path)) for path in FIELDS}
     assert found == {path: set(names.split()) for path, names in FIELDS.items()}

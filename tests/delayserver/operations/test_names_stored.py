@@ -68,7 +68,7 @@ async def test_a_waiting_pull_of_a_subject_never_seen_ends_in_its_time_and_with_
     assert (await waiting.reply(number))["messages"] == []
     gone.transport.close()
     await host.sleep_ms(100)
-    assert server.parts.consuming.waiting_pulls == 0
+    assert server.parts.groups.consuming.waiting_pulls == 0
 
 
 async def test_groups_have_a_bound_of_their_own_that_hello_and_status_tell(boot: Boot) -> None:
@@ -106,7 +106,7 @@ async def test_the_bound_of_a_groups_waiting_pulls_holds_before_the_first_messag
     ((number, reply),) = waiting.replies.items()
     assert number in asked and reply.result is not None
     assert [message["body"] for message in reply.result["messages"]] == [b"m"]
-    assert server.parts.first_messages.waiting == 0
+    assert server.parts.groups.first_messages.waiting == 0
 
 
 async def test_reads_that_wait_for_a_first_message_count_among_those_that_wait(boot: Boot) -> None:

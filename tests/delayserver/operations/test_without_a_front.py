@@ -21,11 +21,12 @@ from delayserver.protocol.outcomes import Outcome
 from delayserver.protocol.schema.groups import ListGroups
 from delayserver.runtime.fair_shares import Account
 from delayserver.runtime.fair_turns import Work
+from delayserver.server.operations_of import operations_of
 from tests.fakes.host import Boot, Host
 
 
 def delay_of(host: Host) -> DelayOperations:
-    delay = host.server.parts.operations([host.server.address]).delay
+    delay = operations_of(host.server.parts, [host.server.address]).delay
     assert delay is not None
     return delay
 
@@ -89,7 +90,7 @@ async def test_columns_go_in_and_come_out_as_arrays(boot: Boot) -> None:
 
 async def test_a_pull_hands_messages_to_its_caller_and_takes_lost_ones_back(boot: Boot) -> None:
     host = await boot.started()
-    operations = host.server.parts.operations([host.server.address])
+    operations = operations_of(host.server.parts, [host.server.address])
     consuming = operations.consuming
     pull = Pull("s", "g", max_messages=10, max_bytes=1 << 20, wait_ms=5_000, ack_timeout_ms=60_000)
     handed: list[Pulled] = []
@@ -118,7 +119,7 @@ async def test_a_caller_ends_its_wait_by_the_scope_that_it_gave(boot: Boot) -> N
     waiting, answered = trio.CancelScope(), []
 
     async def consume() -> None:
-        consuming = host.server.parts.operations([host.server.address]).consuming
+        consuming = operations_of(host.server.parts, [host.server.address]).consuming
         answered.append(
             await consuming.pull(pull, None, lambda _pulled, _lost: None, UNBOUNDED, waiting, work_of(host))
         )
@@ -128,4 +129,4 @@ async def test_a_caller_ends_its_wait_by_the_scope_that_it_gave(boot: Boot) -> N
         await host.sleep_ms(100)
         waiting.cancel()
     assert answered == [False]
-    assert host.server.parts.consuming.waiting_pulls == 0
+    assert host.server.parts.groups.consuming.waiting_pulls == 0

@@ -47,7 +47,7 @@ async def test_every_file_of_a_flush_that_met_a_full_disk_is_synced_before_it_co
         host = await boot.started(
             faked_settings(storage={"checkpoint_interval_ms": 1 << 40}), disk=disk, name=f"host{seed}"
         )
-        recorder, decided = host.server.parts.recorder, host.server.parts.decided
+        recorder, decided = host.server.parts.outcomes.recorder, host.server.parts.state.decided
         first_ms = host.now_ms // 60_000 * 60_000
         decided.add(_outcomes([1], first_ms))
         await recorder.flush()
@@ -68,7 +68,7 @@ async def test_every_file_of_a_flush_that_met_a_full_disk_is_synced_before_it_co
 async def test_a_flush_after_a_failed_sync_raises(boot: Boot) -> None:
     disk = FakeDisk()
     host = await boot.started(faked_settings(), disk=disk)
-    recorder, decided = host.server.parts.recorder, host.server.parts.decided
+    recorder, decided = host.server.parts.outcomes.recorder, host.server.parts.state.decided
     decided.add(_outcomes([1], host.now_ms // 60_000 * 60_000))
     disk.fail_next_sync("/data/dispatch_log")
     for _ in range(2):
@@ -86,7 +86,7 @@ async def without_checkpoints(boot: Boot, groups: tuple[GroupSettings, ...] = ()
 
 async def test_the_outcomes_of_a_hot_moment_are_written_when_it_is_over(boot: Boot) -> None:
     host = await without_checkpoints(boot)
-    decided, first_ms = host.server.parts.decided, host.now_ms // 60_000 * 60_000
+    decided, first_ms = host.server.parts.state.decided, host.now_ms // 60_000 * 60_000
     many = HOT_ROWS
     for number in range(3):
         decided.add(_outcomes([1 + number * many] * many, first_ms))
@@ -98,7 +98,7 @@ async def test_the_outcomes_of_a_hot_moment_are_written_when_it_is_over(boot: Bo
 
 async def test_a_moment_that_stays_hot_does_not_put_the_outcomes_off_for_ever(boot: Boot) -> None:
     host = await without_checkpoints(boot)
-    decided, first_ms = host.server.parts.decided, host.now_ms // 60_000 * 60_000
+    decided, first_ms = host.server.parts.state.decided, host.now_ms // 60_000 * 60_000
     many, waited = HOT_ROWS, 0
     for step in range(40):
         decided.add(_outcomes([1 + step * many] * many, first_ms))
@@ -113,7 +113,7 @@ async def test_a_moment_that_stays_hot_does_not_put_the_outcomes_off_for_ever(bo
 
 async def test_few_outcomes_are_written_at_once_and_many_do_not_fill_memory(boot: Boot) -> None:
     host = await without_checkpoints(boot, outcome_rows_max=4 * HOT_ROWS)
-    decided, first_ms = host.server.parts.decided, host.now_ms // 60_000 * 60_000
+    decided, first_ms = host.server.parts.state.decided, host.now_ms // 60_000 * 60_000
     for count in (HOT_ROWS - 1, 2 * HOT_ROWS + 1):
         decided.add(_outcomes([1] * count, first_ms))
         await host.sleep_ms(QUIET_MS // 2)
@@ -122,20 +122,20 @@ async def test_few_outcomes_are_written_at_once_and_many_do_not_fill_memory(boot
 
 async def test_an_outcome_of_a_hot_moment_is_written_at_once_for_a_waiting_caller(boot: Boot) -> None:
     host = await without_checkpoints(boot)
-    decided, first_ms = host.server.parts.decided, host.now_ms // 60_000 * 60_000
+    decided, first_ms = host.server.parts.state.decided, host.now_ms // 60_000 * 60_000
     expired = np.array([1], np.int64)
     many = OutcomeBatch.filled(HOT_ROWS, sequence=1, due_ms=first_ms, outcome=int(Outcome.EXPIRED))
     decided.add(many)
     await host.sleep_ms(5)
     assert decided.rows_waiting == len(many)
     began_ms = host.now_ms
-    await host.server.parts.cancellation.durable(expired, np.array([int(Outcome.EXPIRED)], np.uint8))
+    await host.server.parts.messages.cancellation.durable(expired, np.array([int(Outcome.EXPIRED)], np.uint8))
     assert decided.rows_waiting == 0 and host.now_ms - began_ms <= 2
 
 
 async def test_where_groups_share_the_event_loop_outcomes_are_written_in_small_parts(boot: Boot) -> None:
     host = await without_checkpoints(boot, (GroupSettings("a"), GroupSettings("b")))
-    decided, first_ms = host.server.parts.decided, host.now_ms // 60_000 * 60_000
+    decided, first_ms = host.server.parts.state.decided, host.now_ms // 60_000 * 60_000
     decided.add(_outcomes([1] * HOT_ROWS, first_ms))
     await host.sleep_ms(QUIET_MS // 2)
     assert decided.rows_waiting == 0
@@ -157,7 +157,7 @@ async def test_past_its_bound_of_outcomes_dispatch_waits_for_the_disk(boot: Boot
     disk.capacity_bytes = disk.used_bytes
     await host.sleep_ms(3_000)
     assert len(host.fake().stored) <= 20 + 5 * (workers + 1)
-    group = next(iter(host.server.parts.groups))
+    group = next(iter(host.server.parts.dispatch.groups))
     disk.capacity_bytes = None
     await host.until(lambda: len(host.fake().stored) == 100, within_ms=5_000)
     await host.settled()

@@ -39,13 +39,13 @@ def drain_slowly(host: Host, pause_ms: int) -> None:
     """From the next start on, a pause after each slice of a day, so that other things happen in between."""
 
     def slow(server: DelayServer) -> None:
-        step = server.parts.tier.step
+        step = server.parts.replay.tier.step
 
         async def slowly() -> None:
             await step()
             await host.sleep_ms(pause_ms)
 
-        server.parts.tier.step = slowly  # type: ignore[method-assign]
+        server.parts.replay.tier.step = slowly  # type: ignore[method-assign]
 
     host.before_run = slow
 
@@ -137,20 +137,20 @@ async def test_a_refill_leaves_unpublished_rows_of_a_drained_day_to_their_public
     await host.stop()
     host.clock.step(start_ms + 3 * HOUR_MS - host.now_ms)
     server = await host.start()
-    place, refills = server.parts.placing.place_drained, 0
+    place, refills = server.parts.replay.placing.place_drained, 0
 
     async def place_and_refill(batch: MessageBatch) -> Round:
         nonlocal refills
         done = await place(batch)
-        (group,) = server.parts.groups
+        (group,) = server.parts.dispatch.groups
         group.rows.released(Key(host.now_ms, 0))
         for placed in done.placed:
             group.rows.spilled.add(placed.key.start_ms)
-            await server.parts.refill.read_back(group.rows, None)
+            await server.parts.load.refill.read_back(group.rows, None)
             refills += 1
         return done
 
-    monkeypatch.setattr(server.parts.placing, "place_drained", place_and_refill)
+    monkeypatch.setattr(server.parts.replay.placing, "place_drained", place_and_refill)
     await host.until(lambda: len(host.fake().stored) == 18, within_ms=60_000)
     await host.sleep_ms(1_000)
     await host.settled()
@@ -423,7 +423,7 @@ async def test_rows_of_a_day_are_delivered_also_where_the_disk_refused_the_outco
     await client.put("second", due_ms + 1, message_id="second")
     await client.put("copy", due_ms + 1, message_id="second")
     await host.settled()
-    step, calls, free = server.parts.tier.step, [], trio.Event()
+    step, calls, free = server.parts.replay.tier.step, [], trio.Event()
 
     async def wait() -> None:
         calls.append(host.now_ms)
@@ -431,7 +431,7 @@ async def test_rows_of_a_day_are_delivered_also_where_the_disk_refused_the_outco
             await free.wait()
         await step()
 
-    server.parts.tier.step = wait  # type: ignore[method-assign]
+    server.parts.replay.tier.step = wait  # type: ignore[method-assign]
     host.clock.step(due_ms - 10_000 - host.now_ms)
     await host.sleep_ms(15_000)
     assert host.fake().texts == ["first"]

@@ -90,12 +90,12 @@ async def test_a_disk_that_fills_up_in_the_middle_of_a_round_neither_loses_nor_r
             accepted += sum("receipt" in result for result in await client.send(*messages))
         except DelayServerError as error:
             assert error.name == "disk_full"
-    assert host.server.parts.positions.lag_bytes > 0, "the replayer must have met the full disk"
+    assert host.server.parts.state.positions.lag_bytes > 0, "the replayer must have met the full disk"
     await host.sleep_ms(1_500)
     disk.capacity_bytes = None
     await host.sleep_ms(1_000)
     await host.settled()
-    assert host.server.parts.balance.placed == accepted
+    assert host.server.parts.state.balance.placed == accepted
     await host.restart()
     assert host.check_balance()["accepted"] == accepted
     host.clock.step(300_000)
@@ -131,7 +131,7 @@ async def test_a_replay_on_a_full_disk_with_a_lost_checkpoint_counts_each_messag
     await host.start()
     await host.settled()
     assert host.check_balance(pending=accepted)["accepted"] == accepted
-    assert host.server.parts.balance.placed == accepted
+    assert host.server.parts.state.balance.placed == accepted
 
 
 async def test_a_checkpoint_never_says_more_than_the_schedule_files_durably_hold(boot: Boot) -> None:
@@ -154,10 +154,10 @@ async def test_a_checkpoint_never_says_more_than_the_schedule_files_durably_hold
 
 async def test_replay_reads_the_log_back_when_it_fell_behind(boot: Boot, monkeypatch: pytest.MonkeyPatch) -> None:
     """More is committed than the queue in memory may hold; the log itself is the queue then."""
-    monkeypatch.setattr("delayserver.server.parts.LogQueue", partial(LogQueue, bytes_max=120_000))
+    monkeypatch.setattr("delayserver.server.state_parts.LogQueue", partial(LogQueue, bytes_max=120_000))
     host, client = await boot.connected(faked_settings(storage={"message_log_segment_bytes": 8 << 20}))
     receipts = [(await client.put("x" * 50_000, host.now_ms + 2_000))["receipt"] for _ in range(20)]
-    assert host.server.parts.log_queue.overflowed
+    assert host.server.parts.state.log_queue.overflowed
     await host.sleep_ms(3_000)
     assert set(await client.lookup(*receipts)) == {"delivered"}
     assert len(host.fake().stored) == 20
@@ -178,7 +178,7 @@ async def test_rounds_over_more_files_than_may_be_open_begin_with_those_that_are
         rows = messages(1 + number * windows, windows).with_columns(
             due_ms=start_ms + 60_000 * np.arange(windows, dtype=np.int64)
         )
-        server.parts.placing.place_batch(rows, Round(0, 0), Source.DIRECT)
+        server.parts.replay.placing.place_batch(rows, Round(0, 0), Source.DIRECT)
     assert schedule_rows(host) == windows * rounds
     table = host.server.parts.files.schedule.open_file_count()
     assert disk.counts["open"] - opens == (rounds - 1) * (windows - table)
@@ -213,13 +213,13 @@ async def test_single_sends_that_never_pause_share_their_rounds(boot: Boot, monk
     client, server = await host.client(), host.server
     await client.put("first", host.now_ms + 600_000)
     await host.settled()
-    publish, rounds = server.parts.publisher.publish, []
+    publish, rounds = server.parts.replay.publisher.publish, []
 
     def counted(done: Round) -> None:
         rounds.append(len(done.placed))
         publish(done)
 
-    monkeypatch.setattr(server.parts.publisher, "publish", counted)
+    monkeypatch.setattr(server.parts.replay.publisher, "publish", counted)
     # The next ones come while a round takes its time.
     monkeypatch.setattr(server.runtime.turns, "take", partial(host.sleep_ms, 2))
     for number in range(300):
@@ -297,7 +297,7 @@ async def test_the_replay_goes_around_a_bad_sector_of_the_log(boot: Boot) -> Non
     host, client = await boot.connected(faked_settings(storage=RARE_CHECKPOINTS))
     places = []
     for body in ("before", "bad", "behind"):
-        places.append(host.server.parts.positions.durable.value)
+        places.append(host.server.parts.state.positions.durable.value)
         await client.put(body, host.now_ms + 20_000)
     await host.kill()
 
@@ -317,9 +317,9 @@ async def test_the_replay_goes_around_a_bad_sector_of_the_log(boot: Boot) -> Non
 async def test_the_replay_waits_as_long_for_the_disk_after_it_went_around_a_bad_sector(
     boot: Boot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delayserver.server.parts.LogQueue", partial(LogQueue, bytes_max=120_000))
+    monkeypatch.setattr("delayserver.server.state_parts.LogQueue", partial(LogQueue, bytes_max=120_000))
     host, client = await boot.connected(faked_settings(storage=RARE_CHECKPOINTS))
-    start = host.server.parts.positions.durable.value
+    start = host.server.parts.state.positions.durable.value
     await client.put("bad", host.now_ms + 20_000)
     await host.kill()
 
@@ -337,7 +337,7 @@ async def test_the_replay_waits_as_long_for_the_disk_after_it_went_around_a_bad_
     )
     for number in range(20):
         await client.put(f"{number}" + "x" * 50_000, host.now_ms + 2_000)
-    assert host.server.parts.log_queue.overflowed
+    assert host.server.parts.state.log_queue.overflowed
     await host.sleep_ms(60_000)
     assert len(host.fake().stored) == 20
     host.check_balance(pending=0)

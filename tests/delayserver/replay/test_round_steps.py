@@ -40,12 +40,12 @@ class FirstLetters:
 
 
 async def replay_with(parts: Parts, step: FirstLetters, runtime: Runtime) -> None:
-    publisher = Publisher((*parts.publisher.steps, step), parts.positions)
-    rounds = Rounds(parts.placing, publisher, parts.rows_to_memory)
-    replayer = Replayer(parts.files, parts.windows, rounds, parts.tier, parts.log_queue, runtime)
+    publisher = Publisher((*parts.replay.publisher.steps, step), parts.state.positions)
+    rounds = Rounds(parts.replay.placing, publisher, parts.replay.rows_to_memory)
+    replayer = Replayer(parts.files, parts.state.windows, rounds, parts.replay.tier, parts.state.log_queue, runtime)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(replayer.run)
-        await parts.positions.replayed.reached(parts.positions.durable.value)
+        await parts.state.positions.replayed.reached(parts.state.positions.durable.value)
         nursery.cancel_scope.cancel()
 
 
@@ -59,7 +59,7 @@ async def test_a_step_that_the_publisher_was_made_with_gets_every_message_before
     runtime = Runtime.on(clock=host.clock, workers=host.workers)
     server = DelayServer(host.settings, runtime=runtime, fs=host.disk, connect=host.network.connect)
     server.open()
-    step = FirstLetters(server.parts.files.names, server.parts.positions)
+    step = FirstLetters(server.parts.files.names, server.parts.state.positions)
     await replay_with(server.parts, step, runtime)
     assert step.counts == {"a": 3, "b": 2}
-    assert server.parts.balance.placed == 5
+    assert server.parts.state.balance.placed == 5

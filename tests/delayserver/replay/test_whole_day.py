@@ -371,7 +371,7 @@ async def test_a_load_of_overdue_windows_is_compared_with_unwritten_outcomes_of_
     boot: Boot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = boot(settings())
-    known = (await host.start()).parts.decided
+    known = (await host.start()).parts.state.decided
     now_ms = host.now_ms
     due_ms = now_ms - np.arange(1_000) * 1_000
     known.add(OutcomeBatch.filled(1_000, sequence=np.arange(1, 1_001), due_ms=due_ms, outcome=int(Outcome.DELIVERED)))

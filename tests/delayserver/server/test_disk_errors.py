@@ -216,7 +216,7 @@ async def test_a_message_that_the_broker_has_is_not_stored_again_where_the_disk_
     await client.put("m", host.now_ms + 500)
     while not await client.pull(wait_ms=10):
         pass
-    await host.server.parts.local_broker.commit.durable()
+    await host.server.parts.broker.local_broker.commit.durable()
     await host.kill()
     assert host.disk.files("/data/dispatch_log") == [], "its outcome is not written"
     left = [errno.EIO] * 3
@@ -230,7 +230,7 @@ async def test_a_message_that_the_broker_has_is_not_stored_again_where_the_disk_
     await host.start()
     await host.sleep_ms(10_000)
     assert host.died_of is None and not left
-    assert host.server.parts.broker.status()["delivered"] == 0, "the node had it already"
+    assert host.server.parts.broker.core.status()["delivered"] == 0, "the node had it already"
     assert len(await (await host.client()).pull()) == 1
     host.check_balance(pending=0)
 
@@ -258,7 +258,7 @@ async def test_a_process_without_descriptors_goes_on_when_it_has_some_again(boot
         except (DiskFull, StorageFailed) as error:
             assert "too many open files" in str(error) and error.retry_after_ms
         await host.sleep_ms(3_000)
-        assert not server.parts.decided.gave_up
+        assert not server.parts.state.decided.gave_up
     assert accepted >= 60 or folder in "message_log"
     await host.sleep_ms(45 * 60_000)
     await host.settled()

@@ -31,7 +31,7 @@ async def test_a_checkpoint_points_behind_nothing_that_a_crash_takes(boot: Boot)
     for number in range(12):
         await client.put("x" * 5_000 + str(number), host.now_ms + 600_000)
     await host.settled()
-    await server.parts.checkpointing.write()
+    await server.parts.upkeep.checkpointing.write()
     _, _, path = server.parts.files.log.segments()[-1]
     end = server.parts.files.log.end
     before = host.disk.content(path)[:end]
@@ -69,7 +69,7 @@ async def test_a_start_takes_time_in_proportion_to_the_cancels_it_meets(
         due_ms=host.now_ms + 60_000 * (np.arange(count) % windows),
         subject=1,
     )
-    outcomes = RoundOutcomes(server.parts.decided, server.parts.windows, server.runtime)
+    outcomes = RoundOutcomes(server.parts.state.decided, server.parts.state.windows, server.runtime)
     outcomes.add(cancelled_outcomes(cancels, 0))
     compared = 0
     equal = DispatchKey.__eq__

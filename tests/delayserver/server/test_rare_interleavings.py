@@ -41,7 +41,7 @@ def never_finish(host: Host) -> Callable[[DelayServer], None]:
     """Days are drained slowly, and none is given up when its minutes have all of it."""
 
     def prepare(server: DelayServer) -> None:
-        step = server.parts.tier.step
+        step = server.parts.replay.tier.step
 
         async def slow() -> None:
             await host.sleep_ms(2_000)
@@ -49,7 +49,7 @@ def never_finish(host: Host) -> Callable[[DelayServer], None]:
             if not rows[Source.DAY] or rows[Source.FROM_DAY] < rows[Source.DAY]:
                 await step()
 
-        server.parts.tier.step = slow  # type: ignore[method-assign]
+        server.parts.replay.tier.step = slow  # type: ignore[method-assign]
 
     return prepare
 
@@ -135,8 +135,8 @@ async def test_a_search_in_a_thread_beside_the_end_of_a_day_finds_its_messages(b
     await host.settled()
     server = await host.restart()
     client = await host.client()
-    server.parts.tier.step = partial(host.sleep_ms, 1_000)  # type: ignore[method-assign]  # the day is drained here
-    schedule, until = server.parts.files.schedule, server.parts.tier.fine_until_ms() + 5 * DAY_MS
+    server.parts.replay.tier.step = partial(host.sleep_ms, 1_000)  # type: ignore[method-assign]  # the day is drained here
+    schedule, until = server.parts.files.schedule, server.parts.replay.tier.fine_until_ms() + 5 * DAY_MS
     find = schedule.find
     ended: list[int] = []
 
@@ -144,10 +144,10 @@ async def test_a_search_in_a_thread_beside_the_end_of_a_day_finds_its_messages(b
         """The worker thread stands still here, while the event loop and the replayer go on."""
         if not ended and key.source == Source.DAY:
             ended.append(key.start_ms)
-            server.parts.files.days.seal(until, server.parts.positions.replayed_sequence.value, [key.start_ms])
+            server.parts.files.days.seal(until, server.parts.state.positions.replayed_sequence.value, [key.start_ms])
             for _, batch in schedule.batches(key):
                 assert isinstance(batch, MessageBatch)
-                server.parts.placing.place_batch(batch, Round(0, 0), Source.FROM_DAY)
+                server.parts.replay.placing.place_batch(batch, Round(0, 0), Source.FROM_DAY)
             server.parts.files.days.drained(key.start_ms)
             schedule.remove(key)
         return find(key, sequences)
@@ -177,7 +177,7 @@ async def test_a_clean_stop_remembers_attempts_of_messages_that_only_a_draining_
     fake.up, host.workers.around = True, None
 
     def hold_drain(server: DelayServer) -> None:
-        server.parts.tier.step = partial(host.sleep_ms, 1_000)  # type: ignore[method-assign]
+        server.parts.replay.tier.step = partial(host.sleep_ms, 1_000)  # type: ignore[method-assign]
 
     host.before_run = hold_drain
     await host.start()
@@ -246,10 +246,10 @@ async def test_entries_that_replay_read_before_their_commit_came_back_are_replay
         return result
 
     host.workers.around = late
-    server.parts.log_queue.overflowed = True  # as after more than it may hold in memory
+    server.parts.state.log_queue.overflowed = True  # as after more than it may hold in memory
     number = await client.ask("send", {"messages": [{"subject": "s", "due_ms": host.now_ms + 600_000, "body": "b"}]})
     await host.sleep_ms(5)
-    server.parts.log_queue.arrived.ring()
+    server.parts.state.log_queue.arrived.ring()
     await client.reply(number)
     await host.settled()
     await host.sleep_ms(1_000)

@@ -44,9 +44,9 @@ async def test_cursors_of_windows_without_messages_do_not_stay_for_ever(boot: Bo
     host = boot(faked_settings(storage={"window_ms": 1_000, "retention_ms": 10_000}))
     server = await host.start()
     await host.sleep_ms(60_000)
-    few = len(server.parts.cursors.windows())
+    few = len(server.parts.state.windows.cursors.windows())
     await host.sleep_ms(600_000)
-    assert len(server.parts.cursors.windows()) <= few + 10
+    assert len(server.parts.state.windows.cursors.windows()) <= few + 10
 
 
 @pytest.mark.parametrize("durability", ["sync", "os"])
@@ -64,7 +64,7 @@ async def test_a_send_behind_the_deletion_of_the_data_directory_is_not_acknowled
     assert await client.refused("send", {"messages": [message]}) == "storage_failed"
     await host.wait_down()
     assert "deleted while the server ran" in repr(host.died_of)
-    assert server.parts.balance.accepted == 1
+    assert server.parts.state.balance.accepted == 1
 
 
 async def test_a_send_that_may_be_on_disk_is_not_refused_as_if_it_were_gone(boot: Boot) -> None:
@@ -88,7 +88,7 @@ async def test_without_syncs_messages_that_only_schedule_log_kept_are_counted(bo
     await host.settled()
     server.parts.files.schedule.sync()  # as the kernel does after some seconds, or a checkpoint beside a round of replay
     server = await host.restart_unpowered(seed)
-    rows = sum([server.parts.book.rows(start) for start in server.parts.book.starts()])
+    rows = sum([server.parts.state.book.rows(start) for start in server.parts.state.book.starts()])
     assert host.check_balance()["accepted"] == rows
 
 
@@ -100,7 +100,7 @@ async def test_the_reserve_is_taken_again_when_there_is_room_for_it(boot: Boot) 
     reserve.release()  # the disk was full
     host.disk.capacity_bytes = host.disk.used_bytes + (1 << 15)
     await host.sleep_ms(1_000)
-    assert server.parts.housekeeping.disk_low
+    assert server.parts.upkeep.housekeeping.disk_low
     host.disk.capacity_bytes = host.disk.used_bytes + (1 << 17)
     await host.sleep_ms(1_000)
     assert not server.parts.files.dispatch.reserve.held
@@ -113,22 +113,22 @@ async def test_accepted_messages_have_their_room_in_schedule_log_before_more_are
     host, client = await boot.connected(faked_settings(storage={"free_bytes_min": 1 << 20}))
     server = host.server
     go_on = trio.Event()
-    server.parts.tier.step, server.parts.tier.is_due = go_on.wait, True  # type: ignore[method-assign]
+    server.parts.replay.tier.step, server.parts.replay.tier.is_due = go_on.wait, True  # type: ignore[method-assign]
     # As behind by one more of a hundred files.
-    server.parts.log_queue.arrived.ring()
+    server.parts.state.log_queue.arrived.ring()
     await client.put("first", host.now_ms + 60_000)
     host.disk.capacity_bytes = host.disk.used_bytes + (1 << 20) + (1 << 16)
     for _ in range(4):
         await client.put("x" * 20_000, host.now_ms + 60_000)
     await host.sleep_ms(300)
     assert host.disk.free_bytes("/data") >= 1 << 20
-    assert server.parts.positions.lag_bytes > 1 << 16
+    assert server.parts.state.positions.lag_bytes > 1 << 16
     message = {"subject": "s", "body": "x", "due_ms": host.now_ms + 60_000}
     assert await client.refused("send", {"messages": [message]}) == "disk_full"
     host.disk.capacity_bytes += 1 << 20
     await host.sleep_ms(300)
     await client.put("last", host.now_ms + 60_000)
-    server.parts.tier.is_due = False
+    server.parts.replay.tier.is_due = False
     go_on.set()
     await host.settled()
     host.check_balance(pending=6)
@@ -189,14 +189,14 @@ async def test_a_hot_minute_is_not_read_into_memory_at_once(boot: Boot, monkeypa
         rows = [{"subject": "s", "due_ms": start_ms + i * 37 % 40_000, "body": f"{part}.{i}"} for i in range(100)]
         await client.send(*rows)
         await host.settled()
-    most, read = [0], server.parts.window_reader.read
+    most, read = [0], server.parts.load.window_reader.read
 
     def measured(*arguments: Any) -> WindowRows:
         found = read(*arguments)
         most[0] = max(most[0], len(found.loaded))
         return found
 
-    server.parts.window_reader.read = measured  # type: ignore[method-assign, assignment]
+    server.parts.load.window_reader.read = measured  # type: ignore[method-assign, assignment]
     host.clock.step(start_ms - 20_000 - host.now_ms)
     await host.until(lambda: len(host.fake().texts) == 2_000, within_ms=120_000)
     assert len(set(host.fake().texts)) == 2_000

@@ -113,7 +113,7 @@ async def test_lookup_says_cancelled_in_a_minute_that_is_held_back_for_lost_outc
         told = await client.lookup(*sent.delivered, sent.pending)
         assert set(told) <= {"delivered", "pending"}
         await host.sleep_ms(100_000)
-        await host.server.parts.checkpointing.write()
+        await host.server.parts.upkeep.checkpointing.write()
         expected = ["delivered 0", "delivered 1", "other"] + ["pending"] * restored
         assert sorted(host.fake().texts) == expected, f"life {life}"
         host.check_balance()
@@ -134,7 +134,7 @@ async def test_a_file_of_outcomes_that_is_cut_twice_holds_back_all_that_it_lost(
         assert await client.lookup(*sent.cancelled) == ["cancelled"] * 2
         if where == "cut to the header":
             assert await client.cancel(sent.pending) == ["too_late"]
-        await host.server.parts.checkpointing.write()
+        await host.server.parts.upkeep.checkpointing.write()
         await host.stop()
     await host.start()
     await host.sleep_ms(200_000)
@@ -203,7 +203,7 @@ async def test_a_day_whose_outcomes_are_lost_delivers_no_cancelled_message(
         assert told == ["cancelled"] * known + ["pending"] * (3 - known), f"life {life}"
         if known < 2:
             assert await client.cancel(receipts[2]) == ["too_late"]
-        await host.server.parts.checkpointing.write()
+        await host.server.parts.upkeep.checkpointing.write()
         await host.restart()
     host.clock.step(3 * DAY_MS + 2 * HOUR_MS - host.now_ms % DAY_MS)
     await host.sleep_ms(120_000)
@@ -248,7 +248,7 @@ async def test_messages_whose_file_is_lost_are_known_to_lookup_and_cancel(boot: 
         fresh = (await client.put(f"fresh {life}", due_ms + 10 + life))["receipt"]
         assert await client.lookup(fresh) == ["pending"]
         await host.settled()
-        await host.server.parts.checkpointing.write()
+        await host.server.parts.upkeep.checkpointing.write()
         await (host.stop if life else host.kill)()
     await host.start()
     host.clock.step(due_ms + (2 * DAY_MS if day != "a minute" else 0) - host.now_ms)
@@ -269,7 +269,7 @@ async def test_a_schedule_file_that_is_put_back_is_served_whole(boot: Boot) -> N
     cut(host.disk, path, "missing")
     await host.start()
     assert await (await host.client()).lookup(*receipts) == ["message_damaged"] * 3
-    await host.server.parts.checkpointing.write()
+    await host.server.parts.upkeep.checkpointing.write()
     await host.stop()
     host.disk.open(path, create=True).pwrite(0, [content])
     host.disk.open(path).datasync()

@@ -59,11 +59,11 @@ async def test_the_checkpoint_knows_no_outcome_without_its_message(boot: Boot, m
 
     with monkeypatch.context() as patched:
         patched.setattr(server.parts.files.schedule, "sync", sync_beside_a_delivery)
-        await server.parts.checkpointing.write()
+        await server.parts.upkeep.checkpointing.write()
     await host.kill()
     host.clock.step(120_000)  # its minute is over, so that nothing but the counts brings it into memory
     await host.start()
-    assert host.server.parts.book.orphans == {key.start_ms: 1}
+    assert host.server.parts.state.book.orphans == {key.start_ms: 1}
     await host.until(lambda: host.fake().texts == ["waits"])
 
 
@@ -75,7 +75,7 @@ async def test_outcomes_that_lost_their_messages_do_not_count_for_other_messages
     start_ms = host.now_ms
     await client.put("waits", start_ms + 600_000)
     await host.settled()
-    await server.parts.checkpointing.write()
+    await server.parts.upkeep.checkpointing.write()
     await client.put("just now", start_ms)
     await host.until(lambda: len(host.fake().stored) == 1)
     await host.settled()
@@ -83,9 +83,9 @@ async def test_outcomes_that_lost_their_messages_do_not_count_for_other_messages
     await host.start()
     if again:  # with and without a checkpoint that knows of it
         await host.restart_killed()
-        await host.server.parts.checkpointing.write()
+        await host.server.parts.upkeep.checkpointing.write()
         await host.restart_killed()
-    assert host.server.parts.book.orphans == {start_ms: 1}
+    assert host.server.parts.state.book.orphans == {start_ms: 1}
     assert counts(host) == (1, 0, 0, 1)
     host.clock.step(480_000)
     await host.until(lambda: host.fake().texts == ["just now", "waits"])
@@ -99,24 +99,24 @@ async def test_a_cancel_in_a_coarse_day_whose_message_a_loss_of_power_took_stand
     due_ms = (host.now_ms // DAY_MS + 3) * DAY_MS + HOUR_MS
     await client.put("waits", due_ms)
     await host.settled()
-    await server.parts.checkpointing.write()
+    await server.parts.upkeep.checkpointing.write()
     assert await client.cancel((await client.put("gone", due_ms))["receipt"]) == ["cancelled"]
     await host.settled()
     await lose_all_unsynced(host)
     for _ in range(2):
         await host.start()
         assert counts(host) == (1, 0, 0, 1)
-        await host.server.parts.checkpointing.write()
+        await host.server.parts.upkeep.checkpointing.write()
         await host.kill()
     await host.start()
     host.clock.step(due_ms - 2 * HOUR_MS - host.now_ms)
     days = host.server.parts.files.days
     await host.until(lambda: days.is_drained(due_ms // DAY_MS * DAY_MS), within_ms=120_000)
-    await host.server.parts.checkpointing.write()
+    await host.server.parts.upkeep.checkpointing.write()
     await host.kill()
     host.clock.step(due_ms + 300_000 - host.now_ms)  # so that nothing but the counts brings the minute into memory
     await host.start()
-    assert host.server.parts.book.orphans == {due_ms: 1}
+    assert host.server.parts.state.book.orphans == {due_ms: 1}
     await host.until(lambda: host.fake().texts == ["waits"])
     await host.settled()
     assert counts(host) == (1, 1, 0, 0)
@@ -128,7 +128,7 @@ async def test_a_cancel_whose_message_is_gone_stands_for_no_other_when_its_day_b
     day_ms = (host.now_ms // DAY_MS + 3) * DAY_MS
     await client.put("waits", day_ms + HOUR_MS)
     await host.settled()
-    await server.parts.checkpointing.write()
+    await server.parts.upkeep.checkpointing.write()
     assert await client.cancel((await client.put("gone", day_ms + 2 * HOUR_MS))["receipt"]) == ["cancelled"]
     await host.settled()
     await lose_all_unsynced(host)
@@ -148,7 +148,7 @@ async def test_messages_whose_file_comes_back_count_again(boot: Boot) -> None:
     await client.put("waits", host.now_ms + 600_000)
     await host.until(lambda: len(host.fake().stored) == 2)
     await host.settled()
-    await server.parts.checkpointing.write()
+    await server.parts.upkeep.checkpointing.write()
     first, _ = server.parts.files.schedule.keys()
     path = server.parts.files.schedule.path(first)
     content = host.disk.content(path)
@@ -156,15 +156,15 @@ async def test_messages_whose_file_comes_back_count_again(boot: Boot) -> None:
     host.disk.remove(path)
     for _ in range(2):
         await host.start()
-        assert host.server.parts.book.orphans == {first.start_ms: 2}
+        assert host.server.parts.state.book.orphans == {first.start_ms: 2}
         assert counts(host) == (1, 0, 0, 1)
-        await host.server.parts.checkpointing.write()
+        await host.server.parts.upkeep.checkpointing.write()
         await host.kill()
     host.disk.make_directory(path.rpartition("/")[0])
     host.disk.open(path, create=True).pwrite(0, [content])
     for _ in range(2):
         await host.start()
-        assert not host.server.parts.book.orphans
+        assert not host.server.parts.state.book.orphans
         assert counts(host) == (3, 2, 0, 1)
-        await host.server.parts.checkpointing.write()
+        await host.server.parts.upkeep.checkpointing.write()
         await host.kill()

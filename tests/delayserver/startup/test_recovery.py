@@ -28,7 +28,7 @@ async def test_every_incomplete_window_is_recovered_not_only_the_newest(boot: Bo
     host.clock.step(8 * 60_000)
     await host.start()
     await host.until(lambda: len(host.fake().stored) == 9, within_ms=1_000)
-    assert host.server.parts.book.oldest_incomplete_ms is not None
+    assert host.server.parts.state.book.oldest_incomplete_ms is not None
     host.clock.step(4 * 60_000)
     await host.until(lambda: len(host.fake().stored) == 12, within_ms=1_000)
     assert sorted(host.fake().texts, key=int) == [str(window) for window in range(12)]
@@ -404,7 +404,7 @@ async def test_a_disk_that_reads_nothing_for_a_moment_at_a_start_loses_no_messag
 async def test_a_start_cuts_off_no_message_whose_header_the_disk_cannot_read_for_a_moment(boot: Boot) -> None:
     host, client = await boot.connected(small_settings(storage={"checkpoint_interval_ms": 1 << 40}))
     for body in ("0", "1", "2"):
-        start = host.server.parts.positions.durable.value
+        start = host.server.parts.state.positions.durable.value
         await client.put(body + "x" * 9_000, host.now_ms + 2_000)
     base, segment = host.server.parts.files.log.locate(start)
     await host.kill()

@@ -39,8 +39,8 @@ async def with_backlog(boot: Boot, count: int = 30, **storage: Any) -> Host:
 
 async def block_replay(host: Host) -> None:
     """Hold the replay up, as a long round of it does."""
-    host.server.parts.tier.step, host.server.parts.tier.is_due = trio.Event().wait, True  # type: ignore[method-assign]
-    host.server.parts.log_queue.arrived.ring()
+    host.server.parts.replay.tier.step, host.server.parts.replay.tier.is_due = trio.Event().wait, True  # type: ignore[method-assign]
+    host.server.parts.state.log_queue.arrived.ring()
     await host.sleep_ms(100)
 
 
@@ -211,7 +211,7 @@ async def test_messages_delivered_before_a_loss_of_power_do_not_come_again_when_
             host.disk.remove(path)  # it was not synced; what was delivered from it is recorded
     await start_with_room(host, 0)
     await host.until(lambda: host.server.readiness.stage == Stage.DELIVERING)
-    await host.until(lambda: host.server.parts.cursors.is_taken(first_ms // 60_000 * 60_000))
+    await host.until(lambda: host.server.parts.state.windows.cursors.is_taken(first_ms // 60_000 * 60_000))
     host.disk.capacity_bytes = None
     await host.until(lambda: host.server.readiness.ready)
     await host.sleep_ms(2_000)
@@ -226,7 +226,7 @@ async def test_a_duplicate_whose_outcome_was_lost_is_ended_though_the_replay_fin
     due_ms = host.now_ms + 60_000
     await client.put("once", due_ms, message_id="a")
     await host.settled()
-    await server.parts.checkpointing.write()
+    await server.parts.upkeep.checkpointing.write()
     await client.put("once", due_ms, message_id="a")
     await host.settled()
     assert (await client.status())["deduplicated"] == 1
@@ -248,7 +248,7 @@ async def test_consumers_pull_and_ack_while_the_replay_waits_for_room(boot: Boot
     host = await with_backlog(boot)
     await start_with_room(host, 0)
     client = await host.client()
-    await host.until(lambda: host.server.parts.broker.status()["delivered"] == 1, within_ms=70_000)
+    await host.until(lambda: host.server.parts.broker.core.status()["delivered"] == 1, within_ms=70_000)
     (message,) = await client.pull()
     assert texts([message]) == ["placed"]
     delivery = {"subject": "s", "group": "g", "count": 1, "deliveries": int(message["delivery"]).to_bytes(8, "little")}
@@ -291,8 +291,8 @@ async def test_the_store_of_the_broker_does_not_take_the_room_that_accepted_mess
         await client.put(f"{number} " + "x" * 5_000, host.now_ms + 5_000 + 10 * number)
     await host.settled()
     go_on = trio.Event()
-    server.parts.tier.step, server.parts.tier.is_due = go_on.wait, True  # type: ignore[method-assign]
-    server.parts.log_queue.arrived.ring()
+    server.parts.replay.tier.step, server.parts.replay.tier.is_due = go_on.wait, True  # type: ignore[method-assign]
+    server.parts.state.log_queue.arrived.ring()
     await host.sleep_ms(100)
     for _ in range(20):
         await client.put("y" * 5_000, host.now_ms + HOUR_MS)
@@ -300,14 +300,14 @@ async def test_the_store_of_the_broker_does_not_take_the_room_that_accepted_mess
     # Enough for another segment of the store, and not for what waits for its replay beside it.
     host.disk.capacity_bytes = host.disk.used_bytes + (1 << 18) + 50_000
     await host.sleep_ms(10_000)
-    assert 0 < server.parts.broker.status()["delivered"] < 60
+    assert 0 < server.parts.broker.core.status()["delivered"] < 60
     assert len(host.disk.files("/data/broker/store/")) == segments
-    server.parts.tier.is_due = False
+    server.parts.replay.tier.is_due = False
     go_on.set()
-    await host.until(lambda: not server.parts.positions.lag_bytes)
+    await host.until(lambda: not server.parts.state.positions.lag_bytes)
     assert not server.replay_room.waiting
     host.disk.capacity_bytes = None
-    await host.until(lambda: server.parts.broker.status()["delivered"] == 60, within_ms=60_000)
+    await host.until(lambda: server.parts.broker.core.status()["delivered"] == 60, within_ms=60_000)
     await host.settled()
     host.check_balance(pending=20)
 
@@ -316,14 +316,14 @@ async def test_a_redelivery_is_refused_where_accepted_messages_need_the_room(boo
     host, client = await boot.connected(small_settings())
     server = host.server
     await client.put("x" * 50_000, host.now_ms)
-    await host.until(lambda: server.parts.broker.status()["delivered"] == 1)
+    await host.until(lambda: server.parts.broker.core.status()["delivered"] == 1)
     (message,) = await client.pull()
     host.disk.capacity_bytes = host.disk.used_bytes + 80_000
     delivery = {"subject": "s", "group": "g", "count": 1, "deliveries": int(message["delivery"]).to_bytes(8, "little")}
     assert await client.refused("nack", delivery) == "disk_full"
     host.disk.capacity_bytes = None
     assert (await client.request("nack", delivery))["nacked"] == 1
-    await host.until(lambda: server.parts.broker.status()["delivered"] == 2)
+    await host.until(lambda: server.parts.broker.core.status()["delivered"] == 2)
 
 
 async def test_a_day_that_is_drained_keeps_its_room(boot: Boot) -> None:
@@ -333,9 +333,9 @@ async def test_a_day_that_is_drained_keeps_its_room(boot: Boot) -> None:
     for _ in range(10):
         await client.put("x" * 5_000, due_ms + HOUR_MS)
     await host.settled()
-    assert not server.parts.kept_room.needed_bytes
+    assert not server.parts.upkeep.kept_room.needed_bytes
     host.disk.capacity_bytes = host.disk.used_bytes + 20_000
     host.clock.step(due_ms - host.now_ms)
-    await host.until(lambda: server.parts.kept_room.needed_bytes > 50_000)
+    await host.until(lambda: server.parts.upkeep.kept_room.needed_bytes > 50_000)
     host.disk.capacity_bytes = None
-    await host.until(lambda: not server.parts.kept_room.needed_bytes)
+    await host.until(lambda: not server.parts.upkeep.kept_room.needed_bytes)

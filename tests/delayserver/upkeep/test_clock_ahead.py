@@ -70,7 +70,7 @@ async def test_windows_in_the_ledger_are_closed_each_for_itself(boot: Boot) -> N
         await host.restart()
         client = await host.client()
     assert (await client.request("status"))["storage"]["retired_windows_ahead"] == 8
-    host.server.parts.retention.closed.check_invariants()
+    host.server.parts.upkeep.retention.closed.check_invariants()
     await host.kill()
     taken, checked = check_directory(host.disk, "/data")
     ahead = retired_ahead(taken, host.now_ms)

@@ -105,8 +105,8 @@ async def test_windows_that_were_complete_before_a_restart_do_not_hold_the_store
         await client.request("ack", {"subject": "s", "group": "g", "count": 1, "deliveries": message["delivery"]})
     await client.put("x" * 4000, host.now_ms)
     await host.sleep_ms(70_000)
-    assert host.server.parts.broker.status()["open_windows"] == 0
-    host.server.parts.broker.retention.retire(host.clock.now_us() + 7_200_000_000)
+    assert host.server.parts.broker.core.status()["open_windows"] == 0
+    host.server.parts.broker.core.retention.retire(host.clock.now_us() + 7_200_000_000)
     assert len(host.disk.files("/data/broker/store/")) <= 2
 
 

@@ -68,10 +68,10 @@ async def held_replay(host: Host) -> trio.Event:
     async def wait() -> None:
         held.set()
         await free.wait()
-        host.server.parts.tier.is_due = False
+        host.server.parts.replay.tier.is_due = False
 
-    host.server.parts.tier.step, host.server.parts.tier.is_due = wait, True  # type: ignore[method-assign]
-    host.server.parts.log_queue.arrived.ring()
+    host.server.parts.replay.tier.step, host.server.parts.replay.tier.is_due = wait, True  # type: ignore[method-assign]
+    host.server.parts.state.log_queue.arrived.ring()
     await held.wait()
     return free
 
@@ -96,7 +96,7 @@ async def test_a_window_stays_while_a_message_for_it_is_on_its_way(boot: Boot, w
     other = await host.client()
     (late,) = await other.send({"subject": "s", "due_ms": due_ms, "body": "late"})
     assert late["error"] == "too_old"
-    positions = host.server.parts.positions
+    positions = host.server.parts.state.positions
     assert (positions.accepted_sequence.value == 2) == (where == "in the commit")
     free.set()
     assert "receipt" in (await client.reply(number))["results"][0]
@@ -154,14 +154,14 @@ async def test_a_window_that_goes_between_the_search_and_the_answer_is_retired_a
     receipts = [(await client.put(str(number), host.now_ms + 500))["receipt"] for number in range(3)]
     assert await client.cancel(receipts[0]) == ["cancelled"]
     await host.sleep_ms(1_000)
-    locate = server.parts.cancellation.locate
+    locate = server.parts.messages.cancellation.locate
 
     async def locate_and_retire(sequence: I64, due_ms: I64) -> Located:
         found = await locate(sequence, due_ms)
-        await server.parts.retention.retire_windows()
+        await server.parts.upkeep.retention.retire_windows()
         return found
 
-    server.parts.cancellation.locate = locate_and_retire  # type: ignore[method-assign]
+    server.parts.messages.cancellation.locate = locate_and_retire  # type: ignore[method-assign]
     host.clock.step(30 * MINUTE_MS)
     server.parts.opened.believable.now_us()
     await host.sleep_ms(2_000)
@@ -183,9 +183,9 @@ async def test_a_message_placed_while_its_window_enters_the_ledger_is_kept_and_n
     await client.put("early", due_ms, message_id="one")
     await host.sleep_ms(5_000)
     held = trio.Event()
-    server.parts.tier.step, server.parts.tier.is_due = held.wait, True  # type: ignore[method-assign]
+    server.parts.replay.tier.step, server.parts.replay.tier.is_due = held.wait, True  # type: ignore[method-assign]
     # Replay is slow, and comes back when the window is past its retention.
-    server.parts.log_queue.arrived.ring()
+    server.parts.state.log_queue.arrived.ring()
     await host.sleep_ms(100)
     late = (await client.put("late", due_ms, message_id="two"))["receipt"]
     window = ScheduleKey(due_ms // MINUTE_MS * MINUTE_MS, Source.DIRECT)
@@ -196,9 +196,9 @@ async def test_a_message_placed_while_its_window_enters_the_ledger_is_kept_and_n
         if moment == "after it":
             work()
         log = server.parts.files.log
-        (entry,) = log.read(server.parts.positions.replayed.value, log.synced, 1 << 20)
+        (entry,) = log.read(server.parts.state.positions.replayed.value, log.synced, 1 << 20)
         assert isinstance(entry.batch, MessageBatch)
-        server.parts.placing.place_batch(entry.batch, Round(entry.end, 0), Source.DIRECT)
+        server.parts.replay.placing.place_batch(entry.batch, Round(entry.end, 0), Source.DIRECT)
         return work() if moment == "before it is counted" else None
 
     async def nothing(_: OnTheirWay) -> set[int]:
@@ -379,7 +379,7 @@ async def test_a_ledger_that_is_damaged_while_the_server_starts_ends_no_start(
     server = await host.start()
     await (await host.client()).put("m", host.now_ms)
     await host.settled()
-    server.parts.retention._remove = lambda _start: False  # type: ignore[method-assign,assignment]
+    server.parts.upkeep.retention._remove = lambda _start: False  # type: ignore[method-assign,assignment]
     host.clock.step(30 * MINUTE_MS)
     await host.until(lambda: len(server.parts.files.ledger) > 0, within_ms=60_000)
     await host.kill()

@@ -47,7 +47,7 @@ def test_a_token_keeps_some_megabytes_of_refused_subjects() -> None:
 async def test_filters_are_kept_up_to_a_bound_of_their_characters(boot: Boot) -> None:
     host = boot()
     server = await host.start()
-    compiler = FilterCompiler(server.parts.names, server.runtime)
+    compiler = FilterCompiler(server.parts.receive.names, server.runtime)
     for number in range(300):
         where = f"n = {number}".ljust(4096)
         assert (await compiler.compile(FilterText(None, where))).filter is not None

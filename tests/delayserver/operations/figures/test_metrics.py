@@ -118,7 +118,7 @@ async def test_a_token_sees_its_own_groups_and_subjects_behind_those_of_others(
     await host.sleep_ms(500)
     for name in [*others, "mine.orders"]:
         await operator.request("pull", {"subject": name, "group": "g"})
-    await host.until(lambda: host.server.parts.balance.subjects.is_counted)
+    await host.until(lambda: host.server.parts.state.balance.subjects.is_counted)
     for name in ("GROUPS_MAX", "SUBJECTS_MAX", "GROUPS_AT_ONCE"):
         monkeypatch.setattr(metrics, name, 4)
     figures = await ask(mine)

@@ -91,7 +91,7 @@ async def test_a_far_day_is_one_bucket_and_stays_right_while_it_goes_to_its_minu
     await host.restart_killed()
     client = await host.client()
     assert await same_as_status(host, client) == 8
-    tier = host.server.parts.tier
+    tier = host.server.parts.replay.tier
     step, seen = tier.step, []
 
     async def looked_at() -> None:

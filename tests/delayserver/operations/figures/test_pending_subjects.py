@@ -28,8 +28,8 @@ async def ask(client: Client, **arguments: Any) -> dict[str, Any]:
 
 async def counts(host: Host, client: Client) -> dict[str, int]:
     """By subject; they add up to what `status` counts."""
-    await host.until(lambda: host.server.parts.balance.subjects.is_counted)
-    host.server.parts.balance.check_invariants()
+    await host.until(lambda: host.server.parts.state.balance.subjects.is_counted)
+    host.server.parts.state.balance.check_invariants()
     found = {row["subject"]: row["pending"] for row in (await ask(client))["subjects"]}
     assert sum(found.values()) == (await client.status())["pending"]
     return found
@@ -95,7 +95,7 @@ async def test_the_counters_go_on_over_restarts(boot: Boot, end: str) -> None:
             await host.sleep_ms(1_000)
         await getattr(host, end)()
         await host.start()
-        assert host.server.parts.balance.subjects.is_counted, (
+        assert host.server.parts.state.balance.subjects.is_counted, (
             "the checkpoint has the counts, and the start adds what came behind it"
         )
         client = await host.client()
@@ -152,7 +152,7 @@ async def test_metrics_have_the_subjects_with_the_most_pending_messages(
         for _ in range(size)
     ]
     await client.send(*rows)
-    await host.until(lambda: host.server.parts.balance.subjects.is_counted)
+    await host.until(lambda: host.server.parts.state.balance.subjects.is_counted)
     monkeypatch.setattr("delayserver.operations.figures.metrics.SUBJECTS_MAX", 3)
     figures = await client.request("metrics")
     assert figures["subjects_counted"] is True
@@ -218,13 +218,13 @@ async def test_a_directory_of_an_older_program_is_counted_once(boot: Boot) -> No
     gate = trio.Event()
 
     def held(server: DelayServer) -> None:
-        run = server.parts.subject_counting.run
+        run = server.parts.upkeep.subject_counting.run
 
         async def later() -> None:
             await gate.wait()
             await run()
 
-        server.parts.subject_counting.run = later  # type: ignore[method-assign]
+        server.parts.upkeep.subject_counting.run = later  # type: ignore[method-assign]
 
     host.before_run = held
     await host.start()

@@ -58,7 +58,7 @@ async def test_a_group_ends_with_its_connection(boot: Boot) -> None:
     client.transport.close()
     await host.sleep_ms(50)
     assert await bodies(await host.client()) == []
-    assert host.server.parts.broker.status()["groups"] == 0
+    assert host.server.parts.broker.core.status()["groups"] == 0
 
 
 def test_groups_do_not_come_back_after_the_end() -> None:
@@ -97,7 +97,7 @@ async def test_a_group_that_retention_passed_gets_one_error_and_goes_on(boot: Bo
     host, client = await booted(boot)
     await deliver(host, client, "a", "b", "c")
     assert await bodies(client, start="earliest") == [b"a"]
-    ((_, queue),) = host.server.parts.broker.state.queues.items()
+    ((_, queue),) = host.server.parts.broker.core.state.queues.items()
     queue.drop_below(2)
     with pytest.raises(PositionOutOfRange) as caught:
         await bodies(client)

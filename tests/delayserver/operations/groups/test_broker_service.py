@@ -144,7 +144,7 @@ async def test_messages_of_several_servers_in_one_pull_name_each_its_own(boot: B
     subject = host.server.parts.files.names.code(SUBJECT, "s")
     for server_id in (0xABC, 0xDEF, 0xABC):
         batch = StoredBatch.filled(2, sequence=np.array([5, 6]), server_id=server_id, subject=subject)
-        host.server.parts.broker.arrivals.deliver(batch, host.clock.now_us())
+        host.server.parts.broker.core.arrivals.deliver(batch, host.clock.now_us())
     pulled = await client.request("pull", {"subject": "s", "group": "g", "max_messages": 9, "columns": True})
     index = unpack_column(pulled["server_index"], 7, U32, "server_index").tolist()
     own = f"{host.server.parts.opened.directory.server_id:012x}"

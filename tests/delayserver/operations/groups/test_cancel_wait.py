@@ -34,7 +34,7 @@ async def test_a_pull_that_waits_is_answered_empty_and_hands_out_nothing_later(b
     await host.sleep_ms(100)
     assert [message["body"] for message in await client.pull()] == [b"m"], "it was leased to nobody"
     assert not (await client.request("cancel_wait", {"id": number}))["ended"]
-    assert host.server.parts.consuming.waiting_pulls == 0
+    assert host.server.parts.groups.consuming.waiting_pulls == 0
 
 
 async def test_a_wait_can_be_ended_in_the_same_write_in_which_it_began(boot: Boot) -> None:

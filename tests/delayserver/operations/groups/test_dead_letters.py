@@ -305,7 +305,7 @@ async def test_dead_letters_their_drops_and_their_resends_survive_a_stop_and_a_k
 async def test_letters_behind_damaged_ones_are_sent_again(boot: Boot) -> None:
     shop = await opened(boot)
     await shop.set(attempts=1)
-    store = shop.host.server.parts.local_broker.core.state.files.store
+    store = shop.host.server.parts.broker.local_broker.core.state.files.store
     places = []
     for body in "abcde":
         await shop.send(body)

@@ -255,7 +255,7 @@ async def test_filters_of_all_groups_together_are_bounded(boot: Boot, monkeypatc
     await put(host, client, *MIXED)
     server = host.server
     assert server is not None
-    characters_max = server.parts.broker.state.limits.filters_characters_max
+    characters_max = server.parts.broker.core.state.limits.filters_characters_max
     monkeypatch.setattr(Policies, "filter_characters", lambda _: characters_max - 5)
     assert await client.refused("pull", {"subject": "s", "group": "g", "tags": "a || b"}) == "groups_full"
     assert await pull_and_ack(client, tags="c", group="h") == ["c1"]

@@ -24,7 +24,7 @@ async def test_dead_letters_are_made_in_steps_of_bounded_size(boot: Boot) -> Non
     messages: list[dict[str, Any]] = []
     while len(messages) < MESSAGES:
         messages += await shop.pull(MESSAGES, wait_ms=1_000)
-    core = shop.host.server.parts.local_broker.core
+    core = shop.host.server.parts.broker.local_broker.core
     counts = [0]
 
     async def watch() -> None:

@@ -34,9 +34,9 @@ class Watch(trio.abc.Instrument):
 def lag_of(host: Host) -> int:
     """The lag as the broker and the counts have it in this step."""
     parts = host.server.parts
-    [key] = parts.broker.group_rows.keys((0, 0), 0, 2)
-    [backlog] = parts.broker.group_rows.backlogs([key])
-    return backlog.lag + parts.balance.subjects.redeliveries.waiting(key)
+    [key] = parts.broker.core.group_rows.keys((0, 0), 0, 2)
+    [backlog] = parts.broker.core.group_rows.backlogs([key])
+    return backlog.lag + parts.state.balance.subjects.redeliveries.waiting(key)
 
 
 @contextmanager
@@ -161,7 +161,7 @@ async def test_a_restart_knows_what_waits(boot: Boot, end: str) -> None:
         await host.settled()
         await getattr(host, end)()
         await host.start()
-        redeliveries = host.server.parts.balance.subjects.redeliveries
+        redeliveries = host.server.parts.state.balance.subjects.redeliveries
         assert redeliveries.total() == life, "before anything is delivered"
         client = await host.client()
         await host.sleep_ms(500)
@@ -184,7 +184,7 @@ async def test_a_checkpoint_without_these_counts_has_them_counted_in_the_files(b
     checkpoint.write(host.disk, path, replace(found, redeliveries=None))
     await host.start()
     client = await host.client()
-    await host.until(lambda: host.server.parts.balance.subjects.is_counted)
+    await host.until(lambda: host.server.parts.state.balance.subjects.is_counted)
     row = await shown(client)
     assert (row["lag"], row["retrying"]) == (3, 3)
     await host.sleep_ms(MINUTE_MS + 1_000)

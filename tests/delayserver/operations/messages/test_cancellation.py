@@ -322,7 +322,7 @@ async def test_one_cancel_answers_alike_from_memory_and_from_files(boot: Boot) -
     sequences = (await client.request("send", columns))["first_sequence"] + np.arange(count, dtype=np.int64)
 
     async def cancel(rows: slice) -> list[int]:
-        host.server.parts.decided.open_messages.remove(sequences[::3])
+        host.server.parts.state.decided.open_messages.remove(sequences[::3])
         part = {"sequence": pack_column(sequences[rows]), "due_ms": pack_column(due_ms[rows])}
         reply = await client.request("cancel", {"count": len(sequences[rows]), **part})
         codes: list[int] = unpack_column(reply["outcome"], len(sequences[rows]), U8, "outcome").tolist()
@@ -346,7 +346,7 @@ async def test_a_cancel_says_delivered_of_a_message_delivered_while_it_reads_oth
     far = await client.put("far", host.now_ms + 3_600_000)
     near = await client.put("near", host.now_ms + 100)
     await host.settled()
-    decided = host.server.parts.decided
+    decided = host.server.parts.state.decided
     pinned = decided.pinned
 
     @asynccontextmanager
@@ -356,7 +356,7 @@ async def test_a_cancel_says_delivered_of_a_message_delivered_while_it_reads_oth
             yield index
 
     monkeypatch.setattr(decided, "pinned", on_a_slow_disk)
-    host.server.parts.decided.open_messages.remove(np.array([far["sequence"]]))
+    host.server.parts.state.decided.open_messages.remove(np.array([far["sequence"]]))
     assert await client.cancel(far["receipt"], near["receipt"]) == ["cancelled", "delivered"]
     assert host.fake().texts == ["near"]
     await host.settled()
@@ -414,7 +414,7 @@ async def test_expired_is_not_answered_where_it_could_not_be_made_durable(boot: 
     await host.sleep_ms(50)
     host.disk.fail_next_sync("/data/dispatch_log")
     with pytest.raises(StoreError):
-        await host.server.parts.recorder.flush()
+        await host.server.parts.outcomes.recorder.flush()
     assert await client.refused("lookup", {"receipts": [receipt]}) == "storage_failed"
     await host.wait_down()
     assert "SyncFailedError" in repr(host.died_of)
@@ -426,12 +426,12 @@ async def test_a_cancelled_message_stays_cancelled_although_its_outcome_could_no
     await client.put("first", host.now_ms)
     await host.until(lambda: host.fake().texts == ["first"])
     receipt = (await client.put("m", host.now_ms + 3_600_000))["receipt"]
-    recorder = host.server.parts.recorder
+    recorder = host.server.parts.outcomes.recorder
     assert await client.cancel(receipt) == ["cancelled"]
     host.disk.fail_next_sync("/data/dispatch_log")
     with pytest.raises(StoreError):
         await recorder.flush()
-    assert host.server.parts.decided.unwritten()
+    assert host.server.parts.state.decided.unwritten()
     assert await client.lookup(receipt) == ["cancelled"]
     await host.restart_unpowered(1)
     assert await (await host.client()).lookup(receipt) == ["cancelled"]
@@ -446,7 +446,7 @@ async def unanswered(host: Host, count: int) -> list[str]:
     due_ms = host.now_ms + 100
     receipts = [(await client.put(f"m{number}", due_ms))["receipt"] for number in range(count)]
     await host.until(lambda: fake.attempts != [], within_ms=2_000)
-    await host.until(lambda: not any(group.rows.running for group in host.server.parts.groups))
+    await host.until(lambda: not any(group.rows.running for group in host.server.parts.dispatch.groups))
     return receipts
 
 
@@ -458,12 +458,14 @@ async def test_an_attempt_without_an_answer_is_not_forgotten_by_a_step_of_the_cl
     )
     (receipt,) = await unanswered(host, 1)
     host.clock.step(-10_000)
-    await host.until(lambda: len(host.server.parts.wheel) == 1, within_ms=3_000, what="the row is put back")
+    await host.until(lambda: len(host.server.parts.state.wheel) == 1, within_ms=3_000, what="the row is put back")
     if evicted:
-        host.server.parts.residency.evict_after(Key(0, 0))
-        assert len(host.server.parts.wheel) == 0
-        host.server.parts.residency.loadable.ring()
-        await host.until(lambda: len(host.server.parts.wheel) == 1, within_ms=3_000, what="the row is loaded again")
+        host.server.parts.state.residency.evict_after(Key(0, 0))
+        assert len(host.server.parts.state.wheel) == 0
+        host.server.parts.state.residency.loadable.ring()
+        await host.until(
+            lambda: len(host.server.parts.state.wheel) == 1, within_ms=3_000, what="the row is loaded again"
+        )
     client = await host.client()
     assert await client.cancel(receipt) == ["too_late"]
     host.fake().up = True
@@ -490,7 +492,7 @@ async def test_an_attempt_without_an_answer_is_not_forgotten_when_the_queue_is_t
     )
     client, fake = await host.client(), host.fake()
     fake.up, fake.known_failures, fake.gate = False, False, trio.Event()
-    (group,) = host.server.parts.groups
+    (group,) = host.server.parts.dispatch.groups
     receipts = []
     for rounds in (1, 2):
         rows = [{"subject": "s", "body": "m", "due_ms": host.now_ms} for _ in range(4)]
@@ -513,7 +515,7 @@ async def test_a_clean_stop_does_not_settle_an_unanswered_attempt_whose_row_left
     )
     (receipt,) = await unanswered(host, 1)
     host.clock.step(-10_000)
-    await host.until(lambda: len(host.server.parts.wheel) == 1, within_ms=3_000, what="the row is put back")
+    await host.until(lambda: len(host.server.parts.state.wheel) == 1, within_ms=3_000, what="the row is put back")
     await host.restart()
     assert await (await host.client()).cancel(receipt) == ["too_late"]
 
@@ -539,7 +541,7 @@ async def test_a_message_whose_window_is_retired_beside_the_read_of_its_outcomes
             files.dispatch.remove(decided)
         return pin(table, key)
 
-    server.parts.decided.forget(decided)
+    server.parts.state.decided.forget(decided)
     monkeypatch.setattr(OpenFiles, "pin", pin_behind_the_removal)
     assert await (client.cancel(receipt) if operation == "cancel" else client.lookup(receipt)) == ["retired"]
     assert decided not in files.dispatch

@@ -103,7 +103,7 @@ async def test_files_that_many_named_messages_need_are_read_once(boot: Boot, mon
     server = host.server
     names, receipts = await send_named(client, 50, host.now_ms // 60_000 * 60_000 + 3_600_000)
     await host.settled()
-    (group,) = server.parts.groups
+    (group,) = server.parts.dispatch.groups
     calls: Counter[str] = Counter()
 
     def counted(owner: object, name: str) -> None:
@@ -141,7 +141,7 @@ async def test_a_long_lookup_gives_only_answers_that_were_true_since_it_began(
     host.fake().gate = answers = trio.Event()
     fails, waits = [(await client.put("m", start_ms + 60_000))["receipt"] for _ in range(2)]
     await host.until(lambda: len(host.fake().attempts) == 2)
-    pinned, reading, go_on = server.parts.decided.pinned, trio.Event(), trio.Event()
+    pinned, reading, go_on = server.parts.state.decided.pinned, trio.Event(), trio.Event()
 
     @asynccontextmanager
     async def on_a_slow_disk(key: DispatchKey) -> AsyncIterator[OutcomeIndex]:
@@ -151,13 +151,13 @@ async def test_a_long_lookup_gives_only_answers_that_were_true_since_it_began(
         async with pinned(key) as index:
             yield index
 
-    monkeypatch.setattr(server.parts.decided, "pinned", on_a_slow_disk)
+    monkeypatch.setattr(server.parts.state.decided, "pinned", on_a_slow_disk)
     asked = await client.ask("lookup", {"receipts": [early, fails, waits, far]})
     await reading.wait()
     assert await other.cancel(far) == ["cancelled"]
     host.fake().up = False
     answers.set()
-    await host.until(lambda: not any(group.rows.running for group in server.parts.groups))
+    await host.until(lambda: not any(group.rows.running for group in server.parts.dispatch.groups))
     go_on.set()
     results = (await client.reply(asked))["results"]
     assert [result["outcome"] for result in results] == ["delivered", "in_flight", "pending", "cancelled"]

@@ -69,13 +69,13 @@ async def test_open_transactions_are_listed_after_a_restart(boot: Boot, stop: st
     ]
     await end(client, "commit", (await prepare(client, "m", due_ms=host.now_ms + HOUR_MS))[0]["receipt"])
     await host.sleep_ms(4_000)
-    until_ms = host.server.parts.balance.timers_until_ms
+    until_ms = host.server.parts.state.balance.timers_until_ms
     for _ in range(2):
         await (host.kill() if stop == "kill" else host.stop())
         await host.start()
         client = await host.client()
         assert sorted(await receipts(client)) == sorted(prepared)
-        assert host.server.parts.balance.timers_until_ms == until_ms, "the checkpoint says how far timers may lie"
+        assert host.server.parts.state.balance.timers_until_ms == until_ms, "the checkpoint says how far timers may lie"
 
 
 async def test_without_a_checkpoint_timers_may_lie_anywhere(boot: Boot) -> None:

@@ -385,7 +385,7 @@ async def test_a_disk_that_fills_up_between_two_records_of_check_backs_asks_no_t
     await host.sleep_ms(3_000)
     host.disk.capacity_bytes = host.disk.used_bytes + 1_630_000
     await host.sleep_ms(8_000)
-    assert host.server.parts.check_backs.asked == 8, "there was room for the first record alone"
+    assert host.server.parts.messages.check_backs.asked == 8, "there was room for the first record alone"
     host.disk.capacity_bytes = None
     asked = []
     for _ in range(12):
@@ -419,7 +419,7 @@ async def test_a_check_back_that_was_too_slow_once_leaves_no_doubt_behind(boot: 
     assert attempted.any_unknown, "the timers have no answer"
     slow = False
     await host.sleep_ms(5_000)
-    assert host.server.parts.check_backs.asked == 40
+    assert host.server.parts.messages.check_backs.asked == 40
     attempted = host.server.parts.opened.attempts.attempted
     assert not attempted.any_unknown
     await host.stop()
@@ -432,9 +432,8 @@ async def test_transactions_in_columns_are_those_of_rows(boot: Boot) -> None:
     columns = {"count": 3, "subject": "s", "due_ms": due_ms, "bodies": b"abc", "body_length": 1, "group": "p"}
     reply = await client.request("prepare", columns)
     assert reply["accepted"] == 3
-    receipts = [
-        format_receipt(host.server.parts.identity.server_id, due_ms, reply["first_sequence"] + row) for row in range(3)
-    ]
+    server_id = host.server.parts.figures.identity.server_id
+    receipts = [format_receipt(server_id, due_ms, reply["first_sequence"] + row) for row in range(3)]
     assert await client.lookup(*receipts) == ["prepared"] * 3
     rows = await end(client, "commit", *receipts, receipts[0])
     assert [row["outcome"] for row in rows] == ["committed"] * 4

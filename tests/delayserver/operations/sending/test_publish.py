@@ -43,7 +43,7 @@ async def test_rows_and_columns_are_stored_in_their_order_and_answered_with_thei
     assert first == {"message_id": "mine", "subject": "s", "position": 0}
     results = await publish(client, *({"subject": name, "body": name + "x"} for name in ("t", "s", "t")))
     assert [row["position"] for row in results] == [0, 1, 1]
-    assert all(row["message_id"].startswith(server.parts.identity.server_id) for row in results)
+    assert all(row["message_id"].startswith(server.parts.figures.identity.server_id) for row in results)
     reply = await put_columns(client, "abc")
     assert unpack_column(reply["position"], 3, I64, "position").tolist() == [2, 3, 4]
     index = np.array([1, 0, 1], "<u4").tobytes()
@@ -66,8 +66,8 @@ async def test_messages_published_in_one_step_are_one_write_and_keep_their_order
     host, client = await boot.connected()
     server = host.server
     await put(client, "0")
-    groups = server.parts.publishing.groups
-    server.parts.publishing.begin_step()  # as the hub does around all that it reads
+    groups = server.parts.broker.publishing.groups
+    server.parts.broker.publishing.begin_step()  # as the hub does around all that it reads
     asked = []
     for number in range(1, 6):
         if number == 3:
@@ -76,11 +76,11 @@ async def test_messages_published_in_one_step_are_one_write_and_keep_their_order
             arguments = {"messages": [{"subject": "s", "body": str(number)}]}
         asked.append(await client.ask("publish", arguments))
     await host.sleep_ms(1)
-    assert server.parts.publishing.groups == groups and not client.replies
-    assert server.parts.publishing.end_step()
+    assert server.parts.broker.publishing.groups == groups and not client.replies
+    assert server.parts.broker.publishing.end_step()
     for number in asked:
         await client.reply(number)
-    assert server.parts.publishing.groups == groups + 1
+    assert server.parts.broker.publishing.groups == groups + 1
     assert texts(await client.pull()) == ["0", "1", "2", "x", "y", "4", "5"]
 
 
@@ -128,8 +128,8 @@ async def test_answered_messages_survive_a_crash_and_none_comes_twice(boot: Boot
     pulled = await client.pull()
     assert texts(pulled) == [*[f"{number:02}" for number in range(20)], "a", "b", "c", "more"]
     assert len({row["sequence"] for row in pulled}) == 24
-    assert not server.parts.broker.state.damages.texts
-    assert server.parts.broker.status()["open_windows"] == 0, "published messages have no window"
+    assert not server.parts.broker.core.state.damages.texts
+    assert server.parts.broker.core.status()["open_windows"] == 0, "published messages have no window"
 
 
 async def test_a_nack_brings_a_published_message_again(boot: Boot) -> None:

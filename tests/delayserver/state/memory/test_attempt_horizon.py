@@ -32,7 +32,7 @@ async def test_on_a_full_disk_attempts_stay_behind_a_durable_horizon(
     await host.until(lambda: sent["sequence"] in fake.stored, within_ms=101_000)
     host.clock.step(-60_000)
     await host.sleep_ms(500)
-    assert host.server.parts.outcome_writer.disk_full, "the outcome cannot be on the disk"
+    assert host.server.parts.outcomes.outcome_writer.disk_full, "the outcome cannot be on the disk"
     await host.lose_power()
     host.disk.capacity_bytes = None
     fake.uncertain.clear()
@@ -47,7 +47,7 @@ async def test_on_a_full_disk_attempts_stay_behind_a_durable_horizon(
 async def move_horizon(host: Host) -> None:
     """One look at the horizon, which is moved if it is near."""
     with trio.move_on_after(0.01):
-        await host.server.parts.checkpointing.run_horizon()
+        await host.server.parts.upkeep.checkpointing.run_horizon()
 
 
 async def test_the_horizon_is_written_over_the_last_checkpoint_and_changes_nothing_else(boot: Boot) -> None:
@@ -82,7 +82,7 @@ async def test_a_checkpoint_that_was_begun_before_the_horizon_was_written_does_n
         return work()
 
     host.workers.around = beside
-    await host.server.parts.checkpointing.write()
+    await host.server.parts.upkeep.checkpointing.write()
     written = checkpoint_file.decode(host.disk.content("/data/checkpoint"), "").written_us
     assert [written] == moved_us
 

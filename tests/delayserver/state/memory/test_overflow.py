@@ -12,10 +12,10 @@ async def test_rows_of_keys_give_way_to_the_load_they_wait_for_before_memory_is_
     settings, rows_max = faked_settings(), 24
     host = boot(with_settings(settings, wheel={"rows_max": rows_max}))
     server = await host.start()
-    client, overflow, due_ms = await host.client(), server.parts.overflow, host.now_ms + 20_000
+    client, overflow, due_ms = await host.client(), server.parts.state.overflow, host.now_ms + 20_000
     await client.send(*[{"subject": "s", "body": "m", "due_ms": due_ms, "order_key": "k"} for _ in range(16)])
-    await host.until(lambda: len(server.parts.wheel) == 16)
-    group = server.parts.groups.first.rows
+    await host.until(lambda: len(server.parts.state.wheel) == 16)
+    group = server.parts.dispatch.groups.first.rows
     group.spilled.add(due_ms - due_ms % settings.storage.window_ms, 0, Key(due_ms - 1, 0))
     host.clock.step(21_000)  # no task has run since
     assert not overflow.is_short and overflow.room <= overdue_room(rows_max)

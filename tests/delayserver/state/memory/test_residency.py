@@ -18,11 +18,11 @@ async def with_a_queue(boot: Boot) -> tuple[Residency, GroupRows, DueRows]:
     server = host.server
     host.fake().up = False
     await client.send(*[{"subject": "s", "body": "m", "due_ms": host.now_ms} for _ in range(20)])
-    group = server.parts.groups.first.rows
+    group = server.parts.dispatch.groups.first.rows
     await host.until(lambda: len(group.queue) == 20)
     rows = group.queue.take(2, 1 << 30)
     assert rows is not None
-    return server.parts.residency, group, rows
+    return server.parts.state.residency, group, rows
 
 
 async def test_a_row_that_leaves_the_queue_for_an_attempt_and_comes_back_is_in_one_place_all_the_time(
@@ -70,7 +70,7 @@ async def test_rows_of_a_millisecond_that_wait_for_one_that_left_memory_are_not_
     """A hundred thousand may be due at one moment, and they are looked at every few milliseconds."""
     host = boot(faked_settings())
     server = await host.start()
-    client, wheel, due_ms = await host.client(), server.parts.residency.wheel, host.now_ms + 20_000
+    client, wheel, due_ms = await host.client(), server.parts.state.residency.wheel, host.now_ms + 20_000
     sent = await client.send(*[{"subject": "s", "body": "m", "due_ms": due_ms, "order_key": "k"} for _ in range(20)])
     first = min(int(row["sequence"]) for row in sent)
     await host.until(lambda: len(wheel) == 20)

@@ -1,0 +1,98 @@
+"""Builds the broker of this server: `broker/`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from delayserver.broker.limits import BrokerLimits
+from delayserver.broker.redelivery import RedeliveryPolicy
+from delayserver.broker.service.broker import Broker
+from delayserver.broker.service.commit import BrokerCommit
+from delayserver.broker.service.local_broker import LocalBroker
+from delayserver.broker.service.publishing import Publishing
+from delayserver.broker.service.pulls import PullService
+from delayserver.broker.service.reading import BrokerReads
+from delayserver.config.settings import redelivery_kept_ms
+from delayserver.config.units import parse_delay_levels
+from delayserver.server.ground import Ground
+from delayserver.server.receive_parts import ReceiveParts
+from delayserver.server.upkeep_parts import UpkeepParts
+from delayserver.startup.opening import find_lost_broker
+from delayserver.startup.written_records import written_records
+from store.errors import StoreError
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerParts:
+    """The broker, and the services over it."""
+
+    core: Broker
+    broker_commit: BrokerCommit
+    pulls: PullService
+    local_broker: LocalBroker
+    publishing: Publishing
+
+
+def build_broker(ground: Ground, upkeep: UpkeepParts, receive: ReceiveParts) -> BrokerParts:
+    """Opens the broker's files, which are the last: takes sequences then. Raises StoreError; the files are closed then."""
+    opened, runtime = ground.opened, ground.runtime
+    path = ground.path("broker")
+    lost = find_lost_broker(ground.outside.fs, path, ground.names)
+    if lost is not None:
+        runtime.damage.report(lost)
+    core = Broker.open(
+        ground.outside.fs,
+        path,
+        opened.directory.server_id,
+        runtime.clock.now_us(),
+        _limits(ground),
+        upkeep.kept_room,
+        runtime.clock.monotonic_us(),
+        patient=ground.patient,
+    )
+    try:
+        # All files are open: from here on the start is not refused, and sequences may be taken.
+        opened.sequences.extend()
+    except StoreError:
+        core.abandon()
+        raise
+    doubts_from = core.in_doubt.first_offset()
+    if doubts_from is not None:  # which redeliveries were written before the last process ended
+        core.in_doubt.settle(written_records(opened.files.log, doubts_from))
+    commit = BrokerCommit(core, opened.believable, runtime)
+    state, rows_max = core.state, ground.pacing.pulled_rows_max
+    reads = BrokerReads(state.files.reads, runtime)
+    pulls = PullService(core.consuming, state.groups, state.limits, reads, runtime, rows_max)
+    local = LocalBroker(core, commit, reads, pulls, runtime)
+    publishing = Publishing(
+        local,
+        opened.sequences,
+        opened.directory.server_id,
+        ground.settings.storage,
+        receive.commit.storage_failed,
+        runtime,
+    )
+    return BrokerParts(core, commit, pulls, local, publishing)
+
+
+def _limits(ground: Ground) -> BrokerLimits:
+    settings = ground.settings
+    limits = settings.broker
+    return BrokerLimits(
+        segment_bytes=limits.segment_bytes,
+        cache_bytes_max=limits.cache_bytes_max,
+        ack_timeout_ms_default=limits.ack_timeout_ms,
+        retention_ms=limits.retention_ms,
+        unconsumed_retention_ms=limits.unconsumed_retention_ms,
+        lag_bytes_max=limits.lag_bytes_max,
+        lag_ms_max=limits.lag_ms_max,
+        groups_max=limits.groups_max,
+        waiting_pulls_max=limits.waiting_pulls_max,
+        mailbox_pulls_max=limits.mailbox_pulls_max,
+        pull_messages_max=limits.pull_messages_max,
+        redelivery=RedeliveryPolicy(limits.redelivery_first_ms, limits.redelivery_cap_ms),
+        delay_levels_ms=parse_delay_levels(settings.message.delay_levels),
+        redelivery_bytes_max=limits.redelivery_bytes_max,
+        redelivery_kept_ms=redelivery_kept_ms(settings),
+        read_ahead_bytes=ground.pacing.read_ahead_bytes,
+    )

@@ -1,0 +1,82 @@
+"""Builds what reads the figures of a server: `operations/figures/`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from delayserver.operations.figures.metrics import GroupsReader, Metrics
+from delayserver.operations.figures.pending import PendingSubjects
+from delayserver.operations.figures.queues import QueuesReader, Receiving, Serving
+from delayserver.operations.figures.status import Status, StorageReader
+from delayserver.operations.figures.status_sections import (
+    BalanceReader,
+    BrokerReader,
+    DeliveryReader,
+    DiskReader,
+    ProcessReader,
+    ProgressReader,
+    WindowsReader,
+)
+from delayserver.operations.nodes.identity import Identity
+from delayserver.server.broker_parts import BrokerParts
+from delayserver.server.dispatch_parts import DispatchParts
+from delayserver.server.ground import Ground
+from delayserver.server.group_parts import GroupParts
+from delayserver.server.load_parts import LoadParts
+from delayserver.server.receive_parts import ReceiveParts
+from delayserver.server.state_parts import StateParts
+from delayserver.server.upkeep_parts import UpkeepParts
+
+
+@dataclass(frozen=True, slots=True)
+class FigureParts:
+    """The readers of figures, and who the server is."""
+
+    identity: Identity
+    status: Status
+    metrics: Metrics
+
+
+def build_figures(
+    ground: Ground,
+    state: StateParts,
+    load: LoadParts,
+    upkeep: UpkeepParts,
+    receive: ReceiveParts,
+    broker: BrokerParts,
+    dispatch: DispatchParts,
+    groups: GroupParts,
+) -> FigureParts:
+    """One reader a section of `status`, and one a family of `/metrics`."""
+    opened, files, outside = ground.opened, ground.files, ground.outside
+    settings, runtime, clock = ground.settings, ground.runtime, ground.runtime.clock
+    housekeeping, redeliveries = upkeep.housekeeping, state.balance.subjects.redeliveries
+    identity = Identity(ground.server_id, outside.role)
+    status = Status(
+        ProcessReader(identity, outside.readiness, opened.believable, housekeeping, outside.watchdog, clock),
+        BalanceReader(state.balance, state.decided, dispatch.lateness),
+        StorageReader(
+            DiskReader(settings, files.schedule, files.dispatch, files.names, housekeeping, runtime),
+            ProgressReader(receive.log_writer, state.positions, state.decided, upkeep.checkpointing),
+            WindowsReader(state.book, upkeep.retention, clock),
+        ),
+        DeliveryReader(state.residency, load.loader, dispatch.groups, clock),
+        BrokerReader(broker.core, groups.consuming, redeliveries, outside.servers),
+        outside.connections,
+    )
+    metrics = Metrics(
+        status,
+        dispatch.lateness,
+        QueuesReader(
+            settings,
+            Receiving(outside.connections, state.gathering, state.log_queue),
+            files,
+            state.residency,
+            state.decided,
+            Serving(broker.core, groups.consuming),
+        ),
+        GroupsReader(broker.local_broker, redeliveries, files.names),
+        PendingSubjects(state.balance, files.names),
+        runtime,
+    )
+    return FigureParts(identity, status, metrics)

@@ -1,0 +1,71 @@
+"""What every builder of parts is given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from delayserver.config.pacing import Pacing
+from delayserver.config.settings import Settings
+from delayserver.net.transport import Connect
+from delayserver.operations.access.tokens import OwnTokens
+from delayserver.operations.nodes.reload import Reread
+from delayserver.operations.nodes.servers import Servers
+from delayserver.runtime.room_wait import RoomWait
+from delayserver.runtime.runtime import Runtime
+from delayserver.runtime.watchdog import Watchdog
+from delayserver.startup.opening import Opened
+from delayserver.state.connections.connections import Connections
+from delayserver.state.files import Files
+from delayserver.state.positions.readiness import Readiness
+from store.disk.filesystem import FileSystem
+from store.tables.names import Names
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """The inputs of a server that exist before its data directory is open. `instance` names this process. `given` are
+    the settings as the operator gave them; `reread` reads them again, for `reload`."""
+
+    role: str
+    instance: str
+    fs: FileSystem
+    connect: Connect
+    given: Settings
+    reread: Reread | None
+    readiness: Readiness
+    replay_room: RoomWait
+    servers: Servers
+    own_tokens: OwnTokens
+    connections: Connections
+    watchdog: Watchdog
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """The open data directory, the inputs and the settings. `patient` is that of `DelayServer.open`."""
+
+    opened: Opened
+    outside: Outside
+    settings: Settings
+    pacing: Pacing
+    runtime: Runtime
+    patient: bool
+
+    @property
+    def files(self) -> Files:
+        """The open files."""
+        return self.opened.files
+
+    @property
+    def names(self) -> Names:
+        """The table of names."""
+        return self.opened.files.names
+
+    @property
+    def server_id(self) -> str:
+        """The server id as clients see it."""
+        return f"{self.opened.directory.server_id:012x}"
+
+    def path(self, name: str) -> str:
+        """The path of a file or folder of the data directory."""
+        return f"{self.opened.directory.path}/{name}"

@@ -1,0 +1,60 @@
+"""Builds what consumer groups ask for, and the tokens of clients: `operations/groups/` and `operations/access/`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from delayserver.operations.access.tokens import TokenBook
+from delayserver.operations.access.waiting import WaitingCounts
+from delayserver.operations.groups.consuming import Consuming
+from delayserver.operations.groups.filtering import FilterCompiler
+from delayserver.operations.groups.first_messages import FirstMessages
+from delayserver.operations.groups.group_filters import GroupFilters
+from delayserver.operations.groups.policies import Policies
+from delayserver.operations.groups.redelivery import Redelivery
+from delayserver.server.broker_parts import BrokerParts
+from delayserver.server.ground import Ground
+from delayserver.server.receive_parts import ReceiveParts
+from delayserver.server.state_parts import StateParts
+from delayserver.server.upkeep_parts import UpkeepParts
+
+
+@dataclass(frozen=True, slots=True)
+class GroupParts:
+    """Consumer groups."""
+
+    redelivery: Redelivery
+    policies: Policies
+    first_messages: FirstMessages
+    consuming: Consuming
+    tokens: TokenBook
+
+
+def build_groups(
+    ground: Ground, state: StateParts, upkeep: UpkeepParts, receive: ReceiveParts, broker: BrokerParts
+) -> GroupParts:
+    """Redeliveries go through the commit of `receive`."""
+    opened, runtime, local, names = ground.opened, ground.runtime, broker.local_broker, receive.names
+    redelivery = Redelivery(
+        local,
+        receive.commit,
+        upkeep.kept_room,
+        opened.sequences,
+        ground.names,
+        state.balance.subjects.redeliveries,
+        runtime,
+    )
+    filters = FilterCompiler(names, runtime)
+    policies = Policies(broker.core, filters, names, runtime)
+    first = FirstMessages(local, names, ground.settings.broker, runtime)
+    waiting = WaitingCounts(state.balance, ground.names, runtime.clock)
+    directory = opened.directory
+    return GroupParts(
+        redelivery=redelivery,
+        policies=policies,
+        first_messages=first,
+        consuming=Consuming(local, redelivery, GroupFilters(local, filters, policies), names, first, runtime),
+        tokens=TokenBook(
+            ground.outside.fs, directory.path, directory.server_id, ground.outside.own_tokens, waiting, runtime
+        ),
+    )

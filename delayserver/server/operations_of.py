@@ -1,0 +1,100 @@
+"""Builds all operations over the parts of a server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from delayserver.front.front import SERVER
+from delayserver.operations.figures.pending import Pending
+from delayserver.operations.figures.subjects import Subjects
+from delayserver.operations.groups.broadcasting import Broadcasting
+from delayserver.operations.groups.consumer_groups import ConsumerGroups
+from delayserver.operations.groups.dead_letters import DeadLetterOperations
+from delayserver.operations.groups.finding import Finding
+from delayserver.operations.groups.queue_reads import QueueReads
+from delayserver.operations.groups.waiting_keys import WaitingKeyOperations
+from delayserver.operations.messages.cancel import Cancel
+from delayserver.operations.messages.contents import Contents
+from delayserver.operations.messages.lookup import Lookup
+from delayserver.operations.messages.named_messages import Naming
+from delayserver.operations.messages.open_transactions import OpenTransactions
+from delayserver.operations.messages.repeats import Repeats
+from delayserver.operations.messages.reschedule import Reschedule
+from delayserver.operations.messages.transactions import Transactions
+from delayserver.operations.nodes.delivering import Delivering
+from delayserver.operations.nodes.routing import Routing
+from delayserver.operations.operations import DelayOperations, Operations
+from delayserver.operations.sending.admission import Admission
+from delayserver.operations.sending.prepare import Prepare, TermsDesk
+from delayserver.operations.sending.publish import Publish
+from delayserver.operations.sending.redispatch import Redispatch
+from delayserver.operations.sending.redispatch_reading import RedispatchReader
+from delayserver.operations.sending.send import Send
+from delayserver.server.parts import Parts
+
+
+def operations_of(parts: Parts, addresses: Iterable[tuple[str, int]]) -> Operations:
+    """All operations, for a front at these addresses."""
+    ground, receive, broker, groups, figures = parts.ground, parts.receive, parts.broker, parts.groups, parts.figures
+    outside, runtime, settings, table = ground.outside, ground.runtime, ground.settings, ground.names
+    clock, local, names = runtime.clock, broker.local_broker, receive.names
+    own_addresses = frozenset(f"{host}:{port}" for host, port in addresses)
+    routing = Routing(parts.state.routes, parts.dispatch.groups, own_addresses, clock)
+    admission = Admission(outside.readiness, parts.upkeep.housekeeping, settings.storage.free_bytes_min)
+    reads = QueueReads(local, names, groups.first_messages, runtime)
+    return Operations(
+        identity=figures.identity,
+        status=figures.status,
+        metrics=figures.metrics,
+        routing=routing,
+        servers=outside.servers,
+        tokens=groups.tokens,
+        consuming=groups.consuming,
+        subjects=Subjects(table),
+        publish=Publish(ground.server_id, admission, receive.intake, routing, broker.publishing, table),
+        groups=ConsumerGroups(local, groups.redelivery, names),
+        reads=reads,
+        broadcasting=Broadcasting(local, reads, names, runtime),
+        finding=Finding(local, reads, names),
+        dead_letters=DeadLetterOperations(local, groups.redelivery, names, clock),
+        waiting_keys=WaitingKeyOperations(local, groups.redelivery, names, clock),
+        policies=groups.policies,
+        delivering=Delivering(
+            local, outside.servers, names, receive.commit, settings.broker.server_clock_ahead_ms_max, clock
+        ),
+        delay=_delay_operations(parts, admission) if outside.role == SERVER else None,
+    )
+
+
+def _delay_operations(parts: Parts, admission: Admission) -> DelayOperations:
+    """Those of a server that delays messages."""
+    ground, state, messages = parts.ground, parts.state, parts.messages
+    intake, commit, names = parts.receive.intake, parts.receive.commit, parts.receive.names
+    cancellation, rescheduling, states = messages.cancellation, messages.rescheduling, messages.states
+    server_id, table, files = ground.server_id, ground.names, ground.files
+    settings, runtime = ground.settings, ground.runtime
+    naming = Naming(server_id, intake, names, cancellation)
+    reader = RedispatchReader(files.schedule, files.dispatch, state.decided, runtime)
+    send = Send(server_id, admission, intake, commit, table)
+    terms = TermsDesk(names, settings.transactions, settings.message.delay_ms_max)
+    contents = Contents(server_id, messages.locator, table, runtime)
+    return DelayOperations(
+        send=send,
+        cancel=Cancel(naming, cancellation),
+        reschedule=Reschedule(admission, naming, intake, rescheduling),
+        repeats=Repeats(cancellation, states),
+        lookup=Lookup(server_id, naming, states, contents, parts.broker.local_broker.recently, table),
+        redispatch=Redispatch(files, state.book, reader, commit, admission, ground.outside.servers, runtime),
+        reload=parts.dispatch.reload,
+        pending=Pending(files, state.windows, state.balance),
+        prepare=Prepare(send, admission, intake, commit, terms, runtime.clock),
+        open_transactions=OpenTransactions(
+            files,
+            state.windows,
+            (state.positions, state.balance),
+            state.decided,
+            (cancellation, messages.locator),
+            runtime,
+        ),
+        transactions=Transactions(admission, naming, intake, rescheduling, cancellation, states, runtime),
+    )

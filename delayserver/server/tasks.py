@@ -1,0 +1,51 @@
+"""The tasks of a server, by the stage of its start."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
+
+from delayserver.server.parts import Parts
+from delayserver.state.positions.readiness import Stage
+
+Task = Callable[[], Awaitable[None]]
+
+
+def tasks_by_stage(parts: Parts) -> Mapping[Stage, tuple[Task, ...]]:
+    """What starts just before the server enters a stage, in this order. All run until the server has stopped. Where a start
+    leaves out `DELIVERING`, its tasks start with those of `READY`."""
+    replay, load, outcomes, upkeep = parts.replay, parts.load, parts.outcomes, parts.upkeep
+    receive, broker, dispatch, groups = parts.receive, parts.broker, parts.dispatch, parts.groups
+    return MappingProxyType(
+        {
+            Stage.REPLAYING: (
+                receive.commit.run,
+                replay.replayer.run,
+                outcomes.recorder.run,
+                broker.local_broker.run,
+                groups.redelivery.run,
+                broker.publishing.run,
+                dispatch.targets.run,
+                dispatch.reload.run,
+                groups.tokens.run,
+            ),
+            Stage.DELIVERING: (
+                load.loader.run,
+                load.refill.run,
+                dispatch.dispatcher.run,
+                dispatch.groups.run,
+                parts.messages.timers.run,
+                upkeep.housekeeping.run,
+            ),
+            Stage.READY: (
+                upkeep.checkpointing.run,
+                upkeep.retention.run,
+                upkeep.log_retention.run,
+                upkeep.subject_counting.run,
+                receive.log_writer.warm,
+                replay.tier.run,
+                dispatch.complete_windows.run,
+                upkeep.segments_ahead.run,
+            ),
+        }
+    )
