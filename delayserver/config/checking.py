@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,10 +36,13 @@ class Problem:
         return f"{self.place}{f':{self.line}' if self.line else ''}: {self.text}"
 
 
-def find_problems(path: str | None, assignments: Sequence[str]) -> list[Problem]:
+def find_problems(
+    path: str | None, assignments: Sequence[str], try_files: Callable[[Settings], object] = lambda _settings: None
+) -> list[Problem]:
     """Problems of a file and of assignments (`KEY=VALUE`). None: a server starts with them.
 
-    Values that contradict each other are looked for when each is valid alone, and only the first one is returned."""
+    Values that contradict each other, and files that the settings name, are looked at when each value is valid alone. Only
+    the first one is returned. `try_files` reads the files, and raises ConfigError."""
     tree: dict[str, Any] = {}
     lines: dict[Path, int] = {}
     found: list[Problem] = []
@@ -56,6 +59,7 @@ def find_problems(path: str | None, assignments: Sequence[str]) -> list[Problem]
     if not found:
         try:
             check_settings(with_secret(settings))
+            try_files(settings)
         except ConfigError as error:
             found.append(Problem(path or "command line", _line_named(str(error), lines), str(error)))
     return found

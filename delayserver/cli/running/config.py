@@ -48,16 +48,17 @@ def check(
     context: click.Context, file: str | None, path: str | None, assignments: tuple[str, ...], as_json: bool
 ) -> None:
     """Say everything that is wrong with the configuration FILE, with file and line. No server is needed. --config names the
-    file too, as for `serve`.
+    file too, as for `serve`. The files of [tls] are read.
 
     Exit code 0: a server starts with it, as far as the configuration goes. Exit code 1: it does not.
     """
     from delayserver.config.checking import find_problems
+    from delayserver.server.encryption import Encryption
 
     if file is not None and path is not None:
         raise click.UsageError("give either FILE or --config, not both")
     path = path if file is None else file
-    problems = find_problems(path, assignments)
+    problems = find_problems(path, assignments, lambda settings: Encryption(settings.tls))
     if as_json:
         print_json({"ok": not problems, "problems": [_problem_record(problem) for problem in problems]})
     elif problems:

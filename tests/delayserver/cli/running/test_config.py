@@ -48,6 +48,19 @@ def test_check_reports_problems_as_json(tmp_path: Path) -> None:
     assert (code, json.loads(done.stdout)) == (0, {"ok": True, "problems": []})
 
 
+def test_check_reads_the_certificates(tmp_path: Path) -> None:
+    path, certificate = tmp_path / "server.toml", tmp_path / "cert.pem"
+    path.write_text(f"[tls]\ncertificate = '{certificate}'\nkey = '{certificate}'\n")
+    code, done = exit_code("check", str(path))
+    assert (code, done.stderr) == (
+        1,
+        f"{path}:2: tls.certificate and tls.key: {certificate}: No such file or directory\n",
+    )
+    certificate.write_text("no certificate")
+    code, done = exit_code("check", str(path))
+    assert code == 1 and f"{path}:2: tls.certificate and tls.key: {certificate} and {certificate}: " in done.stderr
+
+
 FILE = """
 shutdown_timeout_ms = "1500ms"
 [listen]
