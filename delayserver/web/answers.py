@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
 from typing import Any, Final, TypeAlias, TypeVar
 
 import msgspec
@@ -57,10 +58,14 @@ def no_json(error: Exception) -> Problem:
     return Problem(400, "malformed_request", f"the body is not JSON: {error}")
 
 
-def read_query(query: Mapping[str, str], kind: type[T]) -> T:
+def read_query(pairs: Sequence[tuple[str, str]], kind: type[T]) -> T:
     """The parameters of a query as a document. Raises `Problem`."""
+    query = dict(pairs)
+    if len(query) < len(pairs):
+        twice = next(name for name, count in Counter([name for name, _ in pairs]).items() if count > 1)
+        raise invalid(f"the query has {twice!r} more than once")
     try:
-        return msgspec.convert(dict(query), kind, strict=False)
+        return msgspec.convert(query, kind, strict=False)
     except msgspec.ValidationError as error:
         raise invalid(f"the query is not valid: {sentence_of(str(error))}") from None
 

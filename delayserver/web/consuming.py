@@ -195,7 +195,7 @@ class Consuming:
     async def deliveries_for_event_source(self, request: Request, names: Mapping[str, str]) -> Response:
         """The same, for clients that can only ask with GET."""
         require_deliberate(request.scope["headers"])
-        asked = read_query(request.query_params, DeliveriesRequest)
+        asked = read_query(request.query_params.multi_items(), DeliveriesRequest)
         return await self._stream(request, await self._clients.of_request(request.scope), names, asked)
 
     async def _stream(
@@ -220,7 +220,7 @@ class Consuming:
 
     async def groups(self, request: Request, names: Mapping[str, str]) -> Response:
         """The consumer groups and their lag."""
-        query = read_query(request.query_params, GroupsQuery)
+        query = read_query(request.query_params.multi_items(), GroupsQuery)
         client = await self._clients.of_request(request.scope)
         return json_answer(Groups(await client.calls.groups(query.subject)))
 

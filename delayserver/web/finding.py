@@ -63,7 +63,7 @@ class Finding:
 
     async def find(self, request: Request, names: Mapping[str, str]) -> Response:
         """A message that is not due yet is not found: it has not been handed over."""
-        query = read_query(request.query_params, FindQuery)
+        query = read_query(request.query_params.multi_items(), FindQuery)
         client = await self._clients.of_request(request.scope)
         found = await client.calls.find(
             query.message_id,

@@ -209,7 +209,7 @@ class Gateway:
 
     async def pending(self, request: Request, names: Mapping[str, str]) -> Response:
         """How many messages are pending, from counters of the server."""
-        query = read_query(request.query_params, PendingQuery)
+        query = read_query(request.query_params.multi_items(), PendingQuery)
         client = await self._clients.of_request(request.scope)
         if query.by == "subject":
             if query.from_ms is not None or query.to_ms is not None:

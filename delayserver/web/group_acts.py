@@ -90,7 +90,7 @@ class GroupActs:
 
     async def dead_letters(self, request: Request, names: Mapping[str, str]) -> Response:
         """Messages that the group gave up, oldest first."""
-        query = read_query(request.query_params, LettersQuery)
+        query = read_query(request.query_params.multi_items(), LettersQuery)
         client = await self._clients.of_request(request.scope)
         found = await client.calls.dead_letters(
             names["subject"], names["group"], query.max, after=query.after, bodies=query.body_as is not None
@@ -119,7 +119,7 @@ class GroupActs:
 
     async def waiting_keys(self, request: Request, names: Mapping[str, str]) -> Response:
         """Order keys that wait for a message that has failed."""
-        query = read_query(request.query_params, WaitingKeysQuery)
+        query = read_query(request.query_params.multi_items(), WaitingKeysQuery)
         client = await self._clients.of_request(request.scope)
         found = await client.calls.waiting_keys(names["subject"], names["group"], query.max, after=query.after)
         return json_answer(WaitingKeysShown([WaitingKeyShown(**msgspec.structs.asdict(each)) for each in found]))
@@ -144,7 +144,7 @@ class GroupActs:
 
     async def read(self, request: Request, names: Mapping[str, str]) -> Response:
         """Messages of a subject from a position on. No group notices it."""
-        query = read_query(request.query_params, ReadQuery)
+        query = read_query(request.query_params.multi_items(), ReadQuery)
         client = await self._clients.of_request(request.scope)
         ask = client.pulls.read
 

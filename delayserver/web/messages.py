@@ -34,12 +34,12 @@ class Messages:
 
     async def get_message(self, request: Request, names: Mapping[str, str]) -> Response:
         """The fate of a message, with its body."""
-        query = read_query(request.query_params, LookupQuery)
+        query = read_query(request.query_params.multi_items(), LookupQuery)
         return await self._look_up(request, names["receipt"], query)
 
     async def get_message_by_key(self, request: Request, names: Mapping[str, str]) -> Response:
         """What became of a message, with its body."""
-        query = read_query(request.query_params, KeyQuery)
+        query = read_query(request.query_params.multi_items(), KeyQuery)
         return await self._look_up(request, _key(query), query)
 
     async def cancel_message(self, request: Request, names: Mapping[str, str]) -> Response:
@@ -48,7 +48,7 @@ class Messages:
 
     async def cancel_message_by_key(self, request: Request, names: Mapping[str, str]) -> Response:
         """Cancel a message."""
-        return await self._cancel(request, _key(read_query(request.query_params, KeyQuery)))
+        return await self._cancel(request, _key(read_query(request.query_params.multi_items(), KeyQuery)))
 
     async def move_message(self, request: Request, names: Mapping[str, str]) -> Response:
         """Give a message another due time."""
@@ -56,7 +56,7 @@ class Messages:
 
     async def move_message_by_key(self, request: Request, names: Mapping[str, str]) -> Response:
         """Give a message another due time."""
-        return await self._move(request, _key(read_query(request.query_params, KeyQuery)))
+        return await self._move(request, _key(read_query(request.query_params.multi_items(), KeyQuery)))
 
     async def _look_up(self, request: Request, target: Target, query: LookupQuery | KeyQuery) -> Response:
         client = await self._clients.of_request(request.scope)

@@ -121,7 +121,7 @@ def _query(scope: Scope) -> SendQuery:
     text = scope["query_string"]
     if not text:
         return _NO_QUERY
-    return read_query(dict(parse_qsl(text.decode("latin-1"), keep_blank_values=True)), SendQuery)
+    return read_query(parse_qsl(text.decode("latin-1"), keep_blank_values=True), SendQuery)
 
 
 async def _send_list(client: TokenClient, body: bytes, trace: Mapping[str, str]) -> list[object]:

@@ -61,7 +61,7 @@ class Transacting:
 
     async def listed(self, request: Request, names: Mapping[str, str]) -> Response:
         """A page of the open transactions."""
-        query = read_query(request.query_params, TransactionsQuery)
+        query = read_query(request.query_params.multi_items(), TransactionsQuery)
         client = await self._clients.of_request(request.scope)
         return json_answer(await client.calls.transactions_page(query.after, query.max))
 

@@ -32,6 +32,16 @@ def rows_of(reply: Reply) -> list[dict[str, Any]]:
     return [json.loads(line) for line in reply.body.splitlines()]
 
 
+@pytest.mark.parametrize(
+    "path", ["/v1/pending?by=minute&by=hour", "/v1/messages/find?id=a&id=b", "/v1/messages?delay=1s&delay=9h"]
+)
+def test_a_parameter_that_is_given_twice_is_refused(web: Web, path: str) -> None:
+    body = b"x" if "delay" in path else None
+    reply = web.ask("POST" if body else "GET", path, body, headers={"content-type": "text/plain"} if body else {})
+    assert (reply.status, reply.json["error"]) == (400, "invalid_argument")
+    assert "more than once" in reply.json["detail"]
+
+
 def test_a_list_has_a_result_or_a_problem_for_each_row(web: Web) -> None:
     reply = web.post(
         "/v1/messages",
