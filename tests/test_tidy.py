@@ -968,3 +968,41 @@ def test_each_container_of_state_names_its_writer() -> None:
 def test_a_container_without_a_writer_is_found(docstring: str, value: str, count: int) -> None:
     code = f'class Rows:\n    """{docstring}"""\n    def __init__(self):\n        self._rows = {value}'
     assert len(containers_without_writer(ast.parse(code))) == count
+
+
+# A class that forwards more calls than this is a face: its callers should meet the part that does the work.
+FORWARDS_MAX = 4
+# The two kinds of window files share it, and their callers need not know the table of files behind it.
+FACES = {"WindowLog": 7}
+PASSED_ON = (ast.Name, ast.Load, ast.Tuple, ast.Starred, ast.keyword)
+
+
+def forwards(tree: ast.AST) -> Iterator[str]:
+    """The classes of the public methods that only pass their arguments on to a private part, one for each method."""
+    for made in [node for node in nodes(tree) if isinstance(node, ast.ClassDef)]:
+        for method in made.body:
+            if not isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef) or method.name.startswith("_"):
+                continue
+            call = getattr(method.body[-1], "value", None)
+            call = call.value if isinstance(call, ast.Await) else call
+            if len(method.body) != 2 or not isinstance(call, ast.Call):  # the first one is the docstring
+                continue
+            given = [node for argument in (*call.args, *call.keywords) for node in ast.walk(argument)]
+            if re.fullmatch(r"self\._\w+\..+", dotted(call.func)) and all(
+                isinstance(node, PASSED_ON) for node in given
+            ):
+                yield made.name
+
+
+def test_no_class_is_a_face() -> None:
+    count = Counter(name for path in OURS for name in forwards(parsed(path)))
+    assert {name: times for name, times in count.items() if times > FORWARDS_MAX} == FACES
+
+
+def test_a_method_that_forwards_is_found() -> None:
+    code = 'class A:\n def f(self, a, b):\n  "Does."\n  return self._part.{}'
+    assert [list(forwards(ast.parse(code.format(call)))) for call in ("g((a, b))", "b.g(*a, c=b)", "g(a + 1)")] == [
+        ["A"],
+        ["A"],
+        [],
+    ]

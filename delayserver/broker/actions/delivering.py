@@ -21,7 +21,7 @@ STORED, DUPLICATE, REFUSED = 1, 2, 3
 class Delivered:
     """Answer of `deliver`. `outcome` u8[n]: 1 stored, 2 stored before, 3 refused. `arrived`: queues with new messages.
 
-    The rows are durable once the broker's `synced_offset` has reached `end`."""
+    The rows are durable once `BrokerStore.synced` has reached `end`."""
 
     outcome: U8
     arrived: list[QueueKey]

@@ -220,7 +220,7 @@ class Indexes:
         before that had a durable record."""
         self._state = state
         self._tail = TailIndex()
-        bases = {base for base, _, _ in state.files.store.segments()[:-1]}
+        bases = {base for base, _, _ in state.files.store.log.segments()[:-1]}
         folder = f"{state.files.directory}/index"
         named = {name: base_of(name) for name in state.files.fs.listdir(folder)}
         for name, base in named.items():
@@ -229,7 +229,7 @@ class Indexes:
         self._made = {base for base in named.values() if base in bases}
 
     def _segments(self) -> list[StoreSegment]:
-        segments = self._state.files.store.segments()
+        segments = self._state.files.store.log.segments()
         last = segments[-1][0]
         folder = f"{self._state.files.directory}/store"
         return [
@@ -264,7 +264,7 @@ class Indexes:
 
     def finish_index(self, base: int) -> None:
         """The index of a segment is made. Removes it if retention has removed the segment meanwhile."""
-        if any(base == known for known, _, _ in self._state.files.store.segments()):
+        if any(base == known for known, _, _ in self._state.files.store.log.segments()):
             self._made.add(base)
         else:
             self._made.discard(base)

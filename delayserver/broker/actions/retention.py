@@ -65,7 +65,7 @@ def retirable(state: BrokerState, now_us: int, latest_us: int) -> int:
         offset = None if letters is None else letters.store_offset_of(state.groups[key].main.committed)
         if offset is not None:
             below = min(below, max(offset, abandoned, passed))
-    return max([end for _, end, _ in state.files.store.segments()[:-1] if end <= below], default=0)
+    return max([end for _, end, _ in state.files.store.log.segments()[:-1] if end <= below], default=0)
 
 
 def retire_store(state: BrokerState, below: int) -> list[str]:
@@ -73,7 +73,7 @@ def retire_store(state: BrokerState, below: int) -> list[str]:
 
     The checkpoint on disk must not point into these segments: a start would report them as lost.
     """
-    before = [base for base, _, _ in state.files.store.segments()]
+    before = [base for base, _, _ in state.files.store.log.segments()]
     removed = state.files.store.retire(below)
     if removed:
         for base in before[: len(removed)]:  # a segment that a read needs stays, and so do those behind it
@@ -97,7 +97,7 @@ def _passed(state: BrokerState, now_us: int) -> int:
 def _older_than(state: BrokerState, age_ms: int, now_us: int) -> int:
     """The end of the leading sealed segments that are all older than `age_ms`; 0 if the first one is not."""
     below = 0
-    for base, end, _ in state.files.store.segments()[:-1]:
+    for base, end, _ in state.files.store.log.segments()[:-1]:
         if now_us - state.files.segment_newest_us.get(base, now_us) <= age_ms * 1000:
             break
         below = end
@@ -130,7 +130,7 @@ def _move_up(state: BrokerState) -> None:
     first = state.files.store.first
     state.queues.retire(first)
     state.windows.retire(first)
-    for base in [base for base in state.files.segment_newest_us if base < state.files.store.segments()[0][0]]:
+    for base in [base for base in state.files.segment_newest_us if base < state.files.store.log.segments()[0][0]]:
         del state.files.segment_newest_us[base]
     _move_groups_up(state)
     in_use = state.queues.blocks_in_use()
@@ -162,13 +162,6 @@ def cut_removed(state: BrokerState, key: QueueKey) -> bool:
         return False
     _move_groups_up(state, state.groups.between(key, key if key[1] else (key[0] + 1, -1), inclusive=True))
     return True
-
-
-def block_cuts(state: BrokerState) -> list[BlockCuts]:
-    """The cuts that are to be made now, one after the other."""
-    below = state.files.store.first
-    reaching = [queue for _, queue in state.queues.awake() if queue.reaches_below(below)]
-    return [BlockCuts(state, reaching[at : at + CUT_BLOCKS_MAX]) for at in range(0, len(reaching), CUT_BLOCKS_MAX)]
 
 
 class BlockCuts:

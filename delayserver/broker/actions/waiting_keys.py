@@ -11,12 +11,11 @@ from typing import Final
 
 import numpy as np
 
-from delayserver.broker.actions.retries import Failure, Retries, RetryBatch
 from delayserver.broker.actions.state import BrokerState
 from delayserver.broker.queues.deliveries import pack_place, unpack_places
 from delayserver.broker.queues.groups import GroupKey
 from delayserver.broker.queues.key_order import BLOCKED, WAITING, WaitingHeads
-from delayserver.broker.reads import ReadNeeded, Steps
+from delayserver.broker.reads import ReadNeeded
 from store.records.batches import I64, StoredBatch
 from store.records.redelivery import attempts_before
 
@@ -57,9 +56,8 @@ class WaitingPage:
 class WaitingKeys:
     """Works on the waiting keys of one group a call. They are few at once: loops over them are no hot path."""
 
-    def __init__(self, state: BrokerState, retries: Retries) -> None:
+    def __init__(self, state: BrokerState) -> None:
         self._state = state
-        self._retries = retries
 
     def page(self, key: GroupKey, after: int, count_max: int) -> WaitingPage:
         """The first messages behind the place `after`. Raises ReadNeeded."""
@@ -91,10 +89,6 @@ class WaitingKeys:
         """The places of the first messages, or those of the places `wanted` (i64[n]) for which a key waits."""
         places = np.concatenate([_NONE, *[pack_place(each.position, retry=retry) for retry, each in self._heads(key)]])
         return (places if wanted is None else places[np.isin(places, wanted)])[:count_max]
-
-    def skip(self, key: GroupKey, places: I64, failure: Failure, now_us: int, lease_us: int) -> Steps[RetryBatch]:
-        """Give up those of these messages at places (i64[n]); see `Retries.skip`."""
-        return self._retries.skip(key, *unpack_places(places), failure, now_us, lease_us)
 
     def end_pauses(self, key: GroupKey, places: I64, lease_us: int) -> int:
         """End the pauses of those of these messages at places (i64[n]), so that a pull brings them. Returns how many."""

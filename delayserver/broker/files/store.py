@@ -19,7 +19,7 @@ from delayserver.broker.limits import BrokerLimits
 from delayserver.broker.reads import KEYS, REBUILD, SELECTED, STORE, TIMES, ReadNeeded, ReadPlan, Reads
 from store.disk.filesystem import FileSystem
 from store.errors import CorruptionError, StoreError, UnreadableError
-from store.logs.message_log import LogDamage, LogEntry, MessageLog, WarmStep
+from store.logs.message_log import LogDamage, LogEntry, MessageLog
 from store.records.batches import I64, StoredBatch
 from store.records.lazy_record import LazyRecord
 from store.records.record import HEADER_BYTES, BadRecordError, decode_header, verify_columns
@@ -59,7 +59,7 @@ class BrokerStore:
     """Append, sync, read by offset, retire."""
 
     def __init__(self, log: MessageLog, limits: BrokerLimits, reads: Reads) -> None:
-        self.log = self._log = log
+        self.log = log
         self._limits = limits
         self._reads = reads
         # Batches that were appended lately, and batches that were read. Readers of a backlog do not displace the former.
@@ -79,22 +79,22 @@ class BrokerStore:
     @property
     def damages(self) -> list[LogDamage]:
         """Corruption found while opening."""
-        return self._log.damages
+        return self.log.damages
 
     @property
     def first(self) -> int:
         """Offset of the oldest record kept."""
-        return self._log.first
+        return self.log.first
 
     @property
     def end(self) -> int:
         """Offset behind the last record."""
-        return self._log.end
+        return self.log.end
 
     @property
     def synced(self) -> int:
         """Offset below which everything is durable."""
-        return self._log.synced
+        return self.log.synced
 
     @property
     def cache_bytes(self) -> int:
@@ -103,11 +103,11 @@ class BrokerStore:
 
     def growth_bytes(self, *batches: StoredBatch | StoredRows) -> int:
         """About how many new bytes of the disk an append of these batches takes."""
-        return self._log.growth_bytes(sum([size_of(batch) for batch in batches]))
+        return self.log.growth_bytes(sum([size_of(batch) for batch in batches]))
 
     def append(self, batch: StoredBatch) -> tuple[int, int]:
         """Write one record without syncing; returns its start and end offset. Raises DiskFullError, StoreError."""
-        entry = self._log.append([batch])[0]
+        entry = self.log.append([batch])[0]
         self._appended.add(entry.start, batch)
         self._appended.shrink(self._limits.cache_bytes_max - self._read_back.bytes)
         return entry.start, entry.end
@@ -116,7 +116,7 @@ class BrokerStore:
         """Write records, all or none. `keep` follows. With `durably` they are synced as well, as quick as the disk can.
 
         Raises DiskFullError (nothing appended), StoreError, SyncFailedError (final)."""
-        return self._log.append_durably(batches) if durably else self._log.append(batches)
+        return self.log.append_durably(batches) if durably else self.log.append(batches)
 
     def keep(self, entries: Sequence[LogEntry]) -> None:
         """Keep records that `append_all` wrote in memory, for consumers that keep up."""
@@ -124,30 +124,9 @@ class BrokerStore:
             self._appended.add(entry.start, cast(StoredBatch | StoredRows, entry.batch))
         self._appended.shrink(self._limits.cache_bytes_max - self._read_back.bytes)
 
-    @property
-    def is_named(self) -> bool:
-        """See `MessageLog.is_named`."""
-        return self._log.is_named
-
-    def require_name(self) -> None:
-        """See `MessageLog.require_name`."""
-        self._log.require_name()
-
-    def warm_ahead(self, ahead_bytes: int) -> WarmStep | None:
-        """See `MessageLog.warm_ahead`. `sync_warm` and `use_warm` follow."""
-        return self._log.warm_ahead(ahead_bytes)
-
-    def sync_warm(self, step: WarmStep) -> None:
-        """See `MessageLog.sync_warm`. For any thread."""
-        self._log.sync_warm(step)
-
-    def use_warm(self, step: WarmStep) -> None:
-        """See `MessageLog.use_warm`."""
-        self._log.use_warm(step)
-
     def sync_plan(self) -> StoreSync:
         """Capture the sync of all records. It is one file: a sealed segment was synced when its successor was made."""
-        base, segment = self._log.locate(self._log.end)
+        base, segment = self.log.locate(self.log.end)
         return StoreSync(segment, base + segment.end)
 
     def batch(self, offset: int) -> StoredBatch:
@@ -164,7 +143,7 @@ class BrokerStore:
         """A read of the record that begins at an offset, and of those behind it that one read of the disk brings.
 
         Then of the records at the offsets `others`, ascending and above the first, until `bytes_max` bytes were read."""
-        ahead, end = self._limits.read_ahead_bytes, self._log.end
+        ahead, end = self._limits.read_ahead_bytes, self.log.end
         read = partial(self._read, [offset, *others], end, bytes_max)
         return ReadPlan(STORE, offset, (offset, min(offset + ahead, end)), max(ahead, bytes_max), read, self._put)
 
@@ -177,7 +156,7 @@ class BrokerStore:
             if found and total >= bytes_max:
                 break
             try:
-                entries = self._log.read(offset, end, self._limits.read_ahead_bytes)
+                entries = self.log.read(offset, end, self._limits.read_ahead_bytes)
             except CorruptionError:
                 if found:
                     break  # the call that needs this record reads it again, and gets the error
@@ -186,13 +165,13 @@ class BrokerStore:
                 total += entries[-1].end - offset
                 found |= {entry.start: cast(StoredBatch, entry.batch) for entry in entries}
         if offsets[0] not in found:
-            path = self._log.locate(offsets[0])[1].path
+            path = self.log.locate(offsets[0])[1].path
             raise CorruptionError(path, offsets[0], "no record where the queue points to")
         return found
 
     def _put(self, found: dict[int, StoredBatch]) -> None:
         for offset in reversed(found):
-            if offset >= self._log.first and self._appended.get(offset) is None:
+            if offset >= self.log.first and self._appended.get(offset) is None:
                 self._read_back.add(offset, found[offset])
         self._read_back.shrink(self._limits.cache_bytes_max // 2)
         self._appended.shrink(self._limits.cache_bytes_max - self._read_back.bytes)
@@ -206,12 +185,12 @@ class BrokerStore:
         """The columns of all records between two offsets, without reading blobs. Raises CorruptionError."""
         offset = max(start, self.first)
         while offset < stop:
-            base, segment = self._log.locate(offset)
+            base, segment = self.log.locate(offset)
             position = max(offset - base, FILE_HEADER_BYTES)
             if position >= segment.end:
-                if base + segment.end >= self._log.end:
+                if base + segment.end >= self.log.end:
                     return
-                following = self._log.skip_damage(base + segment.end)
+                following = self.log.skip_damage(base + segment.end)
                 if following > base + segment.end:
                     raise CorruptionError(segment.path, segment.end, f"the store goes on at offset {following} only")
                 offset = following + FILE_HEADER_BYTES
@@ -229,7 +208,7 @@ class BrokerStore:
         For a worker thread. Ends before the first record that cannot be read or does not verify."""
         reader, read_from = None, -1
         for offset in offsets:
-            base, segment = self._log.locate(offset)
+            base, segment = self.log.locate(offset)
             if reader is None or base != read_from:
                 reader, read_from = _RecordReader(segment, min(segment.end, end - base), self._limits), base
             record = reader.record(offset - base)
@@ -246,7 +225,7 @@ class BrokerStore:
         return found
 
     def _read_times(self, offset: int) -> dict[int, I64]:
-        base, segment = self._log.locate(offset)
+        base, segment = self.log.locate(offset)
         return {offset: _read_columns(segment, base, offset - base).columns["dispatched_us"]}
 
     def readable_columns(
@@ -268,36 +247,28 @@ class BrokerStore:
                 damaged, offset = offset, self.skip_damage(offset)
                 told(f"store offsets {damaged} to {offset} are passed over")
 
-    def require_readable(self) -> None:
-        """Raises UnreadableError if the disk could not read something when the store was opened."""
-        self._log.require_readable()
-
     def base_of(self, offset: int) -> int:
         """The base of the segment that holds an offset."""
-        return int(self._log.locate(offset)[0])
+        return int(self.log.locate(offset)[0])
 
     def skip_damage(self, offset: int) -> int:
         """The offset of the first readable record behind damage that begins at `offset`."""
-        base, segment = self._log.locate(offset)
+        base, segment = self.log.locate(offset)
         if offset - base >= segment.end:  # the end of a sealed segment: the damage begins with the next one
             offset = base + segment.end + FILE_HEADER_BYTES
-        return self._log.skip_damage(max(offset, base + FILE_HEADER_BYTES))
-
-    def segments(self) -> list[tuple[int, int, str]]:
-        """(base, end, path) of every segment, oldest first."""
-        return self._log.segments()
+        return self.log.skip_damage(max(offset, base + FILE_HEADER_BYTES))
 
     def retire(self, below: int) -> list[str]:
         """Remove the segments that end at or below an offset; returns their paths. A segment that a read needs stays."""
         reading = self._reads.lowest(STORE, REBUILD, KEYS, SELECTED, TIMES)
-        removed = self._log.retire(below if reading is None else min(below, reading))
-        self._appended.drop_below(self._log.first)
-        self._read_back.drop_below(self._log.first)
+        removed = self.log.retire(below if reading is None else min(below, reading))
+        self._appended.drop_below(self.log.first)
+        self._read_back.drop_below(self.log.first)
         return removed
 
     def close(self) -> None:
         """Close the files."""
-        self._log.close()
+        self.log.close()
 
 
 class _RecordReader:

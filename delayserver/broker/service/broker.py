@@ -48,7 +48,7 @@ class Broker:
         self.positions = Positions(state)
         self.dead_letters = DeadLetters(state, self.arrivals)
         self.dead_queue = DeadQueue(state, self.dead_letters)
-        self.waiting_keys = WaitingKeys(state, self.retries)
+        self.waiting_keys = WaitingKeys(state)
         self.in_doubt = InDoubt(state)
         self.indexes = Indexes(state)
         self.group_rows = ConsumerGroupRows(state)

@@ -56,7 +56,7 @@ class Publishing:
     ) -> None:
         """`failed` is called if the store cannot be written or synced; the server must then stop."""
         self._broker = broker
-        self._files = broker.core.state.files
+        self._log = broker.core.state.files.store.log
         self._commit = broker.commit
         self._sequences = sequences
         self._server_id = server_id
@@ -73,7 +73,7 @@ class Publishing:
         self._ahead = trio.Lock()
         # The end of the store at which `run` looks at the space ahead again.
         self._attend_at = 0
-        self._name = NameLook(self._files.store.require_name)
+        self._name = NameLook(self._log.require_name)
         self.groups = 0
         self.sync_us_max = 0
 
@@ -133,12 +133,12 @@ class Publishing:
         for group in groups:
             batches.append(self._batch(group, sequence, now_us))
             sequence += len(batches[-1])
-        store = self._files.store
+        log = self._log
         durably = self._settings.durability == "sync"
         inline = (
             durably
             and size <= self._settings.inline_sync_bytes_max
-            and store.synced == store.end
+            and log.synced == log.end
             and self._commit.pace.quick
         )
         started_us = self._clock.monotonic_us()
@@ -147,7 +147,7 @@ class Publishing:
             answers = _answers(groups, published.positions, first)
             ended_us = self._clock.monotonic_us()
             # With durability `os` the page cache counts as durable, but a start finds a new segment only by its name.
-            if not inline and (durably or not store.is_named):
+            if not inline and (durably or not log.is_named):
                 self._commit.when_stored(published.end, partial(self._synced, answers, size))
                 return
             self._name.require(ended_us)
@@ -215,17 +215,17 @@ class Publishing:
         await self._ahead.acquire()
 
     async def _warm(self) -> None:
-        store, ahead_bytes = self._files.store, self._settings.warm_ahead_bytes
+        log, ahead_bytes = self._log, self._settings.warm_ahead_bytes
         while ahead_bytes:
             async with self._ahead:
-                step = store.warm_ahead(ahead_bytes)
+                step = log.warm_ahead(ahead_bytes)
                 if step is None:
                     break
-                await self._workers.run(partial(store.sync_warm, step))
-                store.use_warm(step)
+                await self._workers.run(partial(log.sync_warm, step))
+                log.use_warm(step)
             await self._clock.sleep_ms(WARM_PAUSE_MS)
         # A new segment begins without zeros ahead of its end.
-        self._attend_at = store.end + (ahead_bytes // 2 or 1 << 62)
+        self._attend_at = log.end + (ahead_bytes // 2 or 1 << 62)
 
 
 class _Part(NamedTuple):

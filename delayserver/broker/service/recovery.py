@@ -91,7 +91,7 @@ def recover_broker(
         reads,
         {
             base: checkpoint.segment_newest_us.get(base, newest_us) if end <= checkpoint.store_offset else newest_us
-            for base, end, _ in store.segments()
+            for base, end, _ in store.log.segments()
         },
     )
     queues, damages, notes = QueueTable(checkpoint.queues), Damages(), ProgressNotes(files.progress)
@@ -117,7 +117,7 @@ def recover_broker(
     state.groups.recover_moves(checkpoint.moves)
     try:
         if patient:
-            store.require_readable()
+            store.log.require_readable()
         letters = _scan(state, checkpoint, patient=patient)
     except UnreadableError:
         close_files(files)

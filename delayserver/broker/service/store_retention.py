@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from delayserver.broker.actions.arrivals import Arrivals
-from delayserver.broker.actions.retention import BlockCuts, block_cuts, retirable, retire_store
+from delayserver.broker.actions.retention import CUT_BLOCKS_MAX, BlockCuts, retirable, retire_store
 from delayserver.broker.actions.state import BrokerState
 from delayserver.broker.service.durability import Durability
 from store.errors import DiskFullError
@@ -36,7 +36,10 @@ class StoreRetention:
 
     def block_cuts(self) -> list[BlockCuts]:
         """What `retire` left to do, since it needs reads: cuts that are to be made now, one after the other."""
-        return block_cuts(self._state)
+        below = self._state.files.store.first
+        reaching = [queue for _, queue in self._state.queues.awake() if queue.reaches_below(below)]
+        steps = range(0, len(reaching), CUT_BLOCKS_MAX)
+        return [BlockCuts(self._state, reaching[at : at + CUT_BLOCKS_MAX]) for at in steps]
 
     def _below(self, now_us: int, latest_us: int | None) -> int:
         return retirable(self._state, now_us, now_us if latest_us is None else latest_us)

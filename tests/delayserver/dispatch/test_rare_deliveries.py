@@ -136,7 +136,7 @@ def test_messages_stored_while_the_clock_was_far_ahead_do_not_keep_segments_for_
     drain(broker)
     assert broker.retention.retire(NOW_US + HOUR_US) == []
     assert broker.retention.retire(NOW_US + 3 * HOUR_US) != []
-    assert len(broker.state.files.store.segments()) == 1
+    assert len(broker.state.files.store.log.segments()) == 1
 
 
 async def test_messages_whose_bytes_could_not_be_read_once_are_delivered_without_a_restart(boot: Boot) -> None:

@@ -215,7 +215,7 @@ async def test_a_read_that_the_disk_refuses_is_tried_again_before_its_messages_a
 ) -> None:
     disk = backlog()
     node = start(disk)
-    path = node.broker.state.files.store.segments()[0][2]
+    path = node.broker.state.files.store.log.segments()[0][2]
     disk.unreadable[path] = [(64, 65)]
     for _ in range(2):
         with pytest.raises(UnreadableError):
@@ -230,7 +230,7 @@ async def test_one_failed_read_counts_once_however_many_groups_wait_for_it(
 ) -> None:
     disk = backlog()
     node = start(disk)
-    path = node.broker.state.files.store.segments()[0][2]
+    path = node.broker.state.files.store.log.segments()[0][2]
     disk.unreadable[path] = [(64, 65)]
     refused = 0
 

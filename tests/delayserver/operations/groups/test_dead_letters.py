@@ -311,7 +311,7 @@ async def test_letters_behind_damaged_ones_are_sent_again(boot: Boot) -> None:
         await shop.send(body)
         places.append(store.end)
         await shop.fail(1)
-    ((base, _, path),) = store.segments()
+    ((base, _, path),) = store.log.segments()
     await shop.host.stop()
     for place in (*places[:3], places[4]):
         shop.host.disk.flip_bit(path, place - base + 40)
