@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
+from functools import partial, update_wrapper
 from typing import Any, TypeAlias, cast
 
+import anyio
+import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from delayserver.client import AsyncClient, Client
@@ -15,9 +17,30 @@ from delayserver.client.connections.stream_connection import StreamConnection
 from delayserver.client.values.timing import ServerClock
 from delayserver.protocol.frames import Reply
 
-KINDS = ("blocking", "trio", "asyncio")
+LOOPS = ("trio", "asyncio")
+KINDS = ("blocking", *LOOPS)
+# A client that hangs is a red test.
+TEST_S_MAX = 60
 
 Connect: TypeAlias = Callable[..., AbstractContextManager[Client]]
+
+
+def on_each_loop(test: Callable[..., Awaitable[None]]) -> Any:
+    """A test that is a coroutine function, run on each event loop of the client with the fixtures that it names."""
+
+    def run(backend: str, **fixtures: Any) -> None:
+        async def bounded() -> None:
+            with anyio.fail_after(TEST_S_MAX):
+                await test(**fixtures)
+
+        anyio.run(bounded, backend=backend)
+
+    update_wrapper(run, test)
+    # pytest reads the names of the fixtures here.
+    signature = inspect.signature(test)
+    backend = inspect.Parameter("backend", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    run.__dict__.update(__signature__=signature.replace(parameters=[backend, *signature.parameters.values()]))
+    return pytest.mark.parametrize("backend", LOOPS)(run)
 
 
 def clock_of(client: Client | AsyncClient) -> ServerClock:

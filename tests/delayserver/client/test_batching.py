@@ -19,6 +19,7 @@ from delayserver.client.asynchronous import batching as async_batching
 from delayserver.client.blocking import batching
 from delayserver.client.calls.batch_queue import BatchQueue
 from delayserver.protocol.errors import ConnectionLost, RequestTimedOut
+from tests.delayserver.client.both import on_each_loop
 from tests.delayserver.client.fake_server import FakeServer, Garbage, Late
 
 
@@ -105,33 +106,30 @@ def test_a_task_of_asyncio_that_is_cancelled_abandons_its_batcher(server: FakeSe
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("backend", ["trio", "asyncio"])
-def test_a_task_that_hands_over_many_messages_lets_other_tasks_run(server: FakeServer, backend: str) -> None:
-    async def main() -> None:
-        turns = 0
+@on_each_loop
+async def test_a_task_that_hands_over_many_messages_lets_other_tasks_run(server: FakeServer) -> None:
+    turns = 0
 
-        async def count_turns() -> None:
-            nonlocal turns
-            while True:
-                await anyio.sleep(0)
-                turns += 1
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            await anyio.sleep(0)
+            turns += 1
 
-        async with AsyncClient(server.address) as client, anyio.create_task_group() as others:
-            others.start_soon(count_turns)
-            async with client.batcher("a") as batcher:
-                await anyio.sleep(0)
-                before = turns
+    async with AsyncClient(server.address) as client, anyio.create_task_group() as others:
+        others.start_soon(count_turns)
+        async with client.batcher("a") as batcher:
+            await anyio.sleep(0)
+            before = turns
+            for number in range(1000):
+                await batcher.send(b"", due_ms=number)
+            assert turns - before >= 10
+            with anyio.CancelScope() as scope:
+                scope.cancel()
                 for number in range(1000):
-                    await batcher.send(b"", due_ms=number)
-                assert turns - before >= 10
-                with anyio.CancelScope() as scope:
-                    scope.cancel()
-                    for number in range(1000):
-                        await batcher.send(b"cancelled", due_ms=number)
-                assert scope.cancelled_caught
-            others.cancel_scope.cancel()
-
-    anyio.run(main, backend=backend)
+                    await batcher.send(b"cancelled", due_ms=number)
+            assert scope.cancelled_caught
+        others.cancel_scope.cancel()
     handed_over = [stored.body for stored in server.messages]
     assert handed_over.count(b"") == 1000
     assert handed_over.count(b"cancelled") < 1000
@@ -163,22 +161,18 @@ def test_an_error_of_the_block_abandons_unanswered_messages_of_a_hanging_server_
         assert_abandoned(futures, server)
 
 
-@pytest.mark.parametrize("backend", ["trio", "asyncio"])
-def test_an_error_of_an_asynchronous_block_abandons_unanswered_messages_in_time(
-    server: FakeServer, monkeypatch: pytest.MonkeyPatch, backend: str
+@on_each_loop
+async def test_an_error_of_an_asynchronous_block_abandons_unanswered_messages_in_time(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(async_batching, "DRAIN_S", 0.2)
     server.misbehave("send", Garbage(b""))
     handles: list[Handle[SendResult]] = []
-
-    async def main() -> None:
-        async with AsyncClient(server.address, timeout_s=600, retries=0) as client:
-            with anyio.fail_after(30), pytest.raises(KeyError):
-                async with client.batcher("a", batch_messages_max=10) as batcher:
-                    handles.extend([await batcher.send(b"", due_ms=number) for number in range(20)])
-                    raise KeyError
-
-    anyio.run(main, backend=backend)
+    async with AsyncClient(server.address, timeout_s=600, retries=0) as client:
+        with anyio.fail_after(30), pytest.raises(KeyError):
+            async with client.batcher("a", batch_messages_max=10) as batcher:
+                handles.extend([await batcher.send(b"", due_ms=number) for number in range(20)])
+                raise KeyError
     for handle in handles:
         with pytest.raises(ConnectionLost):
             handle.result()

@@ -9,6 +9,7 @@ import pytest
 
 from delayserver.client import AsyncClient, Client
 from tests.delayserver.cli.conftest import Server, serving
+from tests.delayserver.client.both import on_each_loop
 from tests.delayserver.client.fake_server import FakeServer, Swap
 from tests.delayserver.client.listening.listeners import until
 
@@ -30,34 +31,26 @@ async def pull_and_be_cancelled(server: FakeServer, client: AsyncClient) -> None
         tasks.cancel_scope.cancel()
 
 
-@BACKENDS
-def test_a_reply_that_comes_behind_the_cancel_is_given_back(server: FakeServer, backend: str) -> None:
+@on_each_loop
+async def test_a_reply_that_comes_behind_the_cancel_is_given_back(server: FakeServer) -> None:
     server.leases = True
     with Client(server.address) as sender:
         sender.send_columns("a", 1, [b""] * 3)
     server.misbehave("pull", Swap())  # it answers behind the `cancel_wait`
-
-    async def main() -> None:
-        async with AsyncClient(server.address) as client:
-            await pull_and_be_cancelled(server, client)
-            with anyio.fail_after(30):
-                while not server.count("nack"):
-                    await anyio.sleep(0.01)
-
-    anyio.run(main, backend=backend)
+    async with AsyncClient(server.address) as client:
+        await pull_and_be_cancelled(server, client)
+        with anyio.fail_after(30):
+            while not server.count("nack"):
+                await anyio.sleep(0.01)
     (nack,) = [request.arguments for request in server.requests if request.operation == "nack"]
     assert (nack["count"], nack["delay_ms"], nack["unseen"]) == (3, 0, True)
 
 
-@BACKENDS
-def test_an_empty_reply_behind_the_cancel_is_dropped(server: FakeServer, backend: str) -> None:
+@on_each_loop
+async def test_an_empty_reply_behind_the_cancel_is_dropped(server: FakeServer) -> None:
     server.misbehave("pull", Swap())
-
-    async def main() -> None:
-        async with AsyncClient(server.address) as client:
-            await pull_and_be_cancelled(server, client)
-
-    anyio.run(main, backend=backend)
+    async with AsyncClient(server.address) as client:
+        await pull_and_be_cancelled(server, client)
     assert server.count("cancel_wait") == 1 and not server.count("nack")
 
 

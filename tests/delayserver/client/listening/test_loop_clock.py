@@ -8,17 +8,15 @@ import trio
 import trio.testing
 
 from delayserver.client.listening.loop_clock import loop_clock
+from tests.delayserver.client.both import on_each_loop
 
 
-@pytest.mark.parametrize("backend", ["trio", "asyncio"])
-def test_loop_clock_agrees_with_the_clock_of_the_event_loop(backend: str) -> None:
-    async def main() -> None:
-        clock = loop_clock()
-        before_s = anyio.current_time()
-        now_s = clock()
-        assert before_s <= now_s <= anyio.current_time()
-
-    anyio.run(main, backend=backend)
+@on_each_loop
+async def test_loop_clock_agrees_with_the_clock_of_the_event_loop() -> None:
+    clock = loop_clock()
+    before_s = anyio.current_time()
+    now_s = clock()
+    assert before_s <= now_s <= anyio.current_time()
 
 
 def test_a_simulated_clock_of_trio_is_the_clock() -> None:
