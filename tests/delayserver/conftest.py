@@ -1,4 +1,4 @@
-"""A server on fakes for every test that asks for `boot`; such tests run in simulated time."""
+"""A fake disk for tests that ask for `disk`, and a server on fakes for those that ask for `boot`: in simulated time."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 import trio
 import trio.testing
 
+from tests.fakes.disk import FakeDisk
 from tests.fakes.host import Boot
 
 
@@ -24,6 +25,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "boot" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.trio(run=run_simulated))
+
+
+@pytest.fixture
+def disk() -> FakeDisk:
+    return FakeDisk()
 
 
 @pytest.fixture

@@ -505,3 +505,10 @@ def _apply(names: dict[str, Node], entry: _Entry) -> None:
             names.pop(path, None)
         else:
             names[path] = node
+
+
+def new_disk(capacity_bytes: int | None = None) -> FakeDisk:
+    """A disk with the directory /d in it."""
+    disk = FakeDisk(capacity_bytes)
+    disk.make_directory("/d")
+    return disk

@@ -254,10 +254,9 @@ async def test_a_node_whose_store_takes_nothing_any_more_ends_so_that_a_restart_
 
 @pytest.mark.parametrize("bad", [200, 900])
 def test_a_repeated_hand_off_looks_around_a_sector_that_cannot_be_read(
-    bad: int, monkeypatch: pytest.MonkeyPatch
+    bad: int, monkeypatch: pytest.MonkeyPatch, disk: FakeDisk
 ) -> None:
     """Raised from there it would end the server, and every next start, which asks again for what it may have delivered."""
-    disk = FakeDisk()
     broker = open_broker(disk)
     for first in (1, 11, 21):
         broker.deliver(messages(first, 10), False, NOW_US)

@@ -19,8 +19,7 @@ from tests.fakes.disk import FakeDisk
 from tests.fakes.host import Boot, Host, faked_settings
 
 
-async def test_on_a_full_disk_outcomes_wait_and_nothing_is_delivered_twice(boot: Boot) -> None:
-    disk = FakeDisk()
+async def test_on_a_full_disk_outcomes_wait_and_nothing_is_delivered_twice(boot: Boot, disk: FakeDisk) -> None:
     host, client = await boot.connected(faked_settings(), disk=disk)
     receipts = [(await client.put(str(i), host.now_ms + 1_000 + i * 400))["receipt"] for i in range(10)]
     await host.settled()
@@ -65,8 +64,7 @@ async def test_every_file_of_a_flush_that_met_a_full_disk_is_synced_before_it_co
         await host.kill()
 
 
-async def test_a_flush_after_a_failed_sync_raises(boot: Boot) -> None:
-    disk = FakeDisk()
+async def test_a_flush_after_a_failed_sync_raises(boot: Boot, disk: FakeDisk) -> None:
     host = await boot.started(faked_settings(), disk=disk)
     recorder, decided = host.server.parts.outcomes.recorder, host.server.parts.state.decided
     decided.add(_outcomes([1], host.now_ms // 60_000 * 60_000))
@@ -146,8 +144,7 @@ def _outcomes(sequences: list[int], due_ms: int) -> OutcomeBatch:
 
 
 @pytest.mark.parametrize("workers", [1, 8])
-async def test_past_its_bound_of_outcomes_dispatch_waits_for_the_disk(boot: Boot, workers: int) -> None:
-    disk = FakeDisk()
+async def test_past_its_bound_of_outcomes_dispatch_waits_for_the_disk(boot: Boot, workers: int, disk: FakeDisk) -> None:
     host, client = await boot.connected(
         faked_settings(dispatch={"outcome_rows_max": 20, "batch_messages_max": 5, "workers": workers}), disk=disk
     )

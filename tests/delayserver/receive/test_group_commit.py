@@ -118,8 +118,7 @@ async def test_a_failed_sync_of_outcomes_stops_the_server_and_a_restart_recovers
     host.check_balance(pending=0)
 
 
-async def test_a_full_disk_refuses_by_name_and_loses_nothing(boot: Boot) -> None:
-    disk = FakeDisk()
+async def test_a_full_disk_refuses_by_name_and_loses_nothing(boot: Boot, disk: FakeDisk) -> None:
     host, client = await boot.connected(disk=disk)
     disk.capacity_bytes = disk.used_bytes + (1 << 20)
     accepted, refused = [], 0
@@ -142,8 +141,7 @@ async def test_a_full_disk_refuses_by_name_and_loses_nothing(boot: Boot) -> None
     assert host.check_balance(pending=0)["delivered"] == len(accepted)
 
 
-async def test_a_full_disk_that_cannot_reserve_sequences_refuses_the_whole_group(boot: Boot) -> None:
-    disk = FakeDisk()
+async def test_a_full_disk_that_cannot_reserve_sequences_refuses_the_whole_group(boot: Boot, disk: FakeDisk) -> None:
     host = await boot.started(disk=disk)
     clients = [await host.client() for _ in range(3)]
     sequences = host.server.parts.opened.sequences
@@ -192,8 +190,7 @@ async def test_what_was_refused_since_a_new_segment_found_no_room_for_its_name_n
     host.check_balance(pending=0)
 
 
-async def test_sends_are_refused_while_space_is_short_and_cancels_are_not(boot: Boot) -> None:
-    disk = FakeDisk()
+async def test_sends_are_refused_while_space_is_short_and_cancels_are_not(boot: Boot, disk: FakeDisk) -> None:
     host, client = await boot.connected(small_settings(storage={"free_bytes_min": 1 << 20}), disk=disk)
     receipt = (await client.put("m", host.now_ms + 60_000))["receipt"]
     await host.settled()
@@ -282,8 +279,7 @@ async def test_a_name_whose_sync_failed_is_refused_and_nothing_is_accepted_under
     await host.wait_down()  # a failed sync is final: the server stops
 
 
-async def test_a_new_name_on_a_full_disk_is_refused_as_disk_full(boot: Boot) -> None:
-    disk = FakeDisk()
+async def test_a_new_name_on_a_full_disk_is_refused_as_disk_full(boot: Boot, disk: FakeDisk) -> None:
     host, client = await boot.connected(disk=disk)
     await client.put("m", host.now_ms + 60_000)
     disk.capacity_bytes = disk.used_bytes

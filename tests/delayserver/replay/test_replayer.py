@@ -71,9 +71,8 @@ async def test_after_a_loss_of_power_the_messages_that_schedule_files_lost_are_r
 
 
 async def test_a_disk_that_fills_up_in_the_middle_of_a_round_neither_loses_nor_repeats_nor_miscounts(
-    boot: Boot,
+    boot: Boot, disk: FakeDisk
 ) -> None:
-    disk = FakeDisk()
     host, client = await boot.connected(faked_settings(storage={"message_log_segment_bytes": 4 << 20}), disk=disk)
     await client.put("first", host.now_ms + 3_000)
     await host.settled()
@@ -106,9 +105,8 @@ async def test_a_disk_that_fills_up_in_the_middle_of_a_round_neither_loses_nor_r
 
 
 async def test_a_replay_on_a_full_disk_with_a_lost_checkpoint_counts_each_message_once(
-    boot: Boot, nursery: trio.Nursery
+    boot: Boot, nursery: trio.Nursery, disk: FakeDisk
 ) -> None:
-    disk = FakeDisk()
     host, client = await boot.connected(faked_settings(storage=RARE_CHECKPOINTS), disk=disk)
     disk.capacity_bytes = disk.used_bytes + 12_000
     accepted = 0
@@ -165,9 +163,8 @@ async def test_replay_reads_the_log_back_when_it_fell_behind(boot: Boot, monkeyp
     host.check_balance(pending=0)
 
 
-async def test_rounds_over_more_files_than_may_be_open_begin_with_those_that_are(boot: Boot) -> None:
+async def test_rounds_over_more_files_than_may_be_open_begin_with_those_that_are(boot: Boot, disk: FakeDisk) -> None:
     """In the same order each time, the least recently used one would always be the next one wanted."""
-    disk = FakeDisk()
     host = boot(faked_settings(storage={"open_files_max": 24} | RARE_CHECKPOINTS), disk=disk)
     server = await host.start()
     windows, rounds = 30, 6

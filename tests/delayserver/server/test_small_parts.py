@@ -129,8 +129,7 @@ def test_buckets_hold_every_row_once_in_the_order_of_their_sequences(seed: int) 
     assert len({part.key for part in parts}) == len(parts)
 
 
-def test_a_window_is_incomplete_until_each_row_has_an_outcome_and_again_after_a_late_row() -> None:
-    disk = FakeDisk()
+def test_a_window_is_incomplete_until_each_row_has_an_outcome_and_again_after_a_late_row(disk: FakeDisk) -> None:
     schedule = ScheduleLog(disk, "/s", 1, MINUTE_MS, FileUse(8))
     dispatch = DispatchLog(disk, "/d", 1, MINUTE_MS, FileUse(8))
     book = WindowBook(schedule, dispatch, DayTable(disk, "/days", 0, {}), MINUTE_MS)

@@ -44,8 +44,7 @@ async def test_a_node_does_not_hear_of_a_window_that_a_late_message_opened_again
     await host.until(lambda: host.fake().complete == [window_ms], within_ms=60_000)
 
 
-def test_a_window_is_settled_when_its_last_outcome_is_durable() -> None:
-    disk = FakeDisk()
+def test_a_window_is_settled_when_its_last_outcome_is_durable(disk: FakeDisk) -> None:
     schedule, dispatch = opened(disk), DispatchLog(disk, "/data/dispatch_log", 1, 60_000)
     book = WindowBook(schedule, dispatch, DayTable(disk, "/days", 0, {}), 60_000)
     schedule.append(KEY, messages(1, 2))

@@ -8,13 +8,7 @@ import pytest
 
 from store.disk.filesystem import write_atomically
 from store.errors import DiskFullError, LockedError, StoreError, SyncFailedError
-from tests.fakes.disk import PAGE, FakeDisk, SimulatedCrash
-
-
-def disk(capacity_bytes: int | None = None) -> FakeDisk:
-    fs = FakeDisk(capacity_bytes)
-    fs.make_directory("/d")
-    return fs
+from tests.fakes.disk import PAGE, FakeDisk, SimulatedCrash, new_disk
 
 
 def durable_file(fs: FakeDisk, path: str, content: bytes) -> None:
@@ -27,7 +21,7 @@ def durable_file(fs: FakeDisk, path: str, content: bytes) -> None:
 
 def test_synced_bytes_survive_every_crash() -> None:
     for seed in range(50):
-        fs = disk()
+        fs = new_disk()
         durable_file(fs, "/d/a", b"x" * 10_000)
         fs.crash(Random(seed))
         assert fs.content("/d/a") == b"x" * 10_000
@@ -36,7 +30,7 @@ def test_synced_bytes_survive_every_crash() -> None:
 def test_unsynced_pages_survive_each_for_itself_and_in_any_order() -> None:
     seen = set()
     for seed in range(200):
-        fs = disk()
+        fs = new_disk()
         durable_file(fs, "/d/a", b"o" * 3 * PAGE)
         file = fs.open("/d/a")
         for page in range(3):
@@ -51,7 +45,7 @@ def test_unsynced_pages_survive_each_for_itself_and_in_any_order() -> None:
 def test_the_last_write_is_torn_at_any_byte() -> None:
     lengths = set()
     for seed in range(300):
-        fs = disk()
+        fs = new_disk()
         durable_file(fs, "/d/a", b"o" * 8)
         fs.open("/d/a").pwrite(0, [b"n" * 8])
         fs.crash(Random(seed))
@@ -64,7 +58,7 @@ def test_the_last_write_is_torn_at_any_byte() -> None:
 def test_an_unsynced_growth_is_lost_or_kept_and_never_shows_foreign_bytes() -> None:
     sizes = set()
     for seed in range(50):
-        fs = disk()
+        fs = new_disk()
         durable_file(fs, "/d/a", b"o" * 100)
         fs.open("/d/a").pwrite(100, [b"n" * 100])
         fs.crash(Random(seed))
@@ -77,7 +71,7 @@ def test_an_unsynced_growth_is_lost_or_kept_and_never_shows_foreign_bytes() -> N
 def test_directory_entries_that_were_not_synced_are_lost_or_kept() -> None:
     seen = set()
     for seed in range(100):
-        fs = disk()
+        fs = new_disk()
         durable_file(fs, "/d/old", b"1")
         durable_file(fs, "/d/renamed", b"2")
         fs.open("/d/new", create=True)
@@ -91,7 +85,7 @@ def test_directory_entries_that_were_not_synced_are_lost_or_kept() -> None:
 
 
 def test_synced_directory_entries_survive() -> None:
-    fs = disk()
+    fs = new_disk()
     durable_file(fs, "/d/a", b"1")
     fs.replace("/d/a", "/d/b")
     fs.sync_directory("/d")
@@ -102,7 +96,7 @@ def test_synced_directory_entries_survive() -> None:
 def test_a_truncation_that_was_not_synced_may_come_back() -> None:
     seen = set()
     for seed in range(50):
-        fs = disk()
+        fs = new_disk()
         durable_file(fs, "/d/a", b"o" * 100)
         fs.open("/d/a").truncate(10)
         fs.crash(Random(seed))
@@ -111,7 +105,7 @@ def test_a_truncation_that_was_not_synced_may_come_back() -> None:
 
 
 def test_a_killed_process_loses_nothing_that_it_wrote() -> None:
-    fs = disk()
+    fs = new_disk()
     file = fs.open("/d/a", create=True)
     file.pwrite(0, [b"abc"])
     fs.kill()
@@ -123,7 +117,7 @@ def test_a_killed_process_loses_nothing_that_it_wrote() -> None:
 def test_a_failed_sync_is_final_and_later_syncs_make_nothing_of_it_durable() -> None:
     lost = 0
     for seed in range(40):
-        fs = disk()
+        fs = new_disk()
         durable_file(fs, "/d/a", b"o" * 10)
         file = fs.open("/d/a")
         file.pwrite(0, [b"n" * 10])
@@ -141,7 +135,7 @@ def test_a_failed_sync_is_final_and_later_syncs_make_nothing_of_it_durable() -> 
 
 def test_writing_pages_of_a_failed_sync_again_makes_them_durable() -> None:
     for seed in range(20):
-        fs = disk()
+        fs = new_disk()
         durable_file(fs, "/d/a", b"o" * 10)
         file = fs.open("/d/a")
         file.pwrite(0, [b"n" * 10])
@@ -157,7 +151,7 @@ def test_writing_pages_of_a_failed_sync_again_makes_them_durable() -> None:
 
 
 def test_a_full_disk_takes_a_part_of_a_write_and_says_so() -> None:
-    fs = disk(capacity_bytes=2 * PAGE)
+    fs = new_disk(capacity_bytes=2 * PAGE)
     file = fs.open("/d/a", create=True)
     with pytest.raises(DiskFullError):
         file.pwrite(0, [b"x" * 3 * PAGE])
@@ -172,7 +166,7 @@ def test_a_full_disk_takes_a_part_of_a_write_and_says_so() -> None:
 
 
 def test_allocated_space_is_there_when_the_disk_is_full() -> None:
-    fs = disk(capacity_bytes=2 * PAGE)
+    fs = new_disk(capacity_bytes=2 * PAGE)
     file = fs.open("/d/a", create=True)
     file.allocate(PAGE)
     fs.open("/d/b", create=True).pwrite(0, [b"x" * PAGE])
@@ -181,7 +175,7 @@ def test_allocated_space_is_there_when_the_disk_is_full() -> None:
 
 
 def test_a_crash_comes_at_the_operation_asked_for_and_nothing_runs_after_it() -> None:
-    fs = disk()
+    fs = new_disk()
     file = fs.open("/d/a", create=True)
     fs.crash_after(2)
     file.pwrite(0, [b"1"])
@@ -195,7 +189,7 @@ def test_a_crash_comes_at_the_operation_asked_for_and_nothing_runs_after_it() ->
 
 
 def test_locks_go_with_the_process_and_with_the_file() -> None:
-    fs = disk()
+    fs = new_disk()
     held = fs.lock("/d/lock", b"process 1")
     with pytest.raises(LockedError, match="process 1"):
         fs.lock("/d/lock", b"process 2")
@@ -206,7 +200,7 @@ def test_locks_go_with_the_process_and_with_the_file() -> None:
 
 
 def test_a_flipped_bit_stays_flipped() -> None:
-    fs = disk()
+    fs = new_disk()
     durable_file(fs, "/d/a", b"\0" * 10)
     fs.flip_bit("/d/a", 3, 2)
     fs.crash(Random(0))
@@ -214,7 +208,7 @@ def test_a_flipped_bit_stays_flipped() -> None:
 
 
 def test_a_file_opened_for_reading_is_not_written() -> None:
-    fs = disk()
+    fs = new_disk()
     durable_file(fs, "/d/a", b"1")
     with pytest.raises(StoreError):
         fs.open("/d/a", write=False).pwrite(0, [b"2"])
@@ -224,7 +218,7 @@ def test_an_atomic_write_leaves_the_old_or_the_new_content_at_every_crash_point(
     seen = set()
     for point in range(1, 8):
         for seed in range(20):
-            fs = disk()
+            fs = new_disk()
             write_atomically(fs, "/d/a", b"old" * 3000)
             fs.crash_after(point)
             try:
@@ -238,7 +232,7 @@ def test_an_atomic_write_leaves_the_old_or_the_new_content_at_every_crash_point(
 
 
 def test_an_atomic_write_that_finds_the_disk_full_gives_the_space_back() -> None:
-    fs = disk(capacity_bytes=3 * PAGE)
+    fs = new_disk(capacity_bytes=3 * PAGE)
     write_atomically(fs, "/d/a", b"o" * PAGE)
     with pytest.raises(DiskFullError):
         write_atomically(fs, "/d/a", b"n" * 3 * PAGE)
@@ -246,20 +240,19 @@ def test_an_atomic_write_that_finds_the_disk_full_gives_the_space_back() -> None
     assert fs.free_bytes("/d") == 2 * PAGE
 
 
-def test_a_loss_of_power_leaves_at_least_the_synced_bytes() -> None:
-    fs = FakeDisk()
-    fs.make_directory("/d")
-    file = fs.open("/d/a", create=True)
+def test_a_loss_of_power_leaves_at_least_the_synced_bytes(disk: FakeDisk) -> None:
+    disk.make_directory("/d")
+    file = disk.open("/d/a", create=True)
     file.pwrite(0, [b"a" * 3 * PAGE])
     file.datasync()
     file.pwrite(PAGE, [b"b" * PAGE])
     file.pwrite(3 * PAGE, [b"c"])
-    assert fs.durable("/d/a") == b"a" * 3 * PAGE
+    assert disk.durable("/d/a") == b"a" * 3 * PAGE
     file.datasync()
-    assert fs.durable("/d/a") == fs.content("/d/a")
+    assert disk.durable("/d/a") == disk.content("/d/a")
     file.truncate(PAGE)
-    assert fs.durable("/d/a") == b"a" * PAGE + b"b" * PAGE + b"a" * PAGE + b"c"
-    fs.fail_next_sync("/d/a")
+    assert disk.durable("/d/a") == b"a" * PAGE + b"b" * PAGE + b"a" * PAGE + b"c"
+    disk.fail_next_sync("/d/a")
     with pytest.raises(SyncFailedError):
         file.datasync()
-    assert fs.durable("/d/a") == b"a" * PAGE + b"b" * PAGE + b"a" * PAGE + b"c"
+    assert disk.durable("/d/a") == b"a" * PAGE + b"b" * PAGE + b"a" * PAGE + b"c"

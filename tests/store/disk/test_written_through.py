@@ -22,17 +22,16 @@ def warmed(fs: FakeDisk, segment_bytes: int = 64 * PAGE) -> MessageLog:
     return log
 
 
-def test_small_groups_in_warm_space_need_no_sync_of_the_file() -> None:
-    fs = FakeDisk()
-    log = warmed(fs)
-    before = fs.counts["datasync"], fs.counts["pwrite"]
+def test_small_groups_in_warm_space_need_no_sync_of_the_file(disk: FakeDisk) -> None:
+    log = warmed(disk)
+    before = disk.counts["datasync"], disk.counts["pwrite"]
     for sequence in range(1, 60):
         entries = log.append_durably([batch(sequence, 100)])
         assert (log.synced, entries[-1].end) == (log.end, log.end)
-    assert (fs.counts["datasync"], fs.counts["pwrite"]) == before
-    assert fs.counts["write_through"] == 59
-    fs.crash(Random(1))
-    log = opened(fs)
+    assert (disk.counts["datasync"], disk.counts["pwrite"]) == before
+    assert disk.counts["write_through"] == 59
+    disk.crash(Random(1))
+    log = opened(disk)
     assert log.damages == [] and sequences(log) == list(range(1, 60))
 
 
@@ -54,9 +53,8 @@ def test_groups_past_the_cache_and_through_it_follow_each_other(first: bool) -> 
     assert fs.content(path) == plain.content(path)
 
 
-def test_a_log_that_rolls_writes_through_in_each_of_its_segments() -> None:
-    fs = FakeDisk()
-    log = opened(fs, segment_bytes=8 * PAGE)
+def test_a_log_that_rolls_writes_through_in_each_of_its_segments(disk: FakeDisk) -> None:
+    log = opened(disk, segment_bytes=8 * PAGE)
     done = 0
     while len(log.segments()) < 4:
         step = log.warm_ahead(1 << 20)
@@ -65,73 +63,68 @@ def test_a_log_that_rolls_writes_through_in_each_of_its_segments() -> None:
             log.use_warm(step)
         done += 1
         log.append_durably([batch(done, 300)])
-    assert fs.counts["write_through"] > done * 0.9
-    fs.crash(Random(2))
-    log = opened(fs, segment_bytes=8 * PAGE)
+    assert disk.counts["write_through"] > done * 0.9
+    disk.crash(Random(2))
+    log = opened(disk, segment_bytes=8 * PAGE)
     assert log.damages == [] and sequences(log) == list(range(1, done + 1))
 
 
-def test_a_group_that_is_large_or_behind_the_warm_space_is_synced_with_the_file() -> None:
-    fs = FakeDisk()
-    log = warmed(fs, segment_bytes=40 * PAGE)
+def test_a_group_that_is_large_or_behind_the_warm_space_is_synced_with_the_file(disk: FakeDisk) -> None:
+    log = warmed(disk, segment_bytes=40 * PAGE)
     log.append_durably([batch(1, 20 * PAGE)])
-    assert fs.counts["write_through"] == 0
+    assert disk.counts["write_through"] == 0
     log.append_durably([batch(2, 10 * PAGE)])
-    assert fs.counts["write_through"] == 1
+    assert disk.counts["write_through"] == 1
     log.append_durably([batch(3, 12 * PAGE)])
-    assert fs.counts["write_through"] == 1
+    assert disk.counts["write_through"] == 1
     assert log.synced == log.end
-    fs.crash(Random(1))
-    assert sequences(opened(fs)) == [1, 2, 3]
+    disk.crash(Random(1))
+    assert sequences(opened(disk)) == [1, 2, 3]
 
 
-def test_a_file_system_that_cannot_write_through_syncs_the_file() -> None:
-    fs = FakeDisk()
-    fs.caches_everything = True
-    log = warmed(fs)
+def test_a_file_system_that_cannot_write_through_syncs_the_file(disk: FakeDisk) -> None:
+    disk.caches_everything = True
+    log = warmed(disk)
     log.append_durably([batch(1)])
     log.append_durably([batch(2)])
     assert log.synced == log.end
-    fs.crash(Random(1))
-    assert sequences(opened(fs)) == [1, 2]
+    disk.crash(Random(1))
+    assert sequences(opened(disk)) == [1, 2]
 
 
-def test_warm_space_that_a_failed_write_cut_off_is_not_used() -> None:
-    fs = FakeDisk()
-    log = warmed(fs)
+def test_warm_space_that_a_failed_write_cut_off_is_not_used(disk: FakeDisk) -> None:
+    log = warmed(disk)
     log.append_durably([batch(1)])
-    fs.capacity_bytes = fs.used_bytes
+    disk.capacity_bytes = disk.used_bytes
     with pytest.raises(DiskFullError):
         log.append([batch(2, 100 * PAGE)])
-    fs.capacity_bytes = None
+    disk.capacity_bytes = None
     log.append_durably([batch(2)])
-    assert fs.counts["write_through"] == 1
+    assert disk.counts["write_through"] == 1
     assert log.synced == log.end
-    fs.crash(Random(1))
-    assert sequences(opened(fs)) == [1, 2]
+    disk.crash(Random(1))
+    assert sequences(opened(disk)) == [1, 2]
 
 
-def test_a_failed_write_past_the_cache_is_final() -> None:
-    fs = FakeDisk()
-    log = warmed(fs)
+def test_a_failed_write_past_the_cache_is_final(disk: FakeDisk) -> None:
+    log = warmed(disk)
     log.append_durably([batch(1)])
-    fs.fail_next_sync("message_log")
+    disk.fail_next_sync("message_log")
     for _ in range(2):
         with pytest.raises(SyncFailedError):
             log.append_durably([batch(2)])
     with pytest.raises(SyncFailedError):
         log.append([batch(2)])
     assert log.synced == log.end
-    fs.crash(Random(3))
-    assert sequences(opened(fs)) in ([1], [1, 2])
+    disk.crash(Random(3))
+    assert sequences(opened(disk)) in ([1], [1, 2])
 
 
-def test_zeros_whose_sync_fails_end_the_log() -> None:
-    fs = FakeDisk()
-    log = opened(fs, segment_bytes=64 * PAGE)
+def test_zeros_whose_sync_fails_end_the_log(disk: FakeDisk) -> None:
+    log = opened(disk, segment_bytes=64 * PAGE)
     step = log.warm_ahead(1 << 20)
     assert step is not None
-    fs.fail_next_sync("message_log")
+    disk.fail_next_sync("message_log")
     with pytest.raises(SyncFailedError):
         log.sync_warm(step)
     with pytest.raises(SyncFailedError):
@@ -139,15 +132,14 @@ def test_zeros_whose_sync_fails_end_the_log() -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_a_crash_in_a_write_past_the_cache_takes_nothing_that_was_acknowledged(seed: int) -> None:
-    fs = FakeDisk()
-    log = warmed(fs)
+def test_a_crash_in_a_write_past_the_cache_takes_nothing_that_was_acknowledged(seed: int, disk: FakeDisk) -> None:
+    log = warmed(disk)
     done = 0
-    fs.crash_after(seed % 9 + 1)
+    disk.crash_after(seed % 9 + 1)
     try:
         while True:
             log.append_durably([batch(done + 1, 900)])
             done += 1
     except SimulatedCrash:
         pass
-    lose_power(fs, seed, done)
+    lose_power(disk, seed, done)

@@ -113,8 +113,7 @@ def test_copies_and_internal_records_are_left_out_of_a_rebuilt_index() -> None:
     assert 0 < len(load_id_index(log, [KEY], unexpected)) == int(own.sum()) < 500
 
 
-def test_a_damaged_message_is_reported_and_is_no_original_any_more() -> None:
-    disk = FakeDisk()
+def test_a_damaged_message_is_reported_and_is_no_original_any_more(disk: FakeDisk) -> None:
     log = ScheduleLog(disk, "/schedule_log", 7, 60_000)
     rows = [(b"a", 1, 5), (b"b", 1, 5), (b"c", 1, 5)]
     places = [log.append(KEY, batch_of([row], 1 + index)) for index, row in enumerate(rows)]

@@ -40,8 +40,7 @@ def assert_counts_are_those_of_a_scan(log: DispatchLog) -> None:
         assert log.rows(key) == int(scanned.sum())
 
 
-def test_files_are_named_by_window_or_day() -> None:
-    disk = FakeDisk()
+def test_files_are_named_by_window_or_day(disk: FakeDisk) -> None:
     log = opened(disk)
     log.append(KEY, outcomes([1]))
     log.append(DAY, outcomes([2]))
@@ -60,10 +59,9 @@ def test_outcomes_are_read_back_in_the_order_written() -> None:
 
 @pytest.mark.parametrize("part_bytes", [1, 5_000, 1 << 20])
 def test_rows_of_some_messages_are_read_around_damage_and_a_part_at_a_time(
-    part_bytes: int, monkeypatch: pytest.MonkeyPatch
+    part_bytes: int, monkeypatch: pytest.MonkeyPatch, disk: FakeDisk
 ) -> None:
     monkeypatch.setattr("store.logs.dispatch_log.PART_BYTES", part_bytes)
-    disk = FakeDisk()
     log = opened(disk)
     written = [outcomes(list(range(first, first + 50))) for first in range(100, 1_000, 50)]
     places = [log.append(KEY, part) for part in written]
@@ -119,8 +117,7 @@ def test_counts_after_a_crash_equal_those_of_a_full_scan(steps: list[tuple[int, 
     assert scanned.marks() == again.marks()
 
 
-def test_one_file_is_restored_and_counted_on() -> None:
-    disk = FakeDisk()
+def test_one_file_is_restored_and_counted_on(disk: FakeDisk) -> None:
     log = opened(disk)
     log.append(KEY, outcomes([1, 2, 3]))
     log.sync()
@@ -133,8 +130,7 @@ def test_one_file_is_restored_and_counted_on() -> None:
     assert_counts_are_those_of_a_scan(again)
 
 
-def test_a_record_with_an_outcome_beyond_the_table_is_damage_and_the_others_are_counted() -> None:
-    disk = FakeDisk()
+def test_a_record_with_an_outcome_beyond_the_table_is_damage_and_the_others_are_counted(disk: FakeDisk) -> None:
     log = opened(disk)
     log.append(KEY, outcomes([1, 2, 3]))
     log.sync()
@@ -197,16 +193,14 @@ def test_without_a_reserve_a_full_disk_is_raised_and_nothing_is_appended() -> No
     assert log.rows(KEY) == 2
 
 
-def test_the_reserve_is_no_stranger_and_stays_over_a_restart() -> None:
-    disk = FakeDisk()
+def test_the_reserve_is_no_stranger_and_stays_over_a_restart(disk: FakeDisk) -> None:
     opened(disk).restore_reserve()
     again = opened(disk)
     again.recover_all({})
     assert again.strangers == [] and again.reserve.held
 
 
-def test_the_content_of_a_renamed_file_is_not_taken_for_the_outcomes_of_a_window() -> None:
-    disk = FakeDisk()
+def test_the_content_of_a_renamed_file_is_not_taken_for_the_outcomes_of_a_window(disk: FakeDisk) -> None:
     log = opened(disk)
     other = DispatchKey(MINUTE + 60_000, False)
     log.append(KEY, outcomes([1, 2]))
@@ -232,8 +226,7 @@ def test_a_reserve_of_nothing_is_never_held() -> None:
     assert not reserve.restore() and not reserve.held and not reserve.release()
 
 
-def test_a_removed_file_is_gone_after_a_crash() -> None:
-    disk = FakeDisk()
+def test_a_removed_file_is_gone_after_a_crash(disk: FakeDisk) -> None:
     log = opened(disk)
     log.append(KEY, outcomes([1]))
     log.sync()

@@ -35,37 +35,34 @@ def test_a_scan_ends_where_it_shall() -> None:
     assert [entry.start for entry in LogScan(log, starts[3], starts[5])] == starts[3:5]
 
 
-def test_damage_is_skipped_and_makes_a_gap() -> None:
-    fs = FakeDisk()
-    log = opened(fs)
+def test_damage_is_skipped_and_makes_a_gap(disk: FakeDisk) -> None:
+    log = opened(disk)
     starts = fill(log, 30)
     base, _, path = log.segments()[1]
     (lost, *_) = [start for start in starts if start >= base]
-    fs.flip_bit(path, lost - base + 3)
-    fs.kill()
-    assert scanned(opened(fs)) == ([n for n in range(1, 31) if starts[n - 1] != lost], True)
+    disk.flip_bit(path, lost - base + 3)
+    disk.kill()
+    assert scanned(opened(disk)) == ([n for n in range(1, 31) if starts[n - 1] != lost], True)
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOMEM])
 @pytest.mark.parametrize("refusals", range(1, READ_TRIES))
-def test_a_disk_that_refuses_for_a_moment_makes_no_gap(code: int, refusals: int) -> None:
-    fs = FakeDisk()
-    log = opened(fs)
+def test_a_disk_that_refuses_for_a_moment_makes_no_gap(code: int, refusals: int, disk: FakeDisk) -> None:
+    log = opened(disk)
     fill(log, 30)
     left = [code] * refusals
-    fs.refuse = lambda operation, _path: left.pop() if left and operation == "pread" else 0
+    disk.refuse = lambda operation, _path: left.pop() if left and operation == "pread" else 0
     assert scanned(log) == (list(range(1, 31)), False)
     assert not left
 
 
-def test_a_bad_sector_is_skipped_and_a_disk_that_refuses_all_is_an_error() -> None:
-    fs = FakeDisk()
-    log = opened(fs)
+def test_a_bad_sector_is_skipped_and_a_disk_that_refuses_all_is_an_error(disk: FakeDisk) -> None:
+    log = opened(disk)
     starts = fill(log, 30)
     base, _, path = log.segments()[0]
-    fs.unreadable[path] = [(starts[1] - base, starts[1] - base + 8)]
+    disk.unreadable[path] = [(starts[1] - base, starts[1] - base + 8)]
     found, has_gaps = scanned(log)
     assert has_gaps and found[0] == 1 and 2 not in found and found[-1] == 30
-    fs.refuse = lambda operation, _path: errno.ENOMEM if operation == "pread" else 0
+    disk.refuse = lambda operation, _path: errno.ENOMEM if operation == "pread" else 0
     with pytest.raises(DiskError):
         scanned(log)

@@ -59,14 +59,13 @@ def test_a_group_of_several_kinds_is_read_in_its_order() -> None:
 
 
 @pytest.mark.parametrize("from_checkpoint", [False, True])
-def test_a_message_log_reopens_as_it_was(from_checkpoint: bool) -> None:
-    fs = FakeDisk()
-    log = opened(fs)
+def test_a_message_log_reopens_as_it_was(from_checkpoint: bool, disk: FakeDisk) -> None:
+    log = opened(disk)
     starts = fill(log, 30)
     end = log.end
     log.close()
-    fs.kill()
-    log = opened(fs, valid_to=starts[20] if from_checkpoint else 0)
+    disk.kill()
+    log = opened(disk, valid_to=starts[20] if from_checkpoint else 0)
     assert (log.end, log.synced, log.damages) == (end, end, [])
     assert sequences(log) == list(range(1, 31))
     fill(log, 5, first=31)
@@ -112,28 +111,26 @@ def test_damage_in_a_sealed_segment_is_corruption_and_is_not_cut_off() -> None:
         assert readable == [sequence for sequence in range(1, 31) if sequence != lost]
 
 
-def test_a_sealed_segment_that_is_cut_is_corruption() -> None:
-    fs = FakeDisk()
-    log = opened(fs)
+def test_a_sealed_segment_that_is_cut_is_corruption(disk: FakeDisk) -> None:
+    log = opened(disk)
     fill(log, 30)
     base, end, path = log.segments()[1]
-    fs.open(path).truncate(end - base - 100)
-    fs.kill()
+    disk.open(path).truncate(end - base - 100)
+    disk.kill()
     for valid_to in (0, log.end):
-        again = opened(fs, valid_to=valid_to)
+        again = opened(disk, valid_to=valid_to)
         assert {found.path for found in again.damages} == {path}
         assert max(found.damage.stop for found in again.damages) == end - base
         assert again.end == log.end
 
 
-def test_a_missing_segment_is_reported_and_the_others_are_read() -> None:
-    fs = FakeDisk()
-    log = opened(fs)
+def test_a_missing_segment_is_reported_and_the_others_are_read(disk: FakeDisk) -> None:
+    log = opened(disk)
     fill(log, 40)
     (_, first_end, first_path), (_, missing_end, missing) = log.segments()[:2]
-    fs.remove(missing)
-    fs.kill()
-    log = opened(fs)
+    disk.remove(missing)
+    disk.kill()
+    log = opened(disk)
     assert [found.path for found in log.damages] == [first_path]
     assert log.damages[0].damage.stop - log.damages[0].damage.start == missing_end - first_end
     assert str(log.damages[0]).startswith(f"{first_path}: corrupt at offset {log.damages[0].damage.start}: ")
@@ -145,39 +142,37 @@ def test_a_missing_segment_is_reported_and_the_others_are_read() -> None:
     assert sequences(log, missing_end)[-1] == 40
 
 
-def test_segments_missing_before_the_checkpoint_are_reported() -> None:
-    fs = FakeDisk()
-    log = opened(fs)
+def test_segments_missing_before_the_checkpoint_are_reported(disk: FakeDisk) -> None:
+    log = opened(disk)
     starts = fill(log, 30)
     path, second = log.segments()[0][2], log.segments()[1][0]
-    fs.remove(path)
-    fs.kill()
-    assert opened(fs, valid_to=0).damages == []  # nothing says that they were not retired
-    fs.kill()
-    log = opened(fs, valid_to=starts[1])
+    disk.remove(path)
+    disk.kill()
+    assert opened(disk, valid_to=0).damages == []  # nothing says that they were not retired
+    disk.kill()
+    log = opened(disk, valid_to=starts[1])
     assert f"to {second} are missing" in log.damages[0].damage.detail
 
 
-def test_a_log_that_lost_its_end_goes_on_behind_the_checkpoint_and_uses_no_offset_twice() -> None:
-    fs = FakeDisk()
-    log = opened(fs)
+def test_a_log_that_lost_its_end_goes_on_behind_the_checkpoint_and_uses_no_offset_twice(disk: FakeDisk) -> None:
+    log = opened(disk)
     starts = fill(log, 5)
     valid_to = log.end
     path = log.segments()[0][2]
-    fs.open(path).truncate(starts[2] + 10)
-    fs.kill()
-    log = opened(fs, valid_to=valid_to)
+    disk.open(path).truncate(starts[2] + 10)
+    disk.kill()
+    log = opened(disk, valid_to=valid_to)
     assert [found.path for found in log.damages] == [path]
     assert log.append([batch(9)])[0].start >= valid_to
     log.sync()
-    fs.kill()
-    log = opened(fs, valid_to=valid_to)
+    disk.kill()
+    log = opened(disk, valid_to=valid_to)
     assert sequences(log, valid_to) == [9]
-    fs.remove(path)
-    for other in fs.files(DIRECTORY):
-        fs.remove(other)
-    fs.kill()
-    log = opened(fs, valid_to=valid_to)
+    disk.remove(path)
+    for other in disk.files(DIRECTORY):
+        disk.remove(other)
+    disk.kill()
+    log = opened(disk, valid_to=valid_to)
     assert log.damages and log.end >= valid_to
 
 
@@ -199,15 +194,14 @@ def test_the_records_behind_a_corrupt_file_header_are_read_all_the_same(index: i
 
 
 @pytest.mark.parametrize("index", [0, 1])
-def test_a_segment_that_is_cut_within_its_file_header_takes_only_its_own_records(index: int) -> None:
-    fs = FakeDisk()
-    log = opened(fs)
+def test_a_segment_that_is_cut_within_its_file_header_takes_only_its_own_records(index: int, disk: FakeDisk) -> None:
+    log = opened(disk)
     starts = fill(log, 30)
     base, _, path = log.segments()[index]
     following = log.segments()[index + 1][0]
-    fs.open(path).truncate(20)
-    fs.kill()
-    log = opened(fs)
+    disk.open(path).truncate(20)
+    disk.kill()
+    log = opened(disk)
     assert path in {found.path for found in log.damages}
     log.append([batch(31)])
     log.sync()
@@ -217,38 +211,35 @@ def test_a_segment_that_is_cut_within_its_file_header_takes_only_its_own_records
     assert log.skip_damage(base) == following
 
 
-def test_a_renamed_segment_and_one_of_another_server_or_kind_are_refused() -> None:
-    fs = FakeDisk()
-    log = opened(fs)
+def test_a_renamed_segment_and_one_of_another_server_or_kind_are_refused(disk: FakeDisk) -> None:
+    log = opened(disk)
     fill(log, 30)
     paths = [path for _, _, path in log.segments()]
     with pytest.raises(FormatError, match="belongs to server"):
-        MessageLog.open(fs, DIRECTORY, 8, segment_bytes=SEGMENT_BYTES)
+        MessageLog.open(disk, DIRECTORY, 8, segment_bytes=SEGMENT_BYTES)
     with pytest.raises(FormatError, match="file kind"):
-        MessageLog.open(fs, DIRECTORY, 7, segment_bytes=SEGMENT_BYTES, kind=FILE_STORE)
-    fs.replace(paths[1], paths[1].replace("0.log", "8.log").replace("4.log", "8.log").replace("2.log", "8.log"))
+        MessageLog.open(disk, DIRECTORY, 7, segment_bytes=SEGMENT_BYTES, kind=FILE_STORE)
+    disk.replace(paths[1], paths[1].replace("0.log", "8.log").replace("4.log", "8.log").replace("2.log", "8.log"))
     with pytest.raises(FormatError, match="give it its name back"):
-        opened(fs)
+        opened(disk)
 
 
-def test_files_of_other_names_are_left_alone() -> None:
-    fs = FakeDisk()
-    opened(fs).close()
-    fs.open(f"{DIRECTORY}/notes.log", create=True).pwrite(0, [b"mine"])
-    fs.kill()
-    assert opened(fs).damages == []
-    assert fs.content(f"{DIRECTORY}/notes.log") == b"mine"
+def test_files_of_other_names_are_left_alone(disk: FakeDisk) -> None:
+    opened(disk).close()
+    disk.open(f"{DIRECTORY}/notes.log", create=True).pwrite(0, [b"mine"])
+    disk.kill()
+    assert opened(disk).damages == []
+    assert disk.content(f"{DIRECTORY}/notes.log") == b"mine"
 
 
-def test_retiring_removes_segments_below_an_offset_and_never_the_tail() -> None:
-    fs = FakeDisk()
-    log = opened(fs)
+def test_retiring_removes_segments_below_an_offset_and_never_the_tail(disk: FakeDisk) -> None:
+    log = opened(disk)
     fill(log, 30)
     segments = log.segments()
     assert log.retire(segments[1][1] - 1) == [segments[0][2]]
     assert log.first == segments[1][0] + FILE_HEADER_BYTES
     log.retire(1 << 60)
-    assert [path for _, _, path in log.segments()] == [segments[-1][2]] == fs.files(DIRECTORY)
+    assert [path for _, _, path in log.segments()] == [segments[-1][2]] == disk.files(DIRECTORY)
     fill(log, 1, first=31)
     assert sequences(log)[-1] == 31
 
@@ -291,13 +282,12 @@ def test_a_full_disk_refuses_the_group_and_leaves_the_log_usable() -> None:
     assert sequences(opened(fs)) == [*accepted, 500]
 
 
-def test_a_failed_sync_is_final() -> None:
-    fs = FakeDisk()
-    log = opened(fs)
+def test_a_failed_sync_is_final(disk: FakeDisk) -> None:
+    log = opened(disk)
     fill(log, 3)
     synced = log.synced
     log.append([batch(4)])
-    fs.fail_next_sync("message_log")
+    disk.fail_next_sync("message_log")
     with pytest.raises(SyncFailedError):
         log.sync()
     with pytest.raises(SyncFailedError):
@@ -327,9 +317,8 @@ def test_an_interrupted_roll_is_taken_up_again() -> None:
             lose_power(fs, seed, done)
 
 
-def test_warming_writes_only_ahead_and_stops_at_the_allocated_end() -> None:
-    fs = FakeDisk()
-    log = opened(fs, segment_bytes=3 * WARM_STEP_BYTES_MAX)
+def test_warming_writes_only_ahead_and_stops_at_the_allocated_end(disk: FakeDisk) -> None:
+    log = opened(disk, segment_bytes=3 * WARM_STEP_BYTES_MAX)
     fill(log, 5)
     stops = []
     while step := log.warm_ahead(1 << 30):
@@ -339,8 +328,8 @@ def test_warming_writes_only_ahead_and_stops_at_the_allocated_end() -> None:
     assert log.warm_ahead(0) is None
     fill(log, 5, first=6)
     assert sequences(log) == list(range(1, 11))
-    fs.kill()
-    assert sequences(opened(fs)) == list(range(1, 11))
+    disk.kill()
+    assert sequences(opened(disk)) == list(range(1, 11))
 
 
 def test_steps_of_zeros_are_small_once_half_of_them_are_ahead() -> None:
@@ -355,17 +344,16 @@ def test_steps_of_zeros_are_small_once_half_of_them_are_ahead() -> None:
     assert set(lengths[2:]) == {WARM_STEP_BYTES}
 
 
-def test_an_unfinished_file_at_the_end_is_made_anew() -> None:
-    fs = FakeDisk()
-    log = opened(fs)
+def test_an_unfinished_file_at_the_end_is_made_anew(disk: FakeDisk) -> None:
+    log = opened(disk)
     fill(log, 3)
     end = log.end
-    fs.open(f"{DIRECTORY}/{end:020d}.log", create=True).allocate(SEGMENT_BYTES)
-    fs.kill()
-    log = opened(fs)
+    disk.open(f"{DIRECTORY}/{end:020d}.log", create=True).allocate(SEGMENT_BYTES)
+    disk.kill()
+    log = opened(disk)
     assert log.damages == [] and log.end == end
     header = FileHeader(FILE_MESSAGE_LOG, 7, 0).encode()
-    assert fs.content(log.segments()[0][2])[:64] == header
+    assert disk.content(log.segments()[0][2])[:64] == header
 
 
 class MessageLogMachine(RuleBasedStateMachine):
@@ -513,8 +501,7 @@ test_random_histories = MessageLogMachine.TestCase
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_tail_whose_name_was_not_durable_at_a_kill_keeps_its_synced_records(seed: int) -> None:
-    disk = FakeDisk()
+def test_a_tail_whose_name_was_not_durable_at_a_kill_keeps_its_synced_records(seed: int, disk: FakeDisk) -> None:
     log = opened(disk)
     log.append([batch(1)])
     log.sync()

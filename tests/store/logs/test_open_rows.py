@@ -99,8 +99,7 @@ def test_what_comes_behind_the_end_of_a_unit_is_not_read() -> None:
     assert read_open_rows(schedule, dispatch, unit, NAMES)["sequence"].tolist() == [2, 3]
 
 
-def test_messages_count_as_open_where_their_outcomes_cannot_be_read() -> None:
-    disk = FakeDisk()
+def test_messages_count_as_open_where_their_outcomes_cannot_be_read(disk: FakeDisk) -> None:
     schedule, dispatch = logs(disk)
     schedule.append(ScheduleKey(MINUTE, Source.DIRECT), messages(1, 3))
     place = dispatch.append(DispatchKey(MINUTE, False), outcomes([1]))

@@ -22,8 +22,7 @@ from tests.fakes.rows import messages
 from tests.fakes.schedule_files import DAY, KEY, MINUTE, ROOT, assert_same, filled, opened, whole
 
 
-def test_files_are_named_by_window_and_source() -> None:
-    disk = FakeDisk()
+def test_files_are_named_by_window_and_source(disk: FakeDisk) -> None:
     log = opened(disk)
     for key in (KEY, ScheduleKey(MINUTE, Source.FROM_DAY), DAY):
         log.append(key, messages(1, 2))
@@ -119,8 +118,7 @@ def test_gather_equals_slicing_the_file(data: st.DataObject) -> None:
     assert bytes(log.gather(KEY, offsets, lengths)) == expected
 
 
-def test_ranges_far_apart_are_read_one_by_one() -> None:
-    disk = FakeDisk()
+def test_ranges_far_apart_are_read_one_by_one(disk: FakeDisk) -> None:
     log = opened(disk)
     log.append(KEY, MessageBatch.filled(2, sequence=np.array([1, 2]), bodies_length=1 << 20, bodies=bytes(2 << 20)))
     index = log.index(KEY)
@@ -178,8 +176,7 @@ def test_an_id_is_found_by_its_bytes_and_not_by_its_hash() -> None:
     assert [log.find_ids(KEY, [name]).last for name in others] == [{}] * 4
 
 
-def test_many_ids_are_found_in_one_reading_of_their_file() -> None:
-    disk = FakeDisk()
+def test_many_ids_are_found_in_one_reading_of_their_file(disk: FakeDisk) -> None:
     log = opened(disk)
     ids = [b"%d" % number for number in range(400)]
     hashes = [hash_id(message_id) for message_id in ids]
@@ -249,8 +246,7 @@ def test_after_a_crash_a_replay_above_the_high_water_marks_restores_each_message
 
 
 @pytest.mark.parametrize("cut", [1, 7, 60, 130, 200])
-def test_a_torn_tail_is_cut_off(cut: int) -> None:
-    disk = FakeDisk()
+def test_a_torn_tail_is_cut_off(cut: int, disk: FakeDisk) -> None:
     log, _ = filled(disk, [4])
     mark = log.mark(KEY)
     place = log.append(KEY, messages(10, 3))
@@ -263,8 +259,7 @@ def test_a_torn_tail_is_cut_off(cut: int) -> None:
     assert disk.size(path) == mark.end
 
 
-def test_only_files_behind_the_checkpoint_are_opened() -> None:
-    disk = FakeDisk()
+def test_only_files_behind_the_checkpoint_are_opened(disk: FakeDisk) -> None:
     log = opened(disk)
     for minute in range(20):
         log.append(ScheduleKey(MINUTE + 60_000 * minute, Source.DIRECT), messages(1, 2))
@@ -278,8 +273,7 @@ def test_only_files_behind_the_checkpoint_are_opened() -> None:
     assert again.last_sequence(KEY) == 11 and len(again.keys()) == 20
 
 
-def test_a_missing_and_a_shortened_file_are_reported() -> None:
-    disk = FakeDisk()
+def test_a_missing_and_a_shortened_file_are_reported(disk: FakeDisk) -> None:
     log, _ = filled(disk, [4, 4])
     other = ScheduleKey(MINUTE + 60_000, Source.DIRECT)
     log.append(other, messages(1, 2))
@@ -297,8 +291,7 @@ def test_a_missing_and_a_shortened_file_are_reported() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 10, 64])
-def test_a_file_without_its_header_is_removed(size: int) -> None:
-    disk = FakeDisk()
+def test_a_file_without_its_header_is_removed(size: int, disk: FakeDisk) -> None:
     log, _ = filled(disk, [1], ScheduleKey(MINUTE + 60_000, Source.DIRECT))
     path = f"{ROOT}/2026-11-21/0915.direct.log"
     disk.open(path, create=True).truncate(size)
@@ -308,9 +301,8 @@ def test_a_file_without_its_header_is_removed(size: int) -> None:
     again.append(KEY, messages(1, 1))
 
 
-def test_a_file_of_nothing_but_its_header_may_be_gone_later() -> None:
+def test_a_file_of_nothing_but_its_header_may_be_gone_later(disk: FakeDisk) -> None:
     """Its header is synced when it is taken over; where it was lost before that, a second start finds no file at all."""
-    disk = FakeDisk()
     log = opened(disk)
     log.append(KEY, messages(1, 1))
     log.sync()
@@ -328,8 +320,7 @@ def test_a_file_of_nothing_but_its_header_may_be_gone_later() -> None:
     assert (last.damages, last.keys()) == ([], [])
 
 
-def test_damage_of_synced_records_is_reported_and_the_rest_is_served() -> None:
-    disk = FakeDisk()
+def test_damage_of_synced_records_is_reported_and_the_rest_is_served(disk: FakeDisk) -> None:
     log, rows = filled(disk, [4, 5, 6])
     second = [header for header, _ in log.batches(KEY)][1]
     disk.flip_bit(log.path(KEY), second.blob_offset + 3)
@@ -350,16 +341,14 @@ def test_damage_of_synced_records_is_reported_and_the_rest_is_served() -> None:
     assert recovered.last_sequence(KEY) == log.last_sequence(KEY)
 
 
-def test_damage_in_the_last_record_is_not_taken_for_a_torn_tail_while_running() -> None:
-    disk = FakeDisk()
+def test_damage_in_the_last_record_is_not_taken_for_a_torn_tail_while_running(disk: FakeDisk) -> None:
     log, _ = filled(disk, [4, 5])
     disk.flip_bit(log.path(KEY), log.end(KEY) - 20)
     with pytest.raises(CorruptionError):
         log.index(KEY)
 
 
-def test_padding_that_is_not_zero_is_damage_to_a_reader_of_bodies() -> None:
-    disk = FakeDisk()
+def test_padding_that_is_not_zero_is_damage_to_a_reader_of_bodies(disk: FakeDisk) -> None:
     log = opened(disk)
     body = b"odd"
     log.append(KEY, MessageBatch.filled(1, sequence=1, due_ms=MINUTE, bodies_length=len(body), bodies=body))
@@ -377,8 +366,7 @@ def test_padding_that_is_not_zero_is_damage_to_a_reader_of_bodies() -> None:
 
 
 @pytest.mark.parametrize("last", [False, True])
-def test_a_record_whose_sequences_fall_is_damage_that_may_hide_any_missing_message(last: bool) -> None:
-    disk = FakeDisk()
+def test_a_record_whose_sequences_fall_is_damage_that_may_hide_any_missing_message(last: bool, disk: FakeDisk) -> None:
     log = opened(disk)
     log.append(KEY, messages(10, 3, due_ms=MINUTE))
     log.sync()
@@ -399,8 +387,7 @@ def test_a_record_whose_sequences_fall_is_damage_that_may_hide_any_missing_messa
         assert again.find(KEY, np.array([21, 30])).mask.tolist() == [True, True]
 
 
-def test_records_behind_a_damaged_file_header_are_served() -> None:
-    disk = FakeDisk()
+def test_records_behind_a_damaged_file_header_are_served(disk: FakeDisk) -> None:
     log, rows = filled(disk, [4, 5])
     for offset in (2, 20):
         disk.flip_bit(log.path(KEY), offset)
@@ -410,8 +397,7 @@ def test_records_behind_a_damaged_file_header_are_served() -> None:
         assert_same(whole(again), rows)
 
 
-def test_a_file_of_another_server_is_refused() -> None:
-    disk = FakeDisk()
+def test_a_file_of_another_server_is_refused(disk: FakeDisk) -> None:
     filled(disk, [4])
     with pytest.raises(FormatError, match="belongs to server"):
         opened(disk, server_id=8).recover_all({})
@@ -427,8 +413,7 @@ def three_windows(disk: FakeDisk, rows: list[int]) -> tuple[ScheduleLog, list[Sc
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_files_with_swapped_names_are_named_and_their_windows_get_new_files(known: bool) -> None:
-    disk = FakeDisk()
+def test_files_with_swapped_names_are_named_and_their_windows_get_new_files(known: bool, disk: FakeDisk) -> None:
     log, (first, second, third) = three_windows(disk, [3, 9, 3])
     paths, marks = [log.path(key) for key in (first, second, third)], log.marks()
     swap(disk, paths[0], paths[1])
@@ -449,8 +434,7 @@ def test_files_with_swapped_names_are_named_and_their_windows_get_new_files(know
     assert (later.rows(first), later.last_sequence(first), later.strangers) == (2, 10, [])
 
 
-def test_a_reader_and_a_writer_find_a_swapped_file_of_the_right_size() -> None:
-    disk = FakeDisk()
+def test_a_reader_and_a_writer_find_a_swapped_file_of_the_right_size(disk: FakeDisk) -> None:
     log, (first, second, third) = three_windows(disk, [3, 3, 3])
     paths, marks = [log.path(key) for key in (first, second, third)], log.marks()
     swap(disk, paths[0], paths[1])
@@ -471,8 +455,7 @@ def swap(disk: FakeDisk, one: str, other: str) -> None:
         disk.replace(source, target)
 
 
-def test_a_file_with_a_record_that_its_remover_has_not_seen_stays() -> None:
-    disk = FakeDisk()
+def test_a_file_with_a_record_that_its_remover_has_not_seen_stays(disk: FakeDisk) -> None:
     log, rows = filled(disk, [4])
     seen = log.last_sequence(KEY)
     log.append(KEY, messages(seen + 1, 1))
@@ -483,8 +466,7 @@ def test_a_file_with_a_record_that_its_remover_has_not_seen_stays() -> None:
     assert whole(log).sequence.tolist() == [seen + 2]
 
 
-def test_names_that_are_not_ours_are_reported() -> None:
-    disk = FakeDisk()
+def test_names_that_are_not_ours_are_reported(disk: FakeDisk) -> None:
     filled(disk, [1])
     disk.open(f"{ROOT}/2026-11-21/0915.copy.log", create=True)
     log = opened(disk)
@@ -492,8 +474,7 @@ def test_names_that_are_not_ours_are_reported() -> None:
     assert log.strangers == [f"{ROOT}/2026-11-21/0915.copy.log"] and log.keys() == [KEY]
 
 
-def test_the_writer_does_not_wait_for_the_first_lookup_in_another_file() -> None:
-    disk = FakeDisk()
+def test_the_writer_does_not_wait_for_the_first_lookup_in_another_file(disk: FakeDisk) -> None:
     log, rows = filled(disk, [1, 1])
     log.append(DAY, messages(1, 3, due_ms=DAY.start_ms))
     assert log.find(KEY, rows.sequence).mask.all()  # from here on appends keep the table of this file up

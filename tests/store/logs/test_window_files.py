@@ -23,8 +23,7 @@ from tests.fakes.rows import messages
 from tests.fakes.schedule_files import DAY, KEY, MINUTE, ROOT, assert_same, filled, opened, whole
 
 
-def test_the_bound_on_open_files_holds_and_files_closed_to_make_room_are_synced_later() -> None:
-    disk = FakeDisk()
+def test_the_bound_on_open_files_holds_and_files_closed_to_make_room_are_synced_later(disk: FakeDisk) -> None:
     log = opened(disk, 3)
     keys = [ScheduleKey(MINUTE + 60_000 * minute, Source.DIRECT) for minute in range(10)]
     for key in keys:
@@ -42,8 +41,7 @@ def test_the_bound_on_open_files_holds_and_files_closed_to_make_room_are_synced_
     assert [again.rows(key) for key in keys] == [3] + [2] * 9
 
 
-def test_a_file_closed_to_make_room_is_not_durable_before_its_sync() -> None:
-    disk = FakeDisk()
+def test_a_file_closed_to_make_room_is_not_durable_before_its_sync(disk: FakeDisk) -> None:
     log = opened(disk, 1)
     log.append(KEY, messages(1, 2))
     before = log.mark(KEY)
@@ -53,8 +51,7 @@ def test_a_file_closed_to_make_room_is_not_durable_before_its_sync() -> None:
     assert log.mark(KEY).rows == 2
 
 
-def test_a_reader_keeps_its_file_open_while_others_are_evicted() -> None:
-    disk = FakeDisk()
+def test_a_reader_keeps_its_file_open_while_others_are_evicted(disk: FakeDisk) -> None:
     log, rows = filled(disk, [3, 3, 3])
     log = ScheduleLog(disk, ROOT, 7, 60_000, FileUse(1))
     log.recover_all({})
@@ -68,8 +65,7 @@ def test_a_reader_keeps_its_file_open_while_others_are_evicted() -> None:
     assert log.open_file_count() == 1
 
 
-def test_a_failed_sync_is_final_for_the_file() -> None:
-    disk = FakeDisk()
+def test_a_failed_sync_is_final_for_the_file(disk: FakeDisk) -> None:
     log, _ = filled(disk, [3])
     log.append(KEY, messages(10, 1))
     mark = log.mark(KEY)
@@ -92,8 +88,7 @@ def test_a_mark_is_of_the_last_sync_and_not_of_the_last_append() -> None:
     assert log.mark(KEY) == (log.end(KEY), 13, 7, ())
 
 
-def test_removing_the_last_file_of_a_day_removes_its_folder_durably() -> None:
-    disk = FakeDisk()
+def test_removing_the_last_file_of_a_day_removes_its_folder_durably(disk: FakeDisk) -> None:
     log, _ = filled(disk, [3])
     log.append(DAY, messages(1, 1))
     log.sync()
@@ -105,8 +100,7 @@ def test_removing_the_last_file_of_a_day_removes_its_folder_durably() -> None:
     assert disk.files(ROOT) == []
 
 
-def test_a_tool_that_must_not_write_leaves_a_torn_tail_alone() -> None:
-    disk = FakeDisk()
+def test_a_tool_that_must_not_write_leaves_a_torn_tail_alone(disk: FakeDisk) -> None:
     log, rows = filled(disk, [4])
     place = log.append(KEY, messages(10, 3))
     disk.open(log.path(KEY)).truncate(place.end - 16)
@@ -187,8 +181,7 @@ def test_a_removed_file_does_not_come_back_after_a_crash() -> None:
         assert disk.files(ROOT) == [f"{ROOT}/2026-11-21/day.log"]
 
 
-def test_ranges_within_ranges_are_gathered() -> None:
-    disk = FakeDisk()
+def test_ranges_within_ranges_are_gathered(disk: FakeDisk) -> None:
     log, _ = filled(disk, [400])
     content = disk.content(log.path(KEY))
     got = log.gather(KEY, np.array([300, 100, 120]), np.array([5, 1000, 10], np.uint32))
@@ -232,8 +225,7 @@ def test_a_sync_in_another_thread_beside_appends_loses_nothing(tmp_path: object)
     log.close()
 
 
-def test_files_of_a_round_are_made_together_and_only_those_that_are_missing() -> None:
-    disk = FakeDisk()
+def test_files_of_a_round_are_made_together_and_only_those_that_are_missing(disk: FakeDisk) -> None:
     log = opened(disk, 40)
     keys = [ScheduleKey(MINUTE + 60_000 * minute, Source.DIRECT) for minute in range(100)]
     log.append(keys[7], messages(1, 2))
@@ -277,8 +269,7 @@ def test_a_crash_while_files_are_made_together_leaves_no_damage(point: int) -> N
         assert again.keys() == keys
 
 
-def test_where_one_of_many_files_finds_no_room_none_is_made() -> None:
-    disk = FakeDisk()
+def test_where_one_of_many_files_finds_no_room_none_is_made(disk: FakeDisk) -> None:
     log = opened(disk)
     log.append(KEY, messages(1, 1))
     disk.capacity_bytes = disk.used_bytes + 2 * PAGE

@@ -73,8 +73,7 @@ def test_one_id_hashes_as_among_many(ids: list[bytes]) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_rows_stand_in_a_file_among_batches(count: int) -> None:
-    disk = FakeDisk()
+def test_rows_stand_in_a_file_among_batches(count: int, disk: FakeDisk) -> None:
     disk.make_directory("/d")
     segment = Segment.create(disk, "/d/f", FileHeader(FILE_MESSAGE_LOG, 1, 0))
     rows = make_rows([(7, 1, 0, b"", b"", b"body", 0, b"")] * count, first=1)

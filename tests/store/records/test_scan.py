@@ -9,8 +9,7 @@ from tests.fakes.disk import PAGE, FakeDisk
 
 
 @pytest.mark.parametrize("start", range(0, SECTOR_BYTES, 56))
-def test_zeros_stand_for_the_sectors_that_cannot_be_read_and_for_nothing_else(start: int) -> None:
-    disk = FakeDisk()
+def test_zeros_stand_for_the_sectors_that_cannot_be_read_and_for_nothing_else(start: int, disk: FakeDisk) -> None:
     file = disk.open("/f", create=True)
     file.pwrite(0, [b"\1" * 6 * PAGE])
     disk.unreadable["/f"] = [(PAGE, 2 * PAGE), (4 * PAGE + SECTOR_BYTES, 4 * PAGE + 2 * SECTOR_BYTES)]

@@ -23,7 +23,7 @@ from store.records.segment import (
     ScanReport,
     Segment,
 )
-from tests.fakes.disk import PAGE, FakeDisk, SimulatedCrash
+from tests.fakes.disk import PAGE, FakeDisk, SimulatedCrash, new_disk
 
 PATH = "/d/file.log"
 HEADER = FileHeader(FILE_MESSAGE_LOG, 7, 0)
@@ -37,12 +37,6 @@ def batch(sequence: int, body_bytes: int = 100) -> MessageBatch:
         bodies_length=body_bytes // 2,
         bodies=bytes([sequence % 251 + 1]) * (body_bytes // 2 * 2),
     )
-
-
-def new_disk() -> FakeDisk:
-    fs = FakeDisk()
-    fs.make_directory("/d")
-    return fs
 
 
 def reopened(fs: FakeDisk) -> Segment:

@@ -24,15 +24,9 @@ from store.tables.checkpoint import (
     ScheduleFiles,
     Table,
 )
-from tests.fakes.disk import FakeDisk, SimulatedCrash
+from tests.fakes.disk import SimulatedCrash, new_disk
 
 PATH = "/d/checkpoint"
-
-
-def disk() -> FakeDisk:
-    fs = FakeDisk()
-    fs.make_directory("/d")
-    return fs
 
 
 def sample(replayed: int = 99) -> Checkpoint:
@@ -65,7 +59,7 @@ def same(left: Checkpoint, right: Checkpoint) -> bool:
 
 
 def test_a_checkpoint_is_read_as_it_was_written() -> None:
-    fs = disk()
+    fs = new_disk()
     assert checkpoints.read(fs, PATH) is None
     lost = LostFiles.filled(
         2, log=np.array([0, 1]), start_ms=60_000, kind=1, rows=9, outcomes=np.full((2, OUTCOMES), 3), searched=1
@@ -121,7 +115,7 @@ def test_every_changed_byte_and_every_cut_is_detected() -> None:
 def test_a_crash_leaves_the_old_or_the_new_checkpoint() -> None:
     for point in range(1, 8):
         for seed in range(8):
-            fs = disk()
+            fs = new_disk()
             checkpoints.write(fs, PATH, sample(1))
             fs.crash_after(point)
             try:

@@ -14,15 +14,9 @@ from store.errors import CorruptionError, DiskError, DiskFullError, FormatError,
 from store.records.batches import LedgerBatch
 from store.records.segment import FILE_LEDGER, Damage, Segment
 from store.tables.ledger import Ledger
-from tests.fakes.disk import FakeDisk, SimulatedCrash
+from tests.fakes.disk import FakeDisk, SimulatedCrash, new_disk
 
 MINUTE = 60_000
-
-
-def disk() -> FakeDisk:
-    fs = FakeDisk()
-    fs.make_directory("/d")
-    return fs
 
 
 def rows(start_ms: int, subjects: list[int], accepted: int, *, coarse: int = 0) -> LedgerBatch:
@@ -44,7 +38,7 @@ def accepted(ledger: Ledger) -> dict[int, int]:
 
 
 def test_totals_add_up_over_windows_and_survive_a_restart() -> None:
-    fs = disk()
+    fs = new_disk()
     ledger = Ledger.open(fs, "/d", 7)
     ledger.append(rows(MINUTE, [1, 3], 5))
     ledger.append(rows(2 * MINUTE, [3], 2))
@@ -56,7 +50,7 @@ def test_totals_add_up_over_windows_and_survive_a_restart() -> None:
 
 
 def test_a_window_written_twice_counts_once_and_the_later_one_stands() -> None:
-    fs = disk()
+    fs = new_disk()
     ledger = Ledger.open(fs, "/d", 7)
     ledger.append(rows(MINUTE, [1, 2], 5))
     ledger.append(rows(MINUTE, [1], 9))
@@ -66,7 +60,7 @@ def test_a_window_written_twice_counts_once_and_the_later_one_stands() -> None:
 
 
 def test_one_record_may_hold_several_windows_and_a_part_of_them_be_replaced() -> None:
-    fs = disk()
+    fs = new_disk()
     ledger = Ledger.open(fs, "/d", 7)
     ledger.append(LedgerBatch.concatenate([rows(MINUTE, [1], 5), rows(2 * MINUTE, [1], 6)]))
     ledger.append(rows(MINUTE, [1], 7))
@@ -76,7 +70,7 @@ def test_one_record_may_hold_several_windows_and_a_part_of_them_be_replaced() ->
 
 
 def test_a_coarse_day_and_its_first_minute_are_two_windows() -> None:
-    ledger = Ledger.open(disk(), "/d", 7)
+    ledger = Ledger.open(new_disk(), "/d", 7)
     ledger.append(rows(MINUTE, [1], 5))
     assert not ledger.has(MINUTE, coarse=True)
     ledger.append(rows(MINUTE, [1], 4, coarse=1))
@@ -85,7 +79,7 @@ def test_a_coarse_day_and_its_first_minute_are_two_windows() -> None:
 
 
 def test_the_last_sequence_over_the_minutes_of_a_day_is_found() -> None:
-    fs = disk()
+    fs = new_disk()
     ledger = Ledger.open(fs, "/d", 7)
     ledger.append(LedgerBatch.concatenate([rows(3 * MINUTE, [1, 3], 5), rows(4 * MINUTE, [1], 5)]))
     ledger.append(rows(6 * MINUTE, [3], 9))
@@ -97,7 +91,7 @@ def test_the_last_sequence_over_the_minutes_of_a_day_is_found() -> None:
 
 
 def test_the_last_sequence_of_a_window_is_known_though_its_record_cannot_be_read() -> None:
-    fs = disk()
+    fs = new_disk()
     ledger = Ledger.open(fs, "/d", 7)
     ledger.append(rows(MINUTE, [1], 5))
     ledger.append(rows(2 * MINUTE, [1], 9))
@@ -109,7 +103,7 @@ def test_the_last_sequence_of_a_window_is_known_though_its_record_cannot_be_read
 
 
 def test_a_code_that_no_subject_can_have_is_damage_and_no_table_is_made_up_to_it() -> None:
-    fs = disk()
+    fs = new_disk()
     Ledger.open(fs, "/d", 7).append(rows(MINUTE, [1], 5))
     segment = Segment.open(fs, "/d/ledger.log", FILE_LEDGER, 7)
     segment.recover()
@@ -121,7 +115,7 @@ def test_a_code_that_no_subject_can_have_is_damage_and_no_table_is_made_up_to_it
 
 
 def test_many_windows_are_found_after_they_moved_from_the_dict_to_the_arrays() -> None:
-    ledger = Ledger.open(disk(), "/d", 7)
+    ledger = Ledger.open(new_disk(), "/d", 7)
     count = 20_000
     starts = np.arange(1, count + 1, dtype=np.int64) * MINUTE
     ledger.append(LedgerBatch.filled(count, start_ms=starts, subject=1, accepted=1))
@@ -132,7 +126,7 @@ def test_many_windows_are_found_after_they_moved_from_the_dict_to_the_arrays() -
 @pytest.mark.parametrize("seed", range(20))
 def test_rows_whose_append_returned_survive_a_crash(seed: int) -> None:
     random = Random(seed)
-    fs = disk()
+    fs = new_disk()
     ledger = Ledger.open(fs, "/d", 7)
     fs.crash_after(random.randrange(2, 20))
     expected: dict[int, int] = {}
@@ -164,7 +158,7 @@ def test_a_full_disk_records_nothing_and_leaves_the_ledger_usable() -> None:
 
 
 def test_corruption_is_reported_and_the_other_windows_stand() -> None:
-    fs = disk()
+    fs = new_disk()
     ledger = Ledger.open(fs, "/d", 7)
     for minute in (1, 2, 3):
         ledger.append(rows(minute * MINUTE, [1], minute))
@@ -175,7 +169,7 @@ def test_corruption_is_reported_and_the_other_windows_stand() -> None:
 
 
 def test_a_ledger_of_another_server_is_refused() -> None:
-    fs = disk()
+    fs = new_disk()
     Ledger.open(fs, "/d", 7).close()
     with pytest.raises(FormatError, match="belongs to server"):
         Ledger.open(fs, "/d", 8)
@@ -207,7 +201,7 @@ def contents(ledger: Ledger) -> list[list[int]]:
 def test_a_file_that_is_written_anew_holds_the_same_in_few_records(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger_module, "SPARE_RECORDS_MAX", 18)
     monkeypatch.setattr(ledger_module, "MERGED_ROWS", 16)
-    fs = disk()
+    fs = new_disk()
     ledger = compacted(fs, 15)
     assert not wants_compaction(ledger)
     for minute in range(16, 25):
@@ -230,7 +224,7 @@ def test_a_file_that_is_written_anew_holds_the_same_in_few_records(monkeypatch: 
 
 @pytest.mark.parametrize("operations", range(12))
 def test_a_crash_while_the_ledger_is_written_anew_loses_nothing(operations: int) -> None:
-    fs = disk()
+    fs = new_disk()
     ledger = compacted(fs, 8)
     before, totals = contents(ledger), accepted(ledger)
     fs.crash_after(operations)
@@ -262,7 +256,7 @@ def test_a_disk_too_full_for_a_second_file_keeps_the_first() -> None:
 
 def test_a_damaged_file_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger_module, "SPARE_RECORDS_MAX", 3)
-    fs = disk()
+    fs = new_disk()
     compacted(fs, 8)
     assert Ledger.open(fs, "/d", 7).wants_compaction
     fs.flip_bit("/d/ledger.log", 200)
@@ -273,7 +267,7 @@ def test_a_damaged_file_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize("power", [False, True])
 @pytest.mark.parametrize("call", range(1, 17))
 def test_windows_that_are_recorded_after_a_compaction_that_was_refused_are_not_lost(call: int, power: bool) -> None:
-    fs = disk()
+    fs = new_disk()
     ledger = compacted(fs, 8)
     before, calls = accepted(ledger), 0
 

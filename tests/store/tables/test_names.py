@@ -10,13 +10,7 @@ from store.errors import CorruptionError, DiskFullError, FormatError, SyncFailed
 from store.records.batches import MessageBatch, NameBatch
 from store.records.segment import FILE_NAMES, FileHeader, Segment
 from store.tables.names import BROKER_GROUP, CONSUMER_GROUP, SUBJECT, Names
-from tests.fakes.disk import PAGE, FakeDisk, SimulatedCrash
-
-
-def disk(capacity_bytes: int | None = None) -> FakeDisk:
-    fs = FakeDisk(capacity_bytes)
-    fs.make_directory("/d")
-    return fs
+from tests.fakes.disk import PAGE, FakeDisk, SimulatedCrash, new_disk
 
 
 def opened(fs: FakeDisk) -> Names:
@@ -26,7 +20,7 @@ def opened(fs: FakeDisk) -> Names:
 
 
 def test_codes_count_from_one_over_all_kinds_and_stay_after_a_restart() -> None:
-    fs = disk()
+    fs = new_disk()
     names = opened(fs)
     assert names.intern(SUBJECT, ["orders", "mail", "orders"]).tolist() == [1, 2, 1]
     assert names.intern(CONSUMER_GROUP, ["orders"]).tolist() == [3]
@@ -46,7 +40,7 @@ def test_codes_count_from_one_over_all_kinds_and_stay_after_a_restart() -> None:
 def test_a_name_is_durable_before_its_code_is_handed_out() -> None:
     for point in range(1, 12):
         for seed in range(8):
-            fs = disk()
+            fs = new_disk()
             names = opened(fs)
             given: dict[str, int] = {}
             fs.crash_after(point)
@@ -63,7 +57,7 @@ def test_a_name_is_durable_before_its_code_is_handed_out() -> None:
 
 
 def test_a_full_table_refuses_and_adds_nothing() -> None:
-    fs = disk()
+    fs = new_disk()
     names = Names.open(fs, "/d", 7, subjects_max=3)
     names.intern(SUBJECT, ["a", "b"])
     with pytest.raises(TableFullError, match="2 of 3"):
@@ -73,7 +67,7 @@ def test_a_full_table_refuses_and_adds_nothing() -> None:
 
 
 def test_subjects_and_consumer_groups_have_bounds_of_their_own() -> None:
-    names = Names.open(disk(), "/d", 7, subjects_max=2, groups_max=1)
+    names = Names.open(new_disk(), "/d", 7, subjects_max=2, groups_max=1)
     names.intern(BROKER_GROUP, ["default", "other"])
     names.intern(SUBJECT, ["a", "b"])
     names.intern(CONSUMER_GROUP, ["g"])
@@ -84,7 +78,7 @@ def test_subjects_and_consumer_groups_have_bounds_of_their_own() -> None:
 
 
 def test_a_table_takes_as_many_new_names_as_fit() -> None:
-    fs = disk()
+    fs = new_disk()
     names = Names.open(fs, "/d", 7, subjects_max=3)
     assert names.intern(SUBJECT, ["a", "b", "a"], fitting=True).tolist() == [1, 2, 1]
     assert names.intern(SUBJECT, ["c", "d", "b", "c"], fitting=True).tolist() == [3, 0, 2, 3]
@@ -95,7 +89,7 @@ def test_a_table_takes_as_many_new_names_as_fit() -> None:
 
 
 def test_a_full_disk_and_a_failed_sync_hand_out_nothing() -> None:
-    fs = disk(capacity_bytes=PAGE)
+    fs = new_disk(capacity_bytes=PAGE)
     names = opened(fs)
     with pytest.raises(DiskFullError):
         names.intern(SUBJECT, ["x" * 5000])
@@ -108,7 +102,7 @@ def test_a_full_disk_and_a_failed_sync_hand_out_nothing() -> None:
 
 
 def test_more_names_than_one_record_holds_are_interned_at_once() -> None:
-    fs = disk()
+    fs = new_disk()
     many = [f"subject-{index}" for index in range(70_000)]
     assert opened(fs).intern(SUBJECT, many).tolist() == list(range(1, 70_001))
     names = opened(fs)
@@ -127,7 +121,7 @@ def test_more_names_than_one_record_holds_are_interned_at_once() -> None:
     ids=["gap", "twice", "kind", "text", "record"],
 )
 def test_contents_that_contradict_the_table_are_corruption(batch: NameBatch, detail: str) -> None:
-    fs = disk()
+    fs = new_disk()
     segment = Segment.create(fs, "/d/names.log", FileHeader(FILE_NAMES, 7, 0))
     segment.append(NameBatch.filled(1, code=1, names_length=1, names=b"a"))
     segment.append(batch)
@@ -137,7 +131,7 @@ def test_contents_that_contradict_the_table_are_corruption(batch: NameBatch, det
 
 
 def test_damage_is_corruption_and_a_torn_end_is_not() -> None:
-    fs = disk()
+    fs = new_disk()
     names = opened(fs)
     names.intern(SUBJECT, ["a"])
     names.intern(SUBJECT, ["b"])
@@ -149,7 +143,7 @@ def test_damage_is_corruption_and_a_torn_end_is_not() -> None:
 
 
 def test_reading_changes_nothing_and_another_server_is_refused() -> None:
-    fs = disk()
+    fs = new_disk()
     assert len(Names.open(fs, "/d", 7, write=False)) == 0 and fs.files() == []
     opened(fs)
     with pytest.raises(FormatError):
