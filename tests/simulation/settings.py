@@ -24,6 +24,8 @@ HOUR_MS = 3_600_000
 DELAY_MS_MAX = 30 * 24 * HOUR_MS
 ACK_TIMEOUT_MS = 20_000
 REDELIVERY_FIRST_MS = 1_000
+# The bytes and the time that a broker keeps for a group that lags; 0 is no bound.
+LAG_BOUNDS = ((20_000, 0), (100_000, 0), (0, 5 * 60_000), (0, 24 * HOUR_MS))
 
 
 def server_settings(chance: Random, groups: tuple[GroupSettings, ...], routes: tuple[RouteSettings, ...]) -> Settings:
@@ -83,7 +85,7 @@ def server_settings(chance: Random, groups: tuple[GroupSettings, ...], routes: t
 
 def with_lag_bound(chance: Random, settings: Settings) -> Settings:
     """The broker lets go what is more than some segments, or some time, behind its end."""
-    bytes_max, ms_max = chance.choice([(20_000, 0), (100_000, 0), (0, 5 * 60_000), (0, 24 * HOUR_MS)])
+    bytes_max, ms_max = chance.choice(LAG_BOUNDS)
     return replace(settings, broker=replace(settings.broker, lag_bytes_max=bytes_max, lag_ms_max=ms_max))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from delayserver.receive.intake import Intake
-from tests.simulation import actors, damage, world
+from tests.simulation import actors, damage, settings, world
 from tests.simulation.many import SEEDS_OF_THE_TESTS
 from tests.simulation.mistakes import (
     COUNTING_MISTAKES,
@@ -142,14 +142,17 @@ def test_files_that_are_forgotten_when_they_are_cut_are_noticed(monkeypatch: pyt
 
 
 def test_a_loss_to_the_lag_bound_that_nobody_is_told_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few seeds bound what a group may hold, so here all of them do."""
+    """Few seeds bound what a group may hold, so here all of them do, closely. Messages with keys show what was let go."""
     monkeypatch.setattr(world, "LAG_BOUND_SHARE", 1.0)
-    assert _some_seed_notices(let_go_without_a_word, first=29)
+    monkeypatch.setattr(world, "KEYED_SHARE", 1.0)
+    monkeypatch.setattr(settings, "LAG_BOUNDS", settings.LAG_BOUNDS[:1])
+    assert _some_seed_notices(let_go_without_a_word, first=0)
 
 
 def test_a_broadcast_of_what_has_expired_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few messages expire, so here half of them do."""
+    """Few messages expire, so here half of them do, and all seeds have the broadcast group."""
     monkeypatch.setattr(actors, "EXPIRING_SHARE", 0.5)
+    monkeypatch.setattr(world, "MOVING_SHARE", 1.0)
     assert _some_seed_notices(broadcast_of_what_has_expired, first=11)
 
 
