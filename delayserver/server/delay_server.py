@@ -31,21 +31,19 @@ from delayserver.runtime.room_wait import RoomWait
 from delayserver.runtime.runtime import Runtime
 from delayserver.runtime.steps import Steps
 from delayserver.runtime.watchdog import Watchdog
+from delayserver.server.clean_end import CleanEnd
 from delayserver.server.ground import Ground, Outside
 from delayserver.server.operations_of import operations_of
 from delayserver.server.parts import Parts, build_parts
+from delayserver.server.recovery import Recovery
 from delayserver.server.tasks import tasks_by_stage
-from delayserver.startup.lost_outcomes import LostOutcomes, cancels_in
-from delayserver.startup.opening import count_placed, open_directory
-from delayserver.startup.orphans import OrphanSearch, sequences_behind
-from delayserver.startup.replay_ahead import read_ahead
+from delayserver.startup.opening import open_directory
 from delayserver.state.connections.connection_memory import ConnectionMemory
 from delayserver.state.connections.connections import Connections
 from delayserver.state.connections.parties import Parties
 from delayserver.state.positions.readiness import Readiness, Stage
 from store.disk.filesystem import FileSystem, RealFileSystem
 from store.errors import DiskFullError, StoreError, UnreadableError
-from store.tables.checkpoint import Uncertain
 
 events = EventLogger()
 
@@ -224,42 +222,25 @@ class DelayServer:
         """Replay, then start all that serves."""
         parts = self.parts
         parts.receive.commit.refuse(self.readiness.refusal())
+        recovery = Recovery(parts)
         self._start_tasks(nursery, Stage.REPLAYING)
         if not self._trusting:
             nursery.start_soon(self.front.guard)
         self._enter(Stage.REPLAYING)
-        found, end = parts.state.positions.accepted_sequence.value, parts.state.positions.durable.value
-        await self.replay_room.end_when_blocked(partial(parts.state.positions.replayed.reached, end))
-        if parts.state.positions.replayed.value < end and self._may_deliver_before_replay():
+        if await recovery.try_replay() or not recovery.may_deliver_meanwhile():
+            await recovery.finish()
+            self._start_delivering(nursery)
+        else:  # the replay waits for room: deliver what is placed already
             async with trio.open_nursery() as horizon:
                 horizon.start_soon(parts.upkeep.checkpointing.run_horizon)
-                await self._deliver_meanwhile(nursery)
-                await self._recover(found)
+                await recovery.hold_cancels()
+                self._start_delivering(nursery)
+                self._enter(Stage.DELIVERING)
+                await recovery.finish()
                 horizon.cancel_scope.cancel()
-        else:
-            await self._recover(found)
-            self._start_delivering(nursery)
         self._start_tasks(nursery, Stage.READY)
         parts.receive.commit.accept()
         self._enter(Stage.READY)
-
-    def _may_deliver_before_replay(self) -> bool:
-        """Not without a checkpoint: then the files are counted when the replay is complete. Not where a file of outcomes
-        lost some: their cancels are restored when the replay is complete."""
-        parts = self.parts
-        lost = parts.files.dispatch.lost.values()
-        return not parts.opened.found.lost and all(loss.searched for loss in lost)
-
-    async def _deliver_meanwhile(self, nursery: trio.Nursery) -> None:
-        """The replay waits for room: deliver what is placed already. Cancels that are not replayed yet are held first."""
-        parts = self.parts
-        log, position = parts.files.log, parts.opened.found.checkpoint.replay_offset
-        read = partial(read_ahead, log, max(position, log.first), log.synced)
-        ahead = await self.runtime.workers.run(read, abandon_on_cancel=True)
-        parts.state.decided.holds.hold_at_start(ahead.cancelled)
-        parts.state.balance.found(parts.opened.found.checkpoint.totals.get("accepted", 0) + ahead.accepted)
-        self._start_delivering(nursery)
-        self._enter(Stage.DELIVERING)
 
     def _start_delivering(self, nursery: trio.Nursery) -> None:
         self._start_tasks(nursery, Stage.DELIVERING)
@@ -272,72 +253,6 @@ class DelayServer:
     def _enter(self, stage: Stage) -> None:
         self.readiness.enter(stage)
         self.front.enter(stage)
-
-    async def _recover(self, found: int) -> None:
-        """Replay what the checkpoint does not cover before anything may be loaded, or with its cancels held: a cancel
-        among it must count. `found`: the highest sequence at the start."""
-        parts = self.parts
-        await parts.state.positions.replayed.reached(parts.state.positions.durable.value)
-        if not parts.opened.found.lost:
-            behind = await self._count_unreplayed()
-            parts.state.balance.place(*behind)
-            if any(behind):
-                parts.state.balance.subjects.doubt()
-        parts.state.positions.skip_unused(found)
-        await self._restore_outcomes()
-        await parts.replay.round_outcomes.finish_recovery()
-        await parts.outcomes.recorder.flush()
-        search = OrphanSearch(
-            parts.files,
-            parts.opened.found.checkpoint,
-            parts.state.book,
-            self.settings.storage.window_ms,
-            self.runtime,
-        )
-        uncounted = await search.find(parts.state.windows.retired.has, everywhere=parts.replay.replayer.met_damage)
-        parts.state.decided.leave_out(uncounted.outcomes)
-        # Behind damage in message_log, schedule files may have messages that no round has counted.
-        if len(uncounted.outcomes) or uncounted.accepted or parts.replay.replayer.met_damage:
-            parts.state.balance.subjects.doubt()
-        parts.state.balance.place(uncounted.accepted, uncounted.internal, 0)
-        parts.state.balance.found(parts.state.balance.placed)
-        parts.state.balance.subjects.replayed()
-        parts.state.decided.holds.release_start()
-        parts.state.book.open()
-        parts.state.residency.loadable.ring()
-
-    async def _count_unreplayed(self) -> tuple[int, int, int]:
-        """Counts messages and internal records that are in schedule files, and that neither the checkpoint nor a round has
-        counted: message_log has lost them."""
-        parts, checkpoint = self.parts, self.parts.opened.found.checkpoint
-        if not parts.replay.replayer.met_damage and not parts.files.log.damages:
-            return count_placed(parts.files, parts.state.positions.replayed_sequence.value)
-
-        def count() -> tuple[int, int, int]:
-            replayed = sequences_behind(parts.files.log, checkpoint.replay_offset)
-            return count_placed(parts.files, checkpoint.replayed_sequence, replayed)
-
-        return await self.runtime.workers.run(count)
-
-    async def _restore_outcomes(self) -> None:
-        """Restores lost outcomes from message_log. A window or day whose outcomes stay unknown is held back."""
-        parts = self.parts
-        opened, window_ms = parts.opened, self.settings.storage.window_ms
-        lost = LostOutcomes(
-            opened.files.dispatch,
-            opened.files.days,
-            parts.state.decided,
-            parts.replay.round_outcomes.record_missing_cancels,
-            window_ms,
-        )
-        wanted = lost.wanted()
-        if not wanted:
-            return
-        search = partial(cancels_in, opened.files.log, wanted, window_ms, opened.found.checkpoint.replay_offset)
-        found = await self.runtime.workers.run(search)
-        for key in await lost.restore(found):
-            if key.coarse:
-                parts.replay.tier.outcomes_are_back(key.start_ms)
 
     # -- stopping
 
@@ -366,26 +281,11 @@ class DelayServer:
             )
 
     async def _settle(self) -> None:
-        parts = self.parts
-        await parts.receive.commit.stop()
-        parts.dispatch.groups.stop()
-        replayed, accepted = parts.state.positions.replayed_sequence, parts.state.positions.accepted_sequence.value
-        await self.replay_room.end_when_blocked(partial(replayed.reached, accepted))
-        await self._settle_attempts()
-        if replayed.value < accepted:
-            raise DiskFullError(self.replay_room.text)
-        uncertain = self._uncertain()
-        await parts.upkeep.checkpointing.write(clean=True, uncertain=uncertain)
+        end = CleanEnd(self.parts)
+        await end.settle_messages()
+        uncertain = await end.write_checkpoint()
         self.handlers.close()
-        parts.upkeep.segments_ahead.drop()
-        await parts.broker.publishing.close()
-        await parts.broker.local_broker.close()
-        if parts.opened.attempts.attempted.any_unknown:
-            return  # the next start must take the end for a crash, and ask
-        if uncertain is None:
-            parts.opened.sequences.close_clean()
-        else:
-            parts.opened.sequences.close_orderly()
+        await end.close_broker(uncertain)
 
     async def _leave(self) -> None:
         """A stop in the middle of a start: there is nothing to write down but what was delivered meanwhile."""
@@ -395,27 +295,7 @@ class DelayServer:
             reason=self.readiness.reason,
         )
         if self.readiness.stage == Stage.DELIVERING:
-            self.parts.dispatch.groups.stop()
-            await self._settle_attempts()
-
-    async def _settle_attempts(self) -> None:
-        parts = self.parts
-        for group in list(parts.state.residency.groups.values()):
-            while group.running:
-                await group.ended.reached(group.begun)
-        await parts.outcomes.recorder.flush()
-        await parts.broker.broker_commit.durable()
-
-    def _uncertain(self) -> Uncertain | None:
-        """The messages that a process before this one may have delivered without a known result; None where all of them
-        have an outcome now. Messages that this process accepted are never among them."""
-        parts = self.parts
-        attempted = parts.opened.attempts.attempted
-        # What a crash took from the minutes of a draining day waits in the file of the day.
-        draining = any(day.start_ms < attempted.due_before_ms for day in parts.files.days.draining())
-        if draining or any(True for _ in parts.state.book.incomplete_before(attempted.due_before_ms)):
-            return Uncertain(attempted.due_before_ms, attempted.sequence_before)
-        return None
+            await CleanEnd(self.parts).settle_attempts()
 
     def close(self) -> None:
         """Close all files. A clean end has closed those of the broker already; a crash has not."""
