@@ -7,7 +7,7 @@ import io
 import re
 import tokenize
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -746,8 +746,7 @@ def long_constructors(tree: ast.AST) -> list[tuple[int, str]]:
 def _fields_of_part(made: ast.ClassDef) -> list[str]:
     """The fields without defaults of a dataclass that does something. A class of values alone may have many. The columns of
     a table are one noun."""
-    decorators = [dotted(each.func if isinstance(each, ast.Call) else each) for each in made.decorator_list]
-    if "dataclass" not in decorators or not any(map(_acts, made.body)):
+    if not _is_dataclass(made) or not any(map(_acts, made.body)):
         return []
     fields = [each for each in made.body if isinstance(each, ast.AnnAssign) and each.value is None]
     others = [ast.unparse(each.target) for each in fields if not COLUMN.fullmatch(ast.unparse(each.annotation))]
@@ -816,6 +815,217 @@ def test_a_long_dataclass_that_acts_is_found(body: str, count: int) -> None:
 )
 def test_an_assignment_to_an_attribute_of_another_object_is_found(code: str, count: int) -> None:
     assert len(assigned_elsewhere(ast.parse(code))) == count
+
+
+# A class that takes a bundle depends on each part of it that it uses, and of a pair on both. Where it needs more, it has two
+# jobs. The server, which builds all parts, is left out.
+DEPENDENCIES_MAX = 10
+# Each count may only fall.
+MORE_DEPENDENCIES = """
+DayTier 15
+HandlerTable 21
+Loader 11
+OpenTransactions 12
+Placing 12
+Replayer 11
+Retention 14
+"""
+
+
+def bundles(trees: Iterable[ast.AST]) -> set[str]:
+    """The names of dataclasses that only hold other parts: two fields or more have classes that act."""
+    classes = [node for tree in trees for node in nodes(tree) if isinstance(node, ast.ClassDef)]
+    values = {made.name: made for made in classes if _is_dataclass(made)}
+    parts = {made.name for made in classes if made.name not in values and any(map(_acts, made.body))}
+    fields = {
+        name: [ast.unparse(each.annotation) for each in made.body if isinstance(each, ast.AnnAssign)]
+        for name, made in values.items()
+        if not any(map(_acts, made.body))
+    }
+    return {name for name, types in fields.items() if sum(each in parts for each in types) > 1}
+
+
+def _is_dataclass(made: ast.ClassDef) -> bool:
+    called = [each.func if isinstance(each, ast.Call) else each for each in made.decorator_list]
+    return "dataclass" in map(dotted, called)
+
+
+def dependencies(made: ast.ClassDef, known: set[str]) -> list[str]:
+    """What a class gets by its constructor, with the parts of bundles and of tuples one by one."""
+    init = next((each for each in made.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"), None)
+    found: list[str] = []
+    if init is None:
+        return []
+    for each in (*init.args.args[1:], *init.args.kwonlyargs):
+        of = each.annotation
+        if of is not None and ast.unparse(of) in known:
+            found += _used_of(made, init, each.arg)
+        elif isinstance(of, ast.Subscript) and dotted(of.value) == "tuple" and isinstance(of.slice, ast.Tuple):
+            found += [f"{each.arg}[{place}]" for place in range(len(of.slice.elts))]
+        else:
+            found.append(each.arg)
+    return found
+
+
+def _used_of(made: ast.ClassDef, init: ast.FunctionDef, name: str) -> list[str]:
+    """The attributes that a class uses of a parameter, or of the field that keeps it. `*`: it hands the whole on."""
+    kept = {
+        dotted(target)
+        for node in nodes(init)
+        if isinstance(node, ast.Assign) and dotted(node.value) == name
+        for target in node.targets
+    }
+    found = set()
+    for owners, scope in (({name}, init), (kept, made)):
+        for node in nodes(scope):
+            if isinstance(node, ast.Attribute) and dotted(node.value) in owners:
+                found.add(f"{name}.{node.attr}")
+            elif isinstance(node, ast.Call) and any(dotted(arg) in owners for arg in node.args):
+                found.add(f"{name}.*")
+    return sorted(found) or [name]
+
+
+def test_classes_have_few_dependencies_when_their_bundles_are_unpacked() -> None:
+    paths = [path for path in sources("delayserver", "store", "wheel") if path.parent.name != "server"]
+    known = bundles(map(parsed, paths))
+    counts = {
+        node.name: len(dependencies(node, known))
+        for path in paths
+        for node in nodes(parsed(path))
+        if isinstance(node, ast.ClassDef)
+    }
+    found = [f"{name} {count}" for name, count in sorted(counts.items()) if count > DEPENDENCIES_MAX]
+    assert found == MORE_DEPENDENCIES.strip().splitlines()
+
+
+BUNDLE = """
+class A:
+    def act(self): ...
+@dataclass(frozen=True)
+class Two:
+    a: A
+    b: A
+    c: int
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "count"),
+    [
+        ("class C:\n def __init__(self, two: Two, d): self._a, self._b = two.a, two.b", 3),
+        ("class C:\n def __init__(self, two: Two): self._two = two\n def f(self): return self._two.a, self._two.b", 2),
+        ("class C:\n def __init__(self, two: Two): self._a, self._d = two.a, D(two)", 2),
+        ("class C:\n def __init__(self, two: tuple[A, A], *, d: int): ...", 3),
+        ("class C:\n def __init__(self, two: A, many: tuple[A, ...]): ...", 3),
+        ("class C: ...", 0),
+    ],
+)
+def test_dependencies_are_counted_after_unpacking(code: str, count: int) -> None:
+    known = bundles([ast.parse(BUNDLE)])
+    assert known == {"Two"}
+    (made,) = [node for node in ast.parse(code).body if isinstance(node, ast.ClassDef)]
+    assert len(dependencies(made, known)) == count
+
+
+# A public method that only sets fields, and that one other class alone calls, belongs into the act that needs it. Each line
+# may only go.
+SETTERS_OF_ONE = """
+Arrivals.count_runs
+AsyncioStream.pause_writing
+AsyncioStream.resume_writing
+BrokerState.recovered
+BrokerState.recovered_moves
+CommitGroup.grow
+Connection.begin_making
+Connection.take_notices
+Connections.began
+Connections.count_one_way_refused
+Connections.end_waiting
+ConsumeQueue.go_on_at
+ConsumerGroup.count_filtered
+ConsumerGroup.owe_turn
+Cursor.end_returns
+Cursor.restore_return
+Cursor.share_keys
+Cursor.wait_in_place
+Decided.count_durable
+FileState.name_is_durable
+FindResult.go_on
+GroupCounters.attempt_failed
+GroupCounters.were_delivered
+GroupCounters.were_given
+GroupRows.may_be_elsewhere
+Handlers.began_slow
+Handling.lose
+Held.lose
+Holds.hold_at_start
+Holds.release_start
+KeyOrder.finish_all
+LogQueue.caught_up
+MessageLog.not_prepared
+NodeHealth.pay
+NodeHealth.weigh
+Overflow.want_room
+PipeConnection.shut_down
+Positions.published_drained
+ProgressRows.put_before
+PullActor.stand
+PullActor.suspend
+PullBudget.took_fresh
+RealFileSystem.relieve_with
+Segment.renamed
+Share.grant
+Share.see_backlog
+Share.set_window
+TokenClient.begin_request
+TokenClient.end_request
+WaitingPull.end_patience
+WaitingPull.stand
+WindowBook.note_orphans
+"""
+
+
+def setters(tree: ast.AST) -> Iterator[str]:
+    """`Class.method` of the public methods that do nothing but assign fields of their own."""
+    for made in [node for node in nodes(tree) if isinstance(node, ast.ClassDef)]:
+        for method in made.body:
+            if isinstance(method, ast.FunctionDef) and method.name[0] != "_" and not method.decorator_list:
+                body = [node for node in method.body if not isinstance(node, ast.Expr | ast.Assert)]
+                if body and all(map(_sets_field, body)):
+                    yield f"{made.name}.{method.name}"
+
+
+def _sets_field(node: ast.stmt) -> bool:
+    if not isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
+        return False
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    return all(isinstance(each, ast.Attribute) and dotted(each.value) == "self" for each in targets)
+
+
+def users(trees: Mapping[str, ast.Module]) -> dict[str, set[str]]:
+    """By the name of an attribute: the classes, and modules outside of a class, that read it of another object."""
+    found: dict[str, set[str]] = {}
+    for name, tree in trees.items():
+        for top in tree.body:
+            user = f"{name}:{top.name}" if isinstance(top, ast.ClassDef) else name
+            for node in nodes(top):
+                if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and dotted(node.value) != "self":
+                    found.setdefault(node.attr, set()).add(user)
+    return found
+
+
+def test_no_public_setter_has_one_caller_alone() -> None:
+    trees = {name_of(path): parsed(path) for path in sources("delayserver", "store", "wheel")}
+    callers = users(trees)
+    found = {each for tree in trees.values() for each in setters(tree) if len(callers.get(each.split(".")[1], ())) == 1}
+    assert sorted(found) == SETTERS_OF_ONE.split()
+
+
+def test_a_setter_and_its_callers_are_found() -> None:
+    code = 'class A:\n def put(self, b):\n  """Text."""\n  self.b = b\n def act(self):\n  self.b = 1\n  return 2'
+    other = "class B:\n def f(self, a):\n  a.put(1)\ndef g(a):\n  a.put(2)"
+    assert [*setters(ast.parse(code))] == ["A.put"]
+    assert users({"x": ast.parse(other)})["put"] == {"x:B", "x"}
 
 
 # Where tests reach into private parts, because no public door shows the same or makes the same fault: each place says why.
