@@ -828,7 +828,6 @@ Loader 11
 OpenTransactions 12
 Placing 12
 Replayer 11
-Retention 14
 """
 
 
@@ -1042,7 +1041,6 @@ delayserver/recover/telling/test_told_plainly.py: _RowGroups
 delayserver/runtime/test_watchdog.py: _parts
 delayserver/server/test_rare_storage.py: _finder _stretches
 delayserver/state/memory/test_group_queue.py: _chunks
-delayserver/upkeep/test_retention.py: _remove
 failing/scenario.py: _ALLOW_DETERMINISTIC_SCHEDULING _r
 forked.py: _run_exitfuncs _shutdown
 ops/audit/evidence.py: _capture _evidence

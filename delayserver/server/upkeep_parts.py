@@ -11,12 +11,14 @@ from delayserver.upkeep.checkpoint_file import CheckpointFile
 from delayserver.upkeep.checkpointing import Checkpointing
 from delayserver.upkeep.housekeeping import Housekeeping
 from delayserver.upkeep.kept_room import KeptRoom
+from delayserver.upkeep.ledger_entries import LedgerEntries
 from delayserver.upkeep.log_retention import LogRetention
 from delayserver.upkeep.on_their_way import OnTheirWay
 from delayserver.upkeep.progress import Progress
 from delayserver.upkeep.retention import Retention
 from delayserver.upkeep.segments_ahead import SegmentsAhead
 from delayserver.upkeep.subject_counting import SubjectCounting
+from delayserver.upkeep.window_removal import WindowRemoval
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,8 @@ class UpkeepParts:
     """Upkeep. `clock_stepped` rings when the wall clock has stepped."""
 
     kept_room: KeptRoom
+    entries: LedgerEntries
+    removal: WindowRemoval
     retention: Retention
     log_retention: LogRetention
     segments_ahead: SegmentsAhead
@@ -44,9 +48,13 @@ def build_upkeep(ground: Ground, state: StateParts) -> UpkeepParts:
     progress = Progress(state.positions, state.balance, state.decided, state.windows, opened.believable)
     clock_stepped = Bell()
     bells = horizon.earlier, state.residency.loadable, clock_stepped
+    entries = LedgerEntries(files, state.windows, state.decided, runtime)
+    removal = WindowRemoval(files, state.windows, state.decided, runtime)
     return UpkeepParts(
         kept_room=kept_room,
-        retention=Retention(files, state.windows, coming, state.decided, storage, opened.believable, runtime),
+        entries=entries,
+        removal=removal,
+        retention=Retention(state.windows, coming, entries, removal, storage, opened.believable, runtime),
         log_retention=LogRetention(files.log, state.positions, storage, runtime),
         segments_ahead=SegmentsAhead(files.log, state.positions, kept_room, storage, runtime),
         subject_counting=SubjectCounting(

@@ -47,9 +47,10 @@ class WindowBook:
         """Take all windows of both logs into account; a few microseconds a file."""
         self.refresh(self.starts())
 
-    def starts(self) -> set[int]:
+    def starts(self, before_ms: int = 1 << 62) -> set[int]:
         """Starts of all windows with messages, in milliseconds."""
-        return {key.start_ms for key in self._schedule.keys() if self.is_delivered_from(key)}
+        keys = self._schedule.keys()
+        return {key.start_ms for key in keys if key.start_ms < before_ms and self.is_delivered_from(key)}
 
     def is_delivered_from(self, key: ScheduleKey) -> bool:
         """Whether messages leave from this file: from those of windows, and of whole days."""
@@ -62,6 +63,10 @@ class WindowBook:
     def is_whole(self, start_ms: int) -> bool:
         """Whether the window that bears this start is a whole day."""
         return self._days.is_whole(start_ms)
+
+    def is_draining(self, start_ms: int) -> bool:
+        """Whether the drain of its day still brings messages to a window."""
+        return self._days.is_draining(start_ms)
 
     def window_of(self, time_ms: int) -> int:
         """The start of the minute of a time, whether or not its day is whole."""
@@ -91,6 +96,10 @@ class WindowBook:
     def rows(self, start_ms: int) -> int:
         """Rows in the schedule files of a window."""
         return sum([self._schedule.rows(file) for file in self.files(start_ms)])
+
+    def last_sequence(self, start_ms: int) -> int:
+        """The last sequence in the schedule files of a window."""
+        return max(self._schedule.last_sequence(file) for file in self.files(start_ms))
 
     def outcomes(self, start_ms: int) -> int:
         """Rows in the dispatch file of a window, written but maybe not synced yet."""

@@ -14,7 +14,7 @@ from delayserver.recover.checking.check import check_directory
 from delayserver.recover.reading.balance import ACCEPTED
 from delayserver.state.replay_round import Round
 from delayserver.upkeep.on_their_way import OnTheirWay
-from delayserver.upkeep.retention import Retention
+from delayserver.upkeep.window_removal import WindowRemoval
 from store.errors import DiskError, DiskFullError, StoreError
 from store.logs.dispatch_log import DispatchKey
 from store.logs.schedule_log import ScheduleKey, Source
@@ -379,17 +379,17 @@ async def test_a_ledger_that_is_damaged_while_the_server_starts_ends_no_start(
     server = await host.start()
     await (await host.client()).put("m", host.now_ms)
     await host.settled()
-    server.parts.upkeep.retention._remove = lambda _start: False  # type: ignore[method-assign,assignment]
+    server.parts.upkeep.removal.remove = lambda _start: False  # type: ignore[method-assign,assignment]
     host.clock.step(30 * MINUTE_MS)
     await host.until(lambda: len(server.parts.files.ledger) > 0, within_ms=60_000)
     await host.kill()
-    finish, path = Retention.finish_interrupted, "/data/ledger.log"
+    finish, path = WindowRemoval.finish_interrupted, "/data/ledger.log"
     left = [errno.EIO]
 
     def refuse(operation: str, asked: str) -> int:
         return left.pop() if left and operation == "pread" and asked == path else 0
 
-    def damaged(retention: Retention) -> None:
+    def damaged(removal: WindowRemoval) -> None:
         size = host.disk.size(path)
         if damage == "flipped":
             host.disk.flip_bit(path, size - 8)
@@ -397,9 +397,9 @@ async def test_a_ledger_that_is_damaged_while_the_server_starts_ends_no_start(
             host.disk.unreadable[path] = [(size - 8, size)]
         else:
             host.disk.refuse = refuse
-        finish(retention)
+        finish(removal)
 
-    monkeypatch.setattr(Retention, "finish_interrupted", damaged)
+    monkeypatch.setattr(WindowRemoval, "finish_interrupted", damaged)
     server = await host.start()
     assert host.died_of is None and not server.parts.files.schedule.keys()
     assert host.status()["delivered"] == 1
