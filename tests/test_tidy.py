@@ -827,7 +827,6 @@ HandlerTable 21
 Loader 11
 OpenTransactions 12
 Placing 12
-Replayer 11
 """
 
 

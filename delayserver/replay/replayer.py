@@ -13,18 +13,14 @@ from functools import partial
 import trio
 
 from delayserver.replay.day_tier import DayTier
-from delayserver.replay.placing import READ_AGAIN_MS
+from delayserver.replay.message_log_reader import MessageLogReader
 from delayserver.replay.rounds import Rounds
 from delayserver.runtime.runtime import Runtime
 from delayserver.state.decisions.outcome_rows import replaced_messages
-from delayserver.state.files import Files
 from delayserver.state.positions.log_queue import LogQueue, due_range
 from delayserver.state.replay_round import Round
-from delayserver.state.windows.windows import Windows
-from store.errors import CorruptionError, DiskError, UnreadableError
-from store.failed_reads import PATIENCE_MS, READ_TRIES
 from store.logs.message_log import LogEntry
-from store.logs.schedule_log import ScheduleKey, Source
+from store.logs.schedule_log import ScheduleKey, ScheduleLog, Source
 from store.logs.windows import window_of
 from store.records.batches import CancelBatch, MessageBatch
 from store.records.message_rows import MessageRows, to_batch
@@ -32,10 +28,6 @@ from store.records.message_rows import MessageRows, to_batch
 # One round: large enough for numpy to shine, small enough that the event loop hears of it within milliseconds.
 ROUND_BYTES_MAX = 4 << 20
 ROUND_ROWS_MAX = 1 << 16
-# Far behind, larger rounds: rows spread over many files then come in fewer, longer records.
-ROUND_BYTES_BEHIND = 16 << 20
-FAR_BEHIND_BYTES = 64 << 20
-ROUND_BYTES_FAR_BEHIND = 32 << 20
 # A round of this many rows is placed on the event loop: a hop to a thread would cost more.
 INLINE_ROWS_MAX = 512
 _Messages = MessageBatch | MessageRows
@@ -46,30 +38,24 @@ class Replayer:
 
     def __init__(
         self,
-        files: Files,
-        windows: Windows,
+        reader: MessageLogReader,
+        schedule: ScheduleLog,
         rounds: Rounds,
         tier: DayTier,
         queue: LogQueue,
+        window_ms: int,
         runtime: Runtime,
     ) -> None:
         """Rounds come from message_log (through `queue` while the replay keeps up) and from `tier`."""
-        self._log = files.log
-        self._schedule = files.schedule
+        self._reader = reader
+        self._schedule = schedule
         self._placing = rounds.placing
         self._publisher = rounds.publisher
         self._tier = tier
         self._positions = queue.positions
         self._queue = queue
         self._turns = runtime.turns
-        self._workers = runtime.workers
-        self._clock = runtime.clock
-        self._window_ms = windows.book.window_ms
-        self._damage = runtime.damage
-        self.met_damage = False
-        # How long the replay still waits for bytes that the disk cannot read. Beside that, each place has some tries. So
-        # many bad sectors do not take a minute each. A place that is read after all restores it, and so does the end.
-        self._patience_ms = PATIENCE_MS
+        self._window_ms = window_ms
 
     # -- rounds
 
@@ -101,42 +87,13 @@ class Replayer:
         if not self._queue.overflowed:
             return []
         position, stop = self._positions.replayed.value, self._positions.durable.value
+        entries = await self._reader.read(position, stop)
         if position >= stop:
             self._queue.caught_up()
-            self._patience_ms = PATIENCE_MS
             return []
-        entries = await self._read(position, stop)
         if not entries:
             self._positions.replayed.advance(stop)  # only the header of a new segment, or damage, lies between
         return entries
-
-    async def _read(self, position: int, stop: int) -> list[LogEntry]:
-        """The next entries, around damage. No round comes back to what was passed over, so the replay waits where the disk
-        may read it soon."""
-        size = ROUND_BYTES_FAR_BEHIND if stop - position > FAR_BEHIND_BYTES else ROUND_BYTES_BEHIND
-        failed = 0
-        while position < stop:
-            try:
-                entries = await self._workers.run(partial(self._log.read, position, stop, size))
-            except (CorruptionError, DiskError) as error:
-                self._damage.report(error)
-                waits = isinstance(error, DiskError)
-                if isinstance(error, UnreadableError):
-                    failed += 1
-                    self._patience_ms -= READ_AGAIN_MS
-                    waits = failed < READ_TRIES or self._patience_ms > 0
-                if waits:
-                    await self._clock.sleep_ms(READ_AGAIN_MS)
-                    continue
-            else:
-                if failed:
-                    self._patience_ms = PATIENCE_MS
-                return entries
-            self.met_damage = True
-            following = await self._workers.run(partial(self._log.skip_damage, position))
-            if following > position:  # not so where the disk reads it again
-                position, failed = following, 0
-        return []
 
     def _is_quick(self, entries: list[LogEntry]) -> bool:
         """Whether a round may hold the event loop: few rows (cancels and what `repair` filled a range with are not

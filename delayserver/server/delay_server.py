@@ -35,7 +35,7 @@ from delayserver.server.clean_end import CleanEnd
 from delayserver.server.ground import Ground, Outside
 from delayserver.server.operations_of import operations_of
 from delayserver.server.parts import Parts, build_parts
-from delayserver.server.recovery import Recovery
+from delayserver.server.start_recovery import Recovery
 from delayserver.server.tasks import tasks_by_stage
 from delayserver.startup.opening import open_directory
 from delayserver.state.connections.connection_memory import ConnectionMemory

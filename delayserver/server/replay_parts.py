@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from delayserver.replay.day_tier import DayTier
+from delayserver.replay.message_log_reader import MessageLogReader
 from delayserver.replay.opened_messages import OpenedMessages
 from delayserver.replay.placing import Placing
 from delayserver.replay.publisher import Publisher
@@ -26,6 +27,7 @@ class ReplayParts:
     rows_to_memory: RowsToMemory
     round_outcomes: RoundOutcomes
     tier: DayTier
+    reader: MessageLogReader
     replayer: Replayer
 
 
@@ -58,5 +60,6 @@ def build_replay(ground: Ground, state: StateParts) -> ReplayParts:
     publisher = Publisher(steps, state.positions)
     rounds = Rounds(placing, publisher, to_memory)
     tier = DayTier(files, state.windows, state.decided, rounds, state.log_queue, storage, runtime)
-    replayer = Replayer(files, state.windows, rounds, tier, state.log_queue, runtime)
-    return ReplayParts(placing, publisher, to_memory, round_outcomes, tier, replayer)
+    reader = MessageLogReader(files.log, runtime)
+    replayer = Replayer(reader, files.schedule, rounds, tier, state.log_queue, storage.window_ms, runtime)
+    return ReplayParts(placing, publisher, to_memory, round_outcomes, tier, reader, replayer)

@@ -7,6 +7,7 @@ from collections import Counter
 import numpy as np
 import trio
 
+from delayserver.replay.message_log_reader import MessageLogReader
 from delayserver.replay.publisher import Publisher
 from delayserver.replay.replayer import Replayer
 from delayserver.replay.rounds import Rounds
@@ -42,7 +43,9 @@ class FirstLetters:
 async def replay_with(parts: Parts, step: FirstLetters, runtime: Runtime) -> None:
     publisher = Publisher((*parts.replay.publisher.steps, step), parts.state.positions)
     rounds = Rounds(parts.replay.placing, publisher, parts.replay.rows_to_memory)
-    replayer = Replayer(parts.files, parts.state.windows, rounds, parts.replay.tier, parts.state.log_queue, runtime)
+    reader, window_ms = MessageLogReader(parts.files.log, runtime), parts.state.book.window_ms
+    queue, tier = parts.state.log_queue, parts.replay.tier
+    replayer = Replayer(reader, parts.files.schedule, rounds, tier, queue, window_ms, runtime)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(replayer.run)
         await parts.state.positions.replayed.reached(parts.state.positions.durable.value)

@@ -63,7 +63,7 @@ class Recovery:
         search = OrphanSearch(
             self._files, self._found.checkpoint, state.book, self._window_ms, self._parts.ground.runtime
         )
-        met_damage = replay.replayer.met_damage
+        met_damage = replay.reader.met_damage
         uncounted = await search.find(state.windows.retired.has, everywhere=met_damage)
         state.decided.leave_out(uncounted.outcomes)
         # Behind damage in message_log, schedule files may have messages that no round has counted.
@@ -80,7 +80,7 @@ class Recovery:
         """Counts messages and internal records that are in schedule files, and that neither the checkpoint nor a round has
         counted: message_log has lost them."""
         files, checkpoint = self._files, self._found.checkpoint
-        if not self._parts.replay.replayer.met_damage and not files.log.damages:
+        if not self._parts.replay.reader.met_damage and not files.log.damages:
             return count_placed(files, self._state.positions.replayed_sequence.value)
 
         def count() -> tuple[int, int, int]:
