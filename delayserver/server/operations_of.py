@@ -20,6 +20,7 @@ from delayserver.operations.messages.named_messages import Naming
 from delayserver.operations.messages.open_transactions import OpenTransactions
 from delayserver.operations.messages.repeats import Repeats
 from delayserver.operations.messages.reschedule import Reschedule
+from delayserver.operations.messages.timer_files import TimerFiles
 from delayserver.operations.messages.transactions import Transactions
 from delayserver.operations.nodes.delivering import Delivering
 from delayserver.operations.nodes.routing import Routing
@@ -89,11 +90,12 @@ def _delay_operations(parts: Parts, admission: Admission) -> DelayOperations:
         pending=Pending(files, state.windows, state.balance),
         prepare=Prepare(send, admission, intake, commit, terms, runtime.clock),
         open_transactions=OpenTransactions(
-            files,
-            state.windows,
-            (state.positions, state.balance),
-            state.decided,
-            (cancellation, messages.locator),
+            TimerFiles(files, state.book, state.balance, state.decided, runtime.damage),
+            state.positions,
+            cancellation,
+            messages.locator,
+            table,
+            server_id,
             runtime,
         ),
         transactions=Transactions(admission, naming, intake, rescheduling, cancellation, states, runtime),
