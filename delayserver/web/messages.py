@@ -6,6 +6,7 @@ A message is named by its receipt in the path, or by subject, message id and due
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 
 import msgspec
 from starlette.requests import Request
@@ -89,30 +90,8 @@ def _fate(found: LookupResult, form: BodyForm) -> Response:
     if found.outcome is Outcome.UNKNOWN:
         return _unknown()
     body, encoding = (None, None) if found.body is None else shown_body(found.body, form)
-    return json_answer(
-        Fate(
-            outcome=found.outcome.label,
-            receipt=found.receipt,
-            subject=found.subject,
-            due_ms=found.due_ms,
-            dispatched_us=found.dispatched_us,
-            attempts=found.attempts,
-            broker_group=found.broker_group,
-            original_receipt=found.original_receipt,
-            rescheduled_to=found.rescheduled_to,
-            unanswered_elsewhere=found.unanswered_elsewhere,
-            message_id=found.message_id,
-            body=body,
-            body_encoding=encoding,
-            body_left_out=found.body_left_out,
-            properties=found.properties,
-            expires_ms=found.expires_ms,
-            tag=found.tag,
-            order_key=found.order_key,
-            times=found.times,
-            consumed=found.consumed,
-        )
-    )
+    shown = asdict(found) | {"outcome": found.outcome.label, "body": body, "body_encoding": encoding}
+    return json_answer(Fate(**shown))
 
 
 def _ended(cancelled: CancelResult) -> Response:

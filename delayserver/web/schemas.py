@@ -9,6 +9,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from delayserver.protocol.schema.dead_letters import DeadLetter
 from delayserver.protocol.schema.groups import ConsumerGroup, SeekTo
+from delayserver.protocol.schema.lookup import LookupRow
 from delayserver.protocol.schema.pending import PendingBucket, PendingSubject
 from delayserver.protocol.schema.policies import PolicyFields, Reset
 from delayserver.protocol.schema.waiting_keys import NextMs, WaitingKey
@@ -59,29 +60,11 @@ class Sent(Struct, omit_defaults=True):
     outcome: str | None = None
 
 
-class Fate(Struct, omit_defaults=True):
+class Fate(LookupRow, frozen=True, kw_only=True, omit_defaults=True):
     """The fate of a message. The body and the fields beside it are there if the server still has them."""
 
-    outcome: str
-    receipt: str | None = None
-    subject: str | None = None
-    due_ms: int | None = None
-    dispatched_us: int | None = None
-    attempts: int | None = None
-    broker_group: str | None = None
-    original_receipt: str | None = None
-    rescheduled_to: str | None = None
-    unanswered_elsewhere: int | None = None
-    message_id: str | None = None
     body: Any = None
     body_encoding: Encoding | None = None
-    body_left_out: bool = False
-    properties: dict[str, str] | None = None
-    expires_ms: int | None = None
-    tag: str | None = None
-    order_key: str | None = None
-    times: dict[str, int] | None = None
-    consumed: list[dict[str, Any]] | None = None
 
 
 class Ended(Struct, omit_defaults=True):

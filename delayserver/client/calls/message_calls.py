@@ -25,12 +25,11 @@ from delayserver.protocol.columns import I64, U8, pack_column, unpack_column
 from delayserver.protocol.errors import DelayServerError, InvalidArgument, MalformedFrame, error_from_map
 from delayserver.protocol.operations import CANCEL, LOOKUP, RELOAD, RESCHEDULE, ROUTE, STATUS
 from delayserver.protocol.outcomes import OUTCOMES_BY_LABEL, Outcome
+from delayserver.protocol.schema.lookup import LookupRow
 
 T = TypeVar("T")
 
 # The fields of a looked up row that say what the message says.
-_CONTENT = ("message_id", "body", "properties", "expires_ms", "tag", "order_key", "body_left_out", "times", "consumed")
-
 Target: TypeAlias = str | MessageKey
 """A message that was sent: its receipt, or its key."""
 
@@ -101,19 +100,8 @@ def lookup_call(
     """Ask what became of many messages, with ``body`` what they say, and with ``times`` when they passed each stage."""
 
     def read_row(row: dict[str, Any]) -> LookupResult:
-        return LookupResult(
-            receipt=row.get("receipt"),
-            outcome=_outcome(row),
-            subject=row.get("subject"),
-            due_ms=row.get("due_ms"),
-            dispatched_us=row.get("dispatched_us"),
-            attempts=row.get("attempts"),
-            broker_group=row.get("broker_group"),
-            original_receipt=row.get("original_receipt"),
-            rescheduled_to=row.get("rescheduled_to"),
-            unanswered_elsewhere=row.get("unanswered_elsewhere"),
-            **{name: row[name] for name in _CONTENT if name in row},
-        )
+        known = {name: row[name] for name in LookupRow.__struct_fields__ if name in row}
+        return LookupResult(**{"receipt": None} | known | {"outcome": _outcome(row)})
 
     arguments = _target_arguments(targets) | ({"body": True} if body else {}) | ({"times": True} if times else {})
     return Call(LOOKUP, arguments, lambda result, _: _rows(result, len(targets), read_row))
