@@ -82,14 +82,8 @@ def reschedule_call(
         item["expires_ms"] = expires_ms
 
     def read_row(row: dict[str, Any]) -> RescheduleResult:
-        return RescheduleResult(
-            receipt=row.get("receipt"),
-            outcome=_outcome(row),
-            new_receipt=row.get("new_receipt"),
-            message_id=row.get("message_id"),
-            due_ms=row.get("due_ms"),
-            sequence=row.get("sequence"),
-        )
+        names = ("receipt", "new_receipt", "message_id", "due_ms", "sequence")
+        return RescheduleResult(outcome=_outcome(row), **{name: row.get(name) for name in names})
 
     return Call(RESCHEDULE, {"items": [item]}, lambda result, _: only_row(_rows(result, 1, read_row)), repeatable=False)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from functools import partial
 from typing import Final
 
@@ -84,25 +85,9 @@ class ConsumerGroups:
 
     def _shown(self, row: GroupRow) -> ConsumerGroup:
         subject, group = self._names.name(row.subject), self._names.name(row.group)
-        whole = self._redelivery.whole(row)
-        return ConsumerGroup(
-            subject=subject,
-            group=group,
-            position=whole.position,
-            end=whole.end,
-            lag=whole.lag,
-            leased=whole.leased,
-            retrying=whole.retrying,
-            expired=whole.expired,
-            oldest_ms=whole.oldest_ms,
-            waiting_in_place=whole.waiting_in_place,
-            redelivery_bytes=whole.redelivery_bytes,
-            dead_letters=waiting_letters(self._letters, self._names.code, subject, group),
-            waiting_keys=whole.waiting_keys,
-            filtered=whole.filtered,
-            tags=whole.tags,
-            where=whole.where,
-        )
+        letters = waiting_letters(self._letters, self._names.code, subject, group)
+        names = {"subject": subject, "group": group, "dead_letters": letters}
+        return ConsumerGroup(**asdict(self._redelivery.whole(row)) | names)
 
     def _known(self, subject: str, group: str) -> GroupKey:
         """The codes of the names. Raises SubjectInvalid, GroupUnknown."""
