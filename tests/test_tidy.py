@@ -59,7 +59,7 @@ store.tables: store store.disk store.logs store.records
 .state.connections: .protocol .runtime
 .recover.reading: store store.disk store.logs store.records store.tables .protocol
 .state: store.logs store.records store.tables
-.state.windows: wheel store.logs store.records store.tables
+.state.windows: wheel store.logs store.records store.tables .runtime
 .tokens: store.tables .protocol .protocol.schema
 .broker.actions: store store.disk store.logs store.records .broker .broker.files .broker.filters .broker.queues
 .client.listening: .client.asynchronous .client.blocking .client.consuming .client.tracing .client.values .logs

@@ -11,6 +11,7 @@ import trio
 
 from delayserver.dispatch.broker_groups import BrokerGroups
 from delayserver.dispatch.message_reader import AHEAD_MS, LOOK_AHEAD_MS, LOOK_MS
+from delayserver.runtime.clock import LOOK_AGAIN_MS
 from delayserver.runtime.runtime import Runtime
 from delayserver.runtime.turns import LARGE_ROWS
 from delayserver.state.memory.attempt_horizon import AttemptHorizon
@@ -18,9 +19,6 @@ from delayserver.state.memory.group_wheels import GroupWheels
 from delayserver.state.memory.order_gate import OrderGate
 from delayserver.state.memory.overflow import Overflow
 from delayserver.state.memory.queueing import Queueing
-
-# While due rows with an order key wait for a load, they are looked at this often.
-KEYED_LOOK_MS = 5
 
 
 class Dispatcher:
@@ -94,8 +92,11 @@ class Dispatcher:
         if next_due_ms is None or next_due_ms > self._horizon.due_ms:
             return float("inf")
         if next_due_ms <= to_ms:
-            self._gate.ring_when_replayed(self._earlier)
-            return KEYED_LOOK_MS / 1000
+            self._gate.ring_when_higher(self._earlier)
+            for code in self._wheel.keyed_codes:
+                reads = self._groups[code].rows.spilled.reads
+                reads.ring_at(reads.value + 1, self._earlier)
+            return LOOK_AGAIN_MS / 1000  # outcomes alone may complete the window that they wait for
         return self._clock.wait_s((next_due_ms - AHEAD_MS) * 1000)
 
     def _look_ahead(self, next_due_ms: int) -> bool:

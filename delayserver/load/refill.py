@@ -24,8 +24,9 @@ from wheel.keys import KEY_HIGHEST, KEY_LOWEST, Key, before, behind
 
 # While nothing waits to be read back, it is looked for this often. A bell rings before.
 IDLE_S = 1.0
-# While all that is read back goes to wheels, this is the pause: from there it may leave memory again.
-LOOK_S = 0.01
+# While all that is read back goes to wheels, this is the pause after a read. It is no poll: from wheels the rows may leave
+# memory again at once, and each such round reads a file.
+PAUSE_S = 0.01
 # Rows of a window that are read at once: each read goes through the whole window, and takes some 300 bytes a row.
 READ_ROWS_MAX = 1 << 18
 
@@ -63,7 +64,7 @@ class Refill:
                 with trio.move_on_after(IDLE_S):
                     await emptied.rung()
             elif not any(queued):
-                await trio.sleep(LOOK_S)  # not for the bell: rows that leave memory again may ring it
+                await trio.sleep(PAUSE_S)  # not for the bell: rows that leave memory again may ring it
 
     async def read_back(self, group: GroupRows, place: int | None) -> bool:
         """Read the first spilled window of a group; with the place of a route only its rows, for their fallback group.

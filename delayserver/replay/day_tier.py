@@ -426,8 +426,7 @@ class DayTier:
         await self._sync(self._minutes(start_ms))
         self._days.drained(start_ms)
         self._overlays.remove(start_ms)
-        self._drains.positions.pop(start_ms, None)
-        self._drains.moved.pop(start_ms, None)
+        self._drains.end(start_ms)
         self._retired.remove([ScheduleKey(start_ms, Source.DAY)])
         self._remove_day(start_ms)
 

@@ -56,8 +56,11 @@ class OrderGate:
         """Rows that are due up to this time may leave, at most up to `to_ms`. `now_ms`: the time of the clock."""
         return loaded_ms(self._windows, self._replayed(now_ms, to_ms))
 
-    def ring_when_replayed(self, bell: Bell) -> None:
-        """Ring a bell when the commits have ended, or the replay has come, for which the last answer waits."""
+    def ring_when_higher(self, bell: Bell) -> None:
+        """Ring a bell when the answer may be higher than the last one: a load or a drain has ended, the commits have
+        ended, or the replay has come. Rows that a load brings ring it by themselves."""
+        for mark in (self._windows.book.load_ends, self._windows.drains.ends):
+            mark.ring_at(mark.value + 1, bell)
         if self._replayed_ms == self._asked_ms:
             return
         if self._asked_end is None:

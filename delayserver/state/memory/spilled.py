@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sortedcontainers import SortedDict
 
+from delayserver.runtime.marks import Mark
 from delayserver.state.memory.routes import Routes
 from delayserver.state.memory.rows import has_order_key
 from wheel.due_rows import DueRows
@@ -22,6 +23,8 @@ class Spilled:
     def __init__(self) -> None:
         self._windows: dict[int, SortedDict[int, Key]] = {}  # none of them empty
         self._reading: Key | None = None
+        # How many windows were read: `first` may be later then.
+        self.reads = Mark(0)
 
     def __len__(self) -> int:
         return len(set().union(*self._windows.values()))
@@ -81,6 +84,7 @@ class Spilled:
     def was_read(self) -> None:
         """The rows of the window that was taken are back, or cannot be read."""
         self._reading = None
+        self.reads.advance(self.reads.value + 1)
 
 
 def windows_of(parts: list[DueRows], routes: Routes) -> Iterator[tuple[int, int, int, Key | None]]:

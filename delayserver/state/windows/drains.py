@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from delayserver.runtime.marks import Mark
 from store.logs.schedule_log import ScheduleKey, ScheduleLog, Source
 from store.tables.days import DayTable, SealedDay
 
@@ -9,7 +10,7 @@ from store.tables.days import DayTable, SealedDay
 class Drains:
     """By day, the offset in its file up to which its rows are in their minutes; and the days that are held back."""
 
-    __slots__ = ("_days", "_draining", "_held", "_schedule", "_version", "moved", "positions")
+    __slots__ = ("_days", "_draining", "_held", "_schedule", "_version", "ends", "moved", "positions")
 
     def __init__(self, days: DayTable, schedule: ScheduleLog, positions: dict[int, int]) -> None:
         """`positions`: those of the checkpoint. A crash may have come between the end of a day and the next checkpoint."""
@@ -23,10 +24,19 @@ class Drains:
         self.moved: dict[int, int] = {}
         # The days that drain, at a version of the table.
         self._version, self._draining = days.version, days.draining()
+        # How often a day was drained or held back: `first_ms` is later then.
+        self.ends = Mark(0)
 
     def hold(self, start_ms: int) -> None:
         """Drain no more of this day: something of it is damaged."""
         self._held.add(start_ms)
+        self.ends.advance(self.ends.value + 1)
+
+    def end(self, start_ms: int) -> None:
+        """The day is drained, and the table says so."""
+        self.positions.pop(start_ms, None)
+        self.moved.pop(start_ms, None)
+        self.ends.advance(self.ends.value + 1)
 
     def free(self, start_ms: int) -> None:
         """The day may be drained again."""

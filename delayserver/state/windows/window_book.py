@@ -12,6 +12,7 @@ from collections.abc import Container, Iterable, Iterator
 
 from sortedcontainers import SortedSet
 
+from delayserver.runtime.marks import Mark
 from store.logs.dispatch_log import DispatchKey, DispatchLog
 from store.logs.schedule_log import ScheduleKey, ScheduleLog, Source
 from store.logs.windows import DAY_MS, day_of, window_of
@@ -36,6 +37,8 @@ class WindowBook:
         self._completed: set[int] = set()
         # Windows whose last load could not read them.
         self._unreadable: set[int] = set()
+        # How many loads have ended. The loader is the only writer.
+        self.load_ends = Mark(0)
         # Outcomes of messages that no schedule file holds, by window (`orphans.py`); also while they lie in a day's file.
         self.orphans: dict[int, int] = {}
 
@@ -204,10 +207,12 @@ class WindowBook:
     def could_not_be_read(self, start_ms: int) -> None:
         """A load could not read a window."""
         self._unreadable.add(start_ms)
+        self.load_ends.advance(self.load_ends.value + 1)
 
     def was_read(self, start_ms: int) -> None:
         """A load has read a window."""
         self._unreadable.discard(start_ms)
+        self.load_ends.advance(self.load_ends.value + 1)
 
     def is_unreadable(self, start_ms: int) -> bool:
         """Whether the last load of a window could not read it."""

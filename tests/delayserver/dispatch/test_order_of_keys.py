@@ -11,8 +11,10 @@ import pytest
 import trio
 
 from delayserver.config.settings import GroupSettings, NodeSettings, RouteSettings
+from delayserver.state.memory.order_gate import OrderGate
 from delayserver.targets.answer import Answer
 from delayserver.targets.target import DeliveryError
+from store.errors import DiskError
 from store.records.batches import StoredBatch
 from tests.delayserver.dispatch.test_broker_group import A_THEN_B, TWO_GROUPS, put_many
 from tests.fakes.broker import FakeBroker
@@ -243,6 +245,45 @@ async def test_a_minute_with_more_messages_of_keys_than_memory_holds_leaves_it_i
     assert inversions(node) == []
     await host.settled()
     host.check_balance(pending=0)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_messages_of_keys_that_wait_for_a_load_are_looked_at_when_it_ends(
+    boot: Boot, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """They were looked at every 5 ms. A load that fails brings no row that would make the dispatcher look."""
+    host = boot(faked_settings(storage={"window_ms": 1_000}))
+    await host.start()
+    node = host.fake()
+    node.up = False
+    await (await host.client()).put("a", host.now_ms, order_key="a")
+    await host.sleep_ms(1_000)
+    await host.stop()
+    host.clock.step(60_000)
+    node.up, read_until_ms, looks = True, host.now_ms + 2_000, []
+
+    async def slow(name: str, work: Callable[[], Any]) -> Any:
+        if name == "read" and host.now_ms < read_until_ms:
+            await host.sleep_ms(read_until_ms - host.now_ms)
+            if fails:
+                raise DiskError("schedule file", "read", 5, "it does not answer")
+        return work()
+
+    limit_ms = OrderGate.limit_ms
+
+    def counting(gate: OrderGate, now_ms: int, to_ms: int) -> int:
+        looks.append(now_ms)
+        return limit_ms(gate, now_ms, to_ms)
+
+    host.workers.around = slow
+    monkeypatch.setattr(OrderGate, "limit_ms", counting)
+    await host.start()
+    await (await host.client()).put("b", host.now_ms + 100, order_key="b")
+    await host.until(lambda: len(node.stored) == 2, within_ms=10_000)
+    assert node.texts == (["b", "a"] if fails else ["a", "b"])
+    (at_us,) = [node.at_us[sequence] for sequence, body in node.bodies.items() if body == b"b"]
+    assert at_us <= (read_until_ms + 100) * 1000, "when the load ended, not at the next look"
+    assert 1 <= len([look for look in looks if look < read_until_ms]) <= 20
 
 
 async def test_a_key_that_waits_holds_up_no_other_key(boot: Boot) -> None:
