@@ -555,10 +555,10 @@ def is_empty_room(name: str) -> bool:
         ("delayserver.startup", "if TYPE_CHECKING:\n    from delayserver.server.delay_server import DelayServer"),
         ("delayserver.recover.checking", "def f():\n    from delayserver.recover.telling.dump import dump_file"),
         ("delayserver.broker.queues", "from delayserver.broker.files.store import MessageStore"),
-        ("delayserver.broker.filters", "from delayserver.broker.limits import BrokerLimits"),
+        ("delayserver.broker.filters", "from delayserver.broker.broker_limits import BrokerLimits"),
         ("delayserver.broker.service", "from delayserver.state.memory.rows import ROW"),
         ("delayserver.client.calls", "from delayserver.config.settings import Settings"),
-        ("store.records", "from store.logs.windows import DAY_MS"),
+        ("store.records", "from store.logs.due_windows import DAY_MS"),
         ("store.disk", "from store.records.scan import Scan"),
         ("ops.torture", "from delayserver.server.process import serve"),
     ],
@@ -1080,19 +1080,17 @@ def test_a_reach_into_a_private_part_is_found() -> None:
 
 # A reader who greps for a name finds the one thing. These still occur more than once: the lists only become shorter.
 REPEATED_CLASSES = """
-Ended Answer Asked Attempts Balance Bell Bucket Connection ConnectionMemory Connections ConsumerGroup Consuming
-Delivery Fate FindQuery Finding Found GroupPolicy Lease Letters Limits Listener MessageReader Moved
-Node Pending PendingSubjects Place Policies Positions Problem Progress Published Reply Request Room
-Route Routes Rows Run Sending Share Source Step Stored Table ThreadWorkers Turns Wanted Workers
+Ended Asked Attempts ConsumerGroup Consuming Delivery FindQuery Finding Found GroupPolicy Lease Letters MessageReader
+Pending PendingSubjects Policies Positions Published Reply Request Route Stored
 """
 REPEATED_FILES = """
-addresses.py balance.py broker.py cancel.py check.py checkpoint.py columns.py consuming.py dead_letters.py
-deliveries.py delivering.py dump.py errors.py export.py finding.py group_rows.py groups.py identity.py
-kinds.py limits.py lines.py listener.py lookup.py marks.py messages.py metrics.py names.py opening.py
-operations.py options.py outcome_rows.py pending.py places.py policies.py positions.py process.py progress.py
-publish.py pulled.py reading.py receipts.py redelivery.py redispatch.py redispatching.py reload.py
-reschedule.py retention.py retries.py room.py routes.py rows.py run.py send.py status.py subjects.py timing.py
-tokens.py trace.py transactions.py turns.py units.py waiting_keys.py windows.py words.py
+addresses.py balance.py broker.py cancel.py check.py checkpoint.py columns.py consuming.py dead_letters.py deliveries.py
+delivering.py dump.py errors.py export.py finding.py group_rows.py groups.py identity.py kinds.py limits.py lines.py
+listener.py lookup.py marks.py messages.py metrics.py names.py opening.py operations.py options.py outcome_rows.py
+pending.py places.py policies.py positions.py process.py progress.py publish.py pulled.py reading.py receipts.py
+redelivery.py redispatch.py redispatching.py reload.py reschedule.py retention.py retries.py room.py routes.py rows.py
+run.py send.py status.py subjects.py timing.py tokens.py trace.py transactions.py turns.py units.py waiting_keys.py
+windows.py words.py
 """
 # /openapi.json shows the names of these classes, and VERSIONING.md keeps those of the client: one noun may stand in both.
 SHOWN = "delayserver/web/schemas.py"

@@ -25,7 +25,7 @@ _AT_LINE = re.compile(r"\(at line (\d+), column \d+\)")
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class ConfigProblem:
     """A problem. `place`: the file or the assignment. `line`: of the file, from 1; None if it has no line."""
 
     place: str
@@ -38,14 +38,14 @@ class Problem:
 
 def find_problems(
     path: str | None, assignments: Sequence[str], try_files: Callable[[Settings], object] = lambda _settings: None
-) -> list[Problem]:
+) -> list[ConfigProblem]:
     """Problems of a file and of assignments (`KEY=VALUE`). None: a server starts with them.
 
     Values that contradict each other, and files that the settings name, are looked at when each value is valid alone. Only
     the first one is returned. `try_files` reads the files, and raises ConfigError."""
     tree: dict[str, Any] = {}
     lines: dict[Path, int] = {}
-    found: list[Problem] = []
+    found: list[ConfigProblem] = []
     if path is not None:
         try:
             text = text_of(path)
@@ -53,7 +53,7 @@ def find_problems(
             lines = lines_of(text)
         except ConfigError as error:
             return [_of_file(path, str(error))]
-        found += [Problem(path, lines.get(place), said) for place, said in _wrong_values(tree)]
+        found += [ConfigProblem(path, lines.get(place), said) for place, said in _wrong_values(tree)]
     settings, wrong = _assigned(Settings() if found else settings_of(tree), assignments)
     found += wrong
     if not found:
@@ -61,14 +61,14 @@ def find_problems(
             check_settings(with_secret(settings))
             try_files(settings)
         except ConfigError as error:
-            found.append(Problem(path or "command line", _line_named(str(error), lines), str(error)))
+            found.append(ConfigProblem(path or "command line", _line_named(str(error), lines), str(error)))
     return found
 
 
-def _of_file(path: str, said: str) -> Problem:
+def _of_file(path: str, said: str) -> ConfigProblem:
     """The problem of a file that is unreadable, or no TOML."""
     line = _AT_LINE.search(said)
-    return Problem(path, int(line[1]) if line else None, said.removeprefix(f"{path}: "))
+    return ConfigProblem(path, int(line[1]) if line else None, said.removeprefix(f"{path}: "))
 
 
 def _wrong_values(tree: dict[str, Any]) -> Iterator[tuple[Path, str]]:
@@ -96,13 +96,13 @@ def _refusal(tree: dict[str, Any]) -> str | None:
     return None
 
 
-def _assigned(settings: Settings, assignments: Sequence[str]) -> tuple[Settings, list[Problem]]:
+def _assigned(settings: Settings, assignments: Sequence[str]) -> tuple[Settings, list[ConfigProblem]]:
     found = []
     for text in assignments:
         try:
             settings = with_flag(settings, *parse_assignment(text))
         except ConfigError as error:
-            found.append(Problem("--set", None, str(error)))
+            found.append(ConfigProblem("--set", None, str(error)))
     return settings, found
 
 

@@ -20,9 +20,9 @@ import numpy as np
 import trio
 
 from delayserver.config.settings import DispatchSettings
-from delayserver.dispatch.broker_node import Node, choose
+from delayserver.dispatch.broker_node import BrokerNode, choose
 from delayserver.dispatch.delivery import ChangedRowsError, Shipment, by_file, keyed_shipments, shipments
-from delayserver.dispatch.judge import Fate, Judgement, judge, unanswered_elsewhere
+from delayserver.dispatch.judge import Judgement, RowFate, judge, unanswered_elsewhere
 from delayserver.dispatch.key_nodes import KeyNodes
 from delayserver.dispatch.message_reader import AHEAD_MS, MessageReader
 from delayserver.dispatch.verdicts import Verdicts
@@ -55,7 +55,7 @@ class BrokerGroup:
     def __init__(
         self,
         rows: GroupRows,
-        nodes: Sequence[Node],
+        nodes: Sequence[BrokerNode],
         reader: MessageReader,
         queueing: Queueing,
         verdicts: Verdicts,
@@ -98,13 +98,13 @@ class BrokerGroup:
         """Whether the group has no messages that wait or are on their way."""
         return not self.rows.rows_held
 
-    def change_nodes(self, nodes: Sequence[Node]) -> None:
+    def change_nodes(self, nodes: Sequence[BrokerNode]) -> None:
         """These nodes take the messages from now on. A node that leaves settles the batches that it has."""
         self.nodes = tuple(nodes)
         self.rows.change_nodes([node.health for node in nodes])
         self._queue.keyed.changed.ring()
 
-    def node_of_key(self, order_key: bytes) -> Node:
+    def node_of_key(self, order_key: bytes) -> BrokerNode:
         """The node that gets the next messages of an order key."""
         places = self._key_nodes.places([node.health for node in self.nodes], self._clock.monotonic_us())
         return self.nodes[int(places[bucket_of(order_key)])]
@@ -270,7 +270,7 @@ class BrokerGroup:
             return True
         return False
 
-    async def _deliver_keyed(self, node: Node, parts: dict[int, Shipment], buckets: Buckets) -> None:
+    async def _deliver_keyed(self, node: BrokerNode, parts: dict[int, Shipment], buckets: Buckets) -> None:
         try:
             await self._deliver_parts(node, parts, in_order=True)
         finally:
@@ -280,7 +280,7 @@ class BrokerGroup:
 
     # -- hand-overs
 
-    async def _deliver(self, node: Node, rows: DueRows) -> None:
+    async def _deliver(self, node: BrokerNode, rows: DueRows) -> None:
         node.health.take()
         try:
             await self._deliver_parts(node, self._begin(shipments(rows)))
@@ -291,7 +291,7 @@ class BrokerGroup:
         """Every row is in flight from the step in which it left the queue: a cancel must find it somewhere."""
         return {self.rows.begin(shipment.rows.sequence): shipment for shipment in parts}
 
-    async def _deliver_parts(self, node: Node, parts: dict[int, Shipment], *, in_order: bool = False) -> None:
+    async def _deliver_parts(self, node: BrokerNode, parts: dict[int, Shipment], *, in_order: bool = False) -> None:
         """`in_order`: no part goes before an earlier one."""
         failed, back = self.rows.counters.attempts_failed, None
         try:
@@ -330,7 +330,7 @@ class BrokerGroup:
             for attempt in parts:
                 self.rows.end(attempt)
 
-    async def _attempt(self, node: Node, shipment: Shipment) -> list[Shipment] | None:
+    async def _attempt(self, node: BrokerNode, shipment: Shipment) -> list[Shipment] | None:
         """Hand a shipment over. Returns what is to be tried in its place: of several files one cannot be read. None: its
         rows are not due any more."""
         rows = shipment.rows
@@ -379,7 +379,7 @@ class BrokerGroup:
         self._answered(node, rows, answer, elsewhere, (queued_us, dispatched_us, began_us))
         return []
 
-    async def _hand_over(self, node: Node, batch: StoredBatch, began_us: int, *, uncertain: bool) -> Answer:
+    async def _hand_over(self, node: BrokerNode, batch: StoredBatch, began_us: int, *, uncertain: bool) -> Answer:
         probe = node.health.begin()
         try:
             with trio.fail_after(self._settings.deliver_timeout_ms / 1000):
@@ -404,7 +404,7 @@ class BrokerGroup:
         return queued_us
 
     def _answered(
-        self, node: Node, rows: DueRows, answer: Answer, elsewhere: U32 | None, times_us: tuple[int, int, int]
+        self, node: BrokerNode, rows: DueRows, answer: Answer, elsewhere: U32 | None, times_us: tuple[int, int, int]
     ) -> None:
         """`times_us`: when the rows were queued for this attempt, when they were dispatched, and when the hand-over began,
         which is monotonic."""
@@ -417,23 +417,23 @@ class BrokerGroup:
         if not judged.complete:
             self.rows.counters.attempt_failed()
             self._not_taken(node, rows, answer, judged)
-            delivered = judged.places(Fate.DELIVERED)
+            delivered = judged.places(RowFate.DELIVERED)
             if not len(delivered):
                 return
             rows, answer = rows.take(delivered), Answer(answer.rows[delivered])
             elsewhere = elsewhere[delivered] if elsewhere is not None else None
         self._verdicts.delivered(rows, answer.rows, elsewhere, queued_us=queued_us, dispatched_us=dispatched_us)
 
-    def _not_taken(self, node: Node, rows: DueRows, answer: Answer, judged: Judgement) -> None:
+    def _not_taken(self, node: BrokerNode, rows: DueRows, answer: Answer, judged: Judgement) -> None:
         """Rows that are not delivered go back, or are given up."""
         self._verdicts.unanswered(rows, np.flatnonzero(judged.unanswered), node.health.number)
-        dead = judged.places(Fate.DEAD)
+        dead = judged.places(RowFate.DEAD)
         if len(dead):
             self._verdicts.dead(rows.take(dead), answer.reason)
-        again = judged.places(Fate.AGAIN)
+        again = judged.places(RowFate.AGAIN)
         if len(again):
             self._retry(rows.take(again))
-        aside = judged.places(Fate.ASIDE)
+        aside = judged.places(RowFate.ASIDE)
         if len(aside):
             self._wait_aside(rows.take(aside))
 

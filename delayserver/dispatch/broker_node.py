@@ -11,7 +11,7 @@ from delayserver.targets.target import Target
 
 
 @dataclass(slots=True, eq=False)
-class Node:
+class BrokerNode:
     """A target, its health, and what it can do."""
 
     target: Target
@@ -19,7 +19,7 @@ class Node:
     capabilities: Capabilities
 
 
-def choose(nodes: Sequence[Node], now_us: int) -> Node | None:
+def choose(nodes: Sequence[BrokerNode], now_us: int) -> BrokerNode | None:
     """The ready node with the fewest batches in flight by its weight; None if no node is ready.
 
     Between equals smooth weighted round robin decides: where no node is slow, each gets its weight.

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from store.errors import CorruptionError, DiskError, UnreadableError
 from store.indexes.schedule_index import batch_sums
-from store.logs.schedule_log import ScheduleKey, ScheduleLog, Source
+from store.logs.schedule_log import ScheduleKey, ScheduleLog, ScheduleSource
 from store.records.batches import OutcomeBatch, StoredBatch
 from store.records.columns import constant_column
 from store.records.id_hash import hash_ids
@@ -30,7 +30,7 @@ class Shipment:
 
     rows: DueRows
     window_ms: int
-    source: Source
+    source: ScheduleSource
     uncertain: bool
     mixed: bool = False
 
@@ -88,7 +88,7 @@ def _file_cuts(payload: NDArray[Any]) -> list[tuple[int, int]]:
 
 def _shipment(rows: DueRows, *, mixed: bool = False) -> Shipment:
     head = rows.payload[0]
-    return Shipment(rows, int(head["window_ms"]), Source(int(head["source"])), bool(head["uncertain"]), mixed)
+    return Shipment(rows, int(head["window_ms"]), ScheduleSource(int(head["source"])), bool(head["uncertain"]), mixed)
 
 
 def _by_subject(rows: DueRows) -> DueRows:
@@ -204,7 +204,7 @@ def _gather_mixed(schedule: ScheduleLog, payload: NDArray[Any]) -> dict[str, mem
     parts: dict[str, list[memoryview]] = {name: [] for name in _BLOBS}
     for start, stop in _file_cuts(payload):
         head = payload[start]
-        key = ScheduleKey(int(head["window_ms"]), Source(int(head["source"])))
+        key = ScheduleKey(int(head["window_ms"]), ScheduleSource(int(head["source"])))
         for name, blob in _gather(schedule, key, payload[start:stop]).items():
             parts[name].append(blob)
     return {name: memoryview(b"".join(blobs)) for name, blobs in parts.items()}

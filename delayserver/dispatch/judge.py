@@ -20,7 +20,7 @@ from delayserver.targets.answer import Answer, RowAnswer
 from store.records.batches import U8, U32
 
 
-class Fate(IntEnum):
+class RowFate(IntEnum):
     """What becomes of a row."""
 
     DELIVERED = 1
@@ -34,7 +34,7 @@ class Fate(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class JudgePolicy:
     """What the judge must know beside the rows. `node`: the number of the node that answered. `alone`: no other node can
     have a message of this group. `idempotent`: see `Capabilities`. `dead_letter_attempts`: see the settings.
     `unknown_full`: see `Attempted`."""
@@ -56,21 +56,21 @@ class Judgement:
     failed: bool
     complete: bool
 
-    def places(self, fate: Fate) -> NDArray[np.intp]:
+    def places(self, fate: RowFate) -> NDArray[np.intp]:
         """The places of the rows with this fate."""
         return np.flatnonzero(self.fate == fate)
 
 
 def _fates(*, works: bool) -> U8:
     """The fate of each code of an answer, u8[256]. A code that is none counts as UNKNOWN."""
-    fates = np.full(256, Fate.ASIDE if works else Fate.AGAIN, np.uint8)
-    fates[[RowAnswer.STORED, RowAnswer.DUPLICATE, RowAnswer.RECORDED]] = Fate.DELIVERED
-    fates[RowAnswer.REJECTED] = Fate.DEAD
+    fates = np.full(256, RowFate.ASIDE if works else RowFate.AGAIN, np.uint8)
+    fates[[RowAnswer.STORED, RowAnswer.DUPLICATE, RowAnswer.RECORDED]] = RowFate.DELIVERED
+    fates[RowAnswer.REJECTED] = RowFate.DEAD
     return fates
 
 
 # Plain numbers: numpy takes longer for members of an enumeration.
-_STORED, _DELIVERED = int(RowAnswer.STORED), int(Fate.DELIVERED)
+_STORED, _DELIVERED = int(RowAnswer.STORED), int(RowFate.DELIVERED)
 _OF_NODE_THAT_WORKS, _OF_NODE_THAT_FAILS = _fates(works=True), _fates(works=False)
 _ANSWERED = np.zeros(256, bool)
 _ANSWERED[[RowAnswer.STORED, RowAnswer.DUPLICATE, RowAnswer.REFUSED, RowAnswer.REJECTED, RowAnswer.RECORDED]] = True
@@ -79,7 +79,7 @@ _UNANSWERED = ~_ANSWERED
 _UNANSWERED[RowAnswer.FAILED] = False
 
 
-def judge(rows: NDArray[Any], answer: Answer, policy: Policy) -> Judgement:
+def judge(rows: NDArray[Any], answer: Answer, policy: JudgePolicy) -> Judgement:
     """`rows`: the index rows of an attempt, of which there is at least one; `attempts` counts this attempt too."""
     codes = answer.rows
     assert len(codes) == len(rows), "an answer for each message"
@@ -91,20 +91,20 @@ def judge(rows: NDArray[Any], answer: Answer, policy: Policy) -> Judgement:
     fate, unanswered = (_OF_NODE_THAT_WORKS if works else _OF_NODE_THAT_FAILS)[codes], _UNANSWERED[codes]
     too_many = policy.unknown_full and bool(unanswered.any())
     if too_many:
-        fate[unanswered] = Fate.AGAIN
+        fate[unanswered] = RowFate.AGAIN
     uncertain = rows["uncertain"] != 0
     if policy.dead_letter_attempts:
         # A message that may be delivered is never called a dead letter.
         tired = (rows["attempts"] >= policy.dead_letter_attempts) & ~uncertain
-        fate[tired & ((codes == RowAnswer.REFUSED) | (codes == RowAnswer.FAILED))] = Fate.DEAD
+        fate[tired & ((codes == RowAnswer.REFUSED) | (codes == RowAnswer.FAILED))] = RowFate.DEAD
     elsewhere = uncertain & (rows["unanswered_node"] != policy.node)
     if not policy.alone:
-        fate[(codes == RowAnswer.REJECTED) & elsewhere] = Fate.ASIDE
-    complete = bool((fate == Fate.DELIVERED).all())
+        fate[(codes == RowAnswer.REJECTED) & elsewhere] = RowFate.ASIDE
+    complete = bool((fate == RowFate.DELIVERED).all())
     return Judgement(fate, unanswered, failed=not works or too_many, complete=complete)
 
 
-def unanswered_elsewhere(rows: NDArray[Any], policy: Policy) -> U32 | None:
+def unanswered_elsewhere(rows: NDArray[Any], policy: JudgePolicy) -> U32 | None:
     """How many hand-overs of each row may have made a copy that the node does not recognise, u32[n]; None where none did.
 
     Those are hand-overs without an answer to another node, and to this one if it is not idempotent. Hand-overs before this

@@ -21,7 +21,7 @@ from delayserver.runtime.runtime import Runtime
 from delayserver.runtime.turns import LARGE_ROWS
 from delayserver.state.memory.rows import message_bytes
 from store.errors import StoreError
-from store.logs.schedule_log import ScheduleLog, Source
+from store.logs.schedule_log import ScheduleLog, ScheduleSource
 from store.records.batches import I64, StoredBatch
 from wheel.due_rows import DueRows
 from wheel.keys import ascending
@@ -64,7 +64,7 @@ class _Part:
     """Messages of one file in the order of their sequences."""
 
     window_ms: int
-    source: Source
+    source: ScheduleSource
     batch: StoredBatch
     due_last_ms: int
     bytes: int
@@ -118,7 +118,7 @@ class MessageReader:
             return batch
         read = partial(read_batch, self._schedule, shipment, self._server_id)
         # Rows of a whole day stand all over its file: each is a read of its own.
-        scattered = shipment.mixed or shipment.source == Source.DAY
+        scattered = shipment.mixed or shipment.source == ScheduleSource.DAY
         small = not scattered or len(shipment.rows) <= INLINE_FILES_MAX
         if small and int(shipment.rows.payload["bodies_length"].sum()) <= INLINE_READ_BYTES_MAX:
             return read()
@@ -283,13 +283,13 @@ def _is_near(due_ms: int, now_ms: int) -> bool:
     return now_ms - KEPT_MS <= due_ms <= now_ms + KEPT_MS
 
 
-def _by_file(rows: DueRows) -> list[tuple[int, Source, DueRows]]:
+def _by_file(rows: DueRows) -> list[tuple[int, ScheduleSource, DueRows]]:
     """The rows of each schedule file, in the order of their sequences."""
     if not ascending(rows.sequence):
         rows = rows.take(np.argsort(rows.sequence))
     code = rows.payload["window_ms"] * 4 + rows.payload["source"]
     return [
-        (value // 4, Source(value % 4), rows if len(rows) == len(mine) else rows.take(mine))
+        (value // 4, ScheduleSource(value % 4), rows if len(rows) == len(mine) else rows.take(mine))
         for value in np.unique(code).tolist()
         for mine in (np.flatnonzero(code == value),)
     ]

@@ -10,7 +10,7 @@ from typing import Final
 import trio
 
 from delayserver.dispatch.broker_group import BrokerGroup
-from delayserver.dispatch.broker_node import Node
+from delayserver.dispatch.broker_node import BrokerNode
 from delayserver.runtime.runtime import Runtime
 from delayserver.targets.target import DeliveryError
 
@@ -28,7 +28,7 @@ class NodeProbes:
 
     async def run(self, group: BrokerGroup) -> None:
         """Ask until cancelled. The nodes of a group are asked side by side: one that hangs holds up no other."""
-        asked: set[Node] = set()
+        asked: set[BrokerNode] = set()
         async with trio.open_nursery() as nursery:
             while True:
                 await self._clock.sleep_ms(PROBE_MS)
@@ -39,7 +39,7 @@ class NodeProbes:
                         asked.add(node)
                         nursery.start_soon(self._ask, group, node, asked)
 
-    async def _ask(self, group: BrokerGroup, node: Node, asked: set[Node]) -> None:
+    async def _ask(self, group: BrokerGroup, node: BrokerNode, asked: set[BrokerNode]) -> None:
         try:
             with trio.fail_after(ANSWER_MS / 1000):
                 await node.target.probe()

@@ -6,9 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayserver.config.settings import DispatchSettings
-from delayserver.dispatch.broker_node import Node
+from delayserver.dispatch.broker_node import BrokerNode
 from delayserver.dispatch.delivery import compact_column, outcomes
-from delayserver.dispatch.judge import Policy
+from delayserver.dispatch.judge import JudgePolicy
 from delayserver.logs.events import EventLogger
 from delayserver.protocol.outcomes import Outcome
 from delayserver.runtime.runtime import Runtime
@@ -62,9 +62,9 @@ class Verdicts:
         self._give_up(rows.take(np.flatnonzero(expired)), Outcome.EXPIRED, now_us)
         return np.flatnonzero(~expired)
 
-    def policy(self, node: Node) -> Policy:
+    def policy(self, node: BrokerNode) -> JudgePolicy:
         """What the judge must know of an answer of this node."""
-        return Policy(
+        return JudgePolicy(
             node.health.number,
             self._group.alone,
             node.capabilities.idempotent,

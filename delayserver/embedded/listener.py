@@ -1,4 +1,4 @@
-"""The server's side of connections inside a process: a `Listener` and its `Transport`s.
+"""The server's side of connections inside a process: a `StreamListener` and its `Transport`s.
 
 One task reads all of them, many in one step, as the hub of sockets does. So what several threads send at the same time is
 one group of the group commit.
@@ -13,7 +13,7 @@ from typing import Final
 import trio
 
 from delayserver.embedded.bells import TaskBell
-from delayserver.embedded.pipe import Bell, Pipe
+from delayserver.embedded.pipe import Pipe, PipeBell
 from delayserver.net.transport import Received
 
 ADDRESS: Final = ("embedded", 20801)
@@ -42,7 +42,7 @@ class PipeTransport:
         "peer",
     )
 
-    def __init__(self, listener: PipeListener, reader: Bell, writer: Bell) -> None:
+    def __init__(self, listener: PipeListener, reader: PipeBell, writer: PipeBell) -> None:
         self.peer = PEER
         self.here = f"{ADDRESS[0]}:{ADDRESS[1]}"
         self._listener = listener
@@ -142,7 +142,7 @@ class _Announce:
 
 
 class PipeListener:
-    """A `Listener` for the clients of this process."""
+    """A `StreamListener` for the clients of this process."""
 
     def __init__(self) -> None:
         self.address = ADDRESS
@@ -155,7 +155,7 @@ class PipeListener:
         self.closed = False
         """Whether it takes no more connections."""
 
-    def connect(self, reader: Bell, writer: Bell) -> PipeTransport:
+    def connect(self, reader: PipeBell, writer: PipeBell) -> PipeTransport:
         """A new connection, from any thread. `reader` is rung when the client's end can read, `writer` when it can write
         again. Raises ConnectionRefusedError."""
         transport = PipeTransport(self, reader, writer)

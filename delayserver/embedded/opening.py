@@ -12,7 +12,7 @@ import sniffio
 
 from delayserver.client.asynchronous.client import AsyncClient
 from delayserver.client.blocking.client import Client
-from delayserver.client.blocking.line import Connection
+from delayserver.client.blocking.line import LineConnection
 from delayserver.config.settings import for_memory
 from delayserver.config.toml_file import load_settings
 from delayserver.embedded.listener import ADDRESS
@@ -35,7 +35,7 @@ class EmbeddedClient(Client):
         super().__init__(_ADDRESS, timeout_s=timeout_s, retries=retries)
         self._running = running
 
-    def _new_connection(self) -> Connection:
+    def _new_connection(self) -> LineConnection:
         return PipeConnection(self._running, self._core.take_notice)
 
     def client(self) -> EmbeddedClient:

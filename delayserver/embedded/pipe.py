@@ -14,7 +14,7 @@ PIPE_BYTES_MAX: Final = 1024 * 1024
 that reads nothing holds no more."""
 
 
-class Bell(Protocol):
+class PipeBell(Protocol):
     """Wakes the one that waits for a pipe."""
 
     def ring(self) -> None:
@@ -26,7 +26,7 @@ class Pipe:
 
     __slots__ = ("_chunks", "_read_bytes", "_reader", "_writer", "_writer_waits", "_written_bytes", "broken", "ended")
 
-    def __init__(self, reader: Bell, writer: Bell) -> None:
+    def __init__(self, reader: PipeBell, writer: PipeBell) -> None:
         self._chunks: deque[bytes] = deque()
         self._written_bytes = 0  # The writer's count.
         self._read_bytes = 0  # The reader's count.

@@ -15,7 +15,7 @@ import trio
 from delayserver.config.settings import Settings
 from delayserver.embedded.errors import EmbeddedClosed, EmbeddedFailed, EmbeddedForked, EmbeddedNotReady
 from delayserver.embedded.listener import PipeListener, PipeTransport
-from delayserver.embedded.pipe import Bell
+from delayserver.embedded.pipe import PipeBell
 from delayserver.runtime.runtime import Runtime
 from delayserver.runtime.workers import ThreadWorkers
 from delayserver.server.delay_server import DelayServer
@@ -62,7 +62,7 @@ class Running:
             self.server.close()
             settled()
 
-    def connect(self, reader: Bell, writer: Bell) -> PipeTransport:
+    def connect(self, reader: PipeBell, writer: PipeBell) -> PipeTransport:
         """A connection to the server. Raises EmbeddedError's kinds."""
         self.check()
         try:

@@ -55,7 +55,7 @@ from delayserver.runtime.damage import DamageReport, as_disk_error, named
 from delayserver.runtime.fair_shares import Account, Ticket
 from delayserver.runtime.fair_turns import REQUEST_US, SLICE_ITEMS, STEP_US_MAX, TASK_US, FairTurns, Work
 from delayserver.state.connections.broadcasts import Broadcasts
-from delayserver.state.connections.connection_memory import Turns
+from delayserver.state.connections.connection_memory import FrameTurns
 from delayserver.state.connections.connections import Connections
 from delayserver.state.connections.newcomers import Newcomer
 from delayserver.state.connections.parties import Party
@@ -198,7 +198,7 @@ class Connection:
         self._settings = settings
         self._connections = connections
         self._memory = connections.memory
-        self._share = connections.memory.join(party, Turns(self._frame_granted, self._frame_withdrawn))
+        self._share = connections.memory.join(party, FrameTurns(self._frame_granted, self._frame_withdrawn))
         self._fair = fair
         self._party = party
         connections.parties.join(party)

@@ -14,7 +14,7 @@ from delayserver.front.connection import Connection, Handlers, QuickHandler, Slo
 from delayserver.front.guard import Guard
 from delayserver.logs.events import EventLogger
 from delayserver.net.socket_hub import READY_MAX
-from delayserver.net.transport import RECEIVE_BYTES, Listener, Transport
+from delayserver.net.transport import RECEIVE_BYTES, StreamListener, Transport
 from delayserver.operations.access.access import EVERYTHING
 from delayserver.operations.access.tokens import TokenBook
 from delayserver.operations.nodes.servers import Servers
@@ -73,7 +73,7 @@ _SERVED = {
 }
 
 
-class Table(Protocol):
+class HandlersByName(Protocol):
     """Handlers by operation name. `quick` handlers run in the step of the request; `slow` handlers are awaited."""
 
     quick: dict[str, QuickHandler]
@@ -86,7 +86,7 @@ class Service:
     requests. `trusting`: no client needs a token."""
 
     steps: Step
-    table: Table
+    table: HandlersByName
     tokens: TokenBook
     trusting: bool
 
@@ -186,7 +186,7 @@ class Front:
 
     # -- connections
 
-    async def accept(self, listener: Listener, nursery: trio.Nursery) -> None:
+    async def accept(self, listener: StreamListener, nursery: trio.Nursery) -> None:
         """Accepts and serves connections until the listener closes or the task is cancelled."""
         nursery.start_soon(listener.run, self._begin_step, self._end_step)
         nursery.start_soon(self._fair.run)

@@ -14,7 +14,7 @@ from delayserver.state.memory.rows import make_rows
 from delayserver.state.windows.window_book import WindowBook
 from store.errors import FormatError
 from store.failed_reads import READ_TRIES, FailedReads
-from store.logs.schedule_log import ScheduleIndex, ScheduleKey, ScheduleLog, Source
+from store.logs.schedule_log import ScheduleIndex, ScheduleKey, ScheduleLog, ScheduleSource
 from store.records.batches import FLAG_PREPARED
 from store.records.columns import has_any
 from store.records.scan import Damage
@@ -63,7 +63,7 @@ class WindowReader:
         for name, end in ends.items():
             if not end:
                 continue
-            source = Source[name]
+            source = ScheduleSource[name]
             index = self._index(ScheduleKey(window_ms, source), end, from_key, to_key, rows_max)
             if rows_max is not None and len(index) >= rows_max:
                 last = np.lexsort((index.sequence, index.due_ms))[-1]

@@ -14,7 +14,7 @@ from typing import Final
 import trio
 
 from delayserver.net.certificates import Contexts
-from delayserver.net.transport import RECEIVE_BYTES, Connect, Listener, Received, Transport, connect_socket
+from delayserver.net.transport import RECEIVE_BYTES, Connect, Received, StreamListener, Transport, connect_socket
 
 # The bytes that are encrypted at once: so much may wait in memory for a kernel that takes nothing.
 WRITE_BYTES: Final = 64 * 1024
@@ -136,9 +136,9 @@ def _nobody(_data: bytes) -> None:
 
 
 class TlsListener:
-    """A `Listener` whose streams are encrypted."""
+    """A `StreamListener` whose streams are encrypted."""
 
-    def __init__(self, inner: Listener, certificates: Contexts) -> None:
+    def __init__(self, inner: StreamListener, certificates: Contexts) -> None:
         self._inner = inner
         self._certificates = certificates
         self.address = inner.address

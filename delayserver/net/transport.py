@@ -67,7 +67,7 @@ class Transport(Protocol):
         """Close both directions; idempotent. A task that waits in `feed` gets an OSError or the end of the stream."""
 
 
-class Listener(Protocol):
+class StreamListener(Protocol):
     """Accepts streams."""
 
     address: tuple[str, int]
@@ -223,7 +223,7 @@ def _nobody(_data: bytes) -> None:
 
 
 class SocketListener:
-    """A `Listener` on TCP, on one or several addresses."""
+    """A `StreamListener` on TCP, on one or several addresses."""
 
     def __init__(self, hosts: Sequence[str], port: int, announced: Sequence[str] = ()) -> None:
         """`announced`: the addresses at which clients reach these hosts: none, one for all, or one for each. Raises

@@ -1,7 +1,7 @@
 """What a line of the table of figures says, and the table as values.
 
 The table is made of structs. The annotation of a field says how it becomes a metric (`gauge`, `counter`, `histogram`), a
-label (`Label`), or the keys of the reply (`Place`).
+label (`Label`), or the keys of the reply (`Section`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Label:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Section:
     """The keys under which the reply has a section. An empty one: the reply has its fields themselves."""
 
     keys: tuple[str, ...]
@@ -108,7 +108,7 @@ def _field(name: str, hint: Any) -> Field:
     shape = {dict: "map", list: "list"}.get(get_origin(value), "one")
     inner = value if shape == "one" else get_args(value)[-1]
     found = {type(note): note for note in notes}
-    meta, place = found.get(Meta), found.get(Place)
+    meta, place = found.get(Meta), found.get(Section)
     return Field(
         name,
         place.keys if place else (name,),

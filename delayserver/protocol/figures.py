@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final
 from msgspec import Meta, Struct
 
 from delayserver.protocol.errors import ERRORS
-from delayserver.protocol.figure_fields import Label, Place, counter, gauge, histogram, words
+from delayserver.protocol.figure_fields import Label, Section, counter, gauge, histogram, words
 
 _ENDED: Final = "Balance/Accepted and ended"
 _WRONG: Final = "Broker groups/What goes wrong"
@@ -94,7 +94,7 @@ class BalanceStatus(Struct, frozen=True):
 # -- connections
 
 
-class ConnectionMemory(Struct, frozen=True):
+class MemoryFigures(Struct, frozen=True):
     """The memory of the connections of all fronts, without their allowances."""
 
     used_bytes: Annotated[int, gauge("connection_memory_bytes", "Unfinished frames and unread replies.")]
@@ -109,7 +109,7 @@ class ConnectionsStatus(Struct, frozen=True):
     one_way_refused: Annotated[int, counter(
         "one_way_refused", "Messages of one-way sends that were refused since the start."
     )]  # fmt: skip
-    connection_memory: ConnectionMemory
+    connection_memory: MemoryFigures
 
 
 class TroubleStatus(Struct, frozen=True):
@@ -308,17 +308,17 @@ class BrokerStatus(Struct, frozen=True):
 class ServerStatus(Struct, frozen=True):
     """All sections of `status`, in the order of the reply."""
 
-    process: Annotated[ProcessStatus, Place(("",))]
-    balance: Annotated[BalanceStatus, Place(("",))]
+    process: Annotated[ProcessStatus, Section(("",))]
+    balance: Annotated[BalanceStatus, Section(("",))]
     clock: ClockStatus
     event_loop: EventLoopStatus
-    connections: Annotated[ConnectionsStatus, Place(("",))]
-    troubles: Annotated[TroubleStatus, Place(("",))]
-    disk: Annotated[DiskStatus, Place(("storage",))]
-    progress: Annotated[ProgressStatus, Place(("storage",))]
-    windows: Annotated[WindowsStatus, Place(("storage",))]
+    connections: Annotated[ConnectionsStatus, Section(("",))]
+    troubles: Annotated[TroubleStatus, Section(("",))]
+    disk: Annotated[DiskStatus, Section(("storage",))]
+    progress: Annotated[ProgressStatus, Section(("storage",))]
+    windows: Annotated[WindowsStatus, Section(("storage",))]
     wheel: WheelStatus
-    groups: Annotated[dict[str, GroupStatus], Label("broker_group"), Place(("groups", "broker_groups"))]
+    groups: Annotated[dict[str, GroupStatus], Label("broker_group"), Section(("groups", "broker_groups"))]
     broker: BrokerStatus
 
 
@@ -382,7 +382,7 @@ class SubjectFigures(Struct, frozen=True):
 class Figures(Struct, frozen=True):
     """All of it, in the order of the reply of `metrics`. `subjects`: those with the most pending messages first."""
 
-    status: Annotated[ServerStatus, Place(("",))]
+    status: Annotated[ServerStatus, Section(("",))]
     lateness: Annotated[dict[str, LatenessFigures], Label("broker_group"), histogram(
         "lateness_seconds",
         "Time from the due time of a message, or its acceptance if that was later, to its hand-over.",

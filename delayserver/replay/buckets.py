@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from store.logs.schedule_log import ScheduleKey, Source
+from store.logs.schedule_log import ScheduleKey, ScheduleSource
 from store.logs.windows import day_starts, window_starts
 from store.records.batches import MessageBatch
 from store.records.columns import ragged_offsets
@@ -28,7 +28,10 @@ class Bucket:
 
 
 def bucket(
-    batch: MessageBatch, window_ms: int, coarse: NDArray[np.bool_] | None, fine_source: Source = Source.DIRECT
+    batch: MessageBatch,
+    window_ms: int,
+    coarse: NDArray[np.bool_] | None,
+    fine_source: ScheduleSource = ScheduleSource.DIRECT,
 ) -> list[Bucket]:
     """Cut a batch (in sequence order) by window; rows where `coarse` is True go to the file of their day."""
     starts = window_starts(batch.due_ms, window_ms)
@@ -48,9 +51,9 @@ def bucket(
     ]
 
 
-def _key(code: int, has_coarse: bool, window_ms: int, fine_source: Source) -> ScheduleKey:
+def _key(code: int, has_coarse: bool, window_ms: int, fine_source: ScheduleSource) -> ScheduleKey:
     if has_coarse and code % window_ms == 1:
-        return ScheduleKey(code - 1, Source.DAY)
+        return ScheduleKey(code - 1, ScheduleSource.DAY)
     return ScheduleKey(code, fine_source)
 
 

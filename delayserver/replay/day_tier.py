@@ -38,8 +38,8 @@ from store.failed_reads import PATIENCE_MS, FailedReads
 from store.indexes.outcome_index import OutcomeIndex
 from store.indexes.schedule_index import index_rows
 from store.logs.dispatch_log import DispatchKey
-from store.logs.schedule_log import ScheduleKey, Source
-from store.logs.windows import DAY_MS, day_of, window_starts
+from store.logs.due_windows import DAY_MS, day_of, window_starts
+from store.logs.schedule_log import ScheduleKey, ScheduleSource
 from store.records.batches import MessageBatch, OutcomeBatch
 from store.records.scan import Damage
 from store.tables.days import SealedDay
@@ -118,7 +118,7 @@ class DayTier:
         came after the day was drained and before its files were gone, remove them: their rows would count twice.
 
         With `patient` raises UnreadableError where the disk cannot read outcomes; without, those of there count twice."""
-        for key in [key for key in self._schedule.keys() if key.source == Source.DAY]:
+        for key in [key for key in self._schedule.keys() if key.source == ScheduleSource.DAY]:
             if self._days.is_drained(key.start_ms):
                 self._remove_day(key.start_ms)
         for left in [key for key in self._dispatch.keys() if key.coarse and self._days.is_drained(key.start_ms)]:
@@ -232,7 +232,7 @@ class DayTier:
 
     async def _seal(self) -> None:
         keys = {*self._schedule.keys(), *self._schedule.lost}
-        starts = sorted({key.start_ms for key in keys if key.source == Source.DAY})
+        starts = sorted({key.start_ms for key in keys if key.source == ScheduleSource.DAY})
         fine_until_ms = self.fine_until_ms()
         near = [start for start in starts if self._days.fine_until_ms <= start < fine_until_ms]
         near = [start for start in near if not self._may_stay_whole(start)]
@@ -282,7 +282,7 @@ class DayTier:
 
     def _may_stay_whole(self, start_ms: int) -> bool:
         """Whether a coarse day is overdue as a whole, small, and nothing of it is lost or in memory."""
-        key = ScheduleKey(start_ms, Source.DAY)
+        key = ScheduleKey(start_ms, ScheduleSource.DAY)
         return (
             start_ms + DAY_MS <= self._clock.now_ms()
             and key in self._schedule
@@ -294,7 +294,7 @@ class DayTier:
         )
 
     async def _drain(self, start_ms: int) -> None:
-        key = ScheduleKey(start_ms, Source.DAY)
+        key = ScheduleKey(start_ms, ScheduleSource.DAY)
         if self._slice_of != start_ms:
             self._slice_of, self._pieces = start_ms, deque()
         if not self._pieces:
@@ -365,7 +365,7 @@ class DayTier:
 
     def _minutes(self, start_ms: int) -> list[ScheduleKey]:
         keys = self._schedule.keys_between(start_ms, start_ms + DAY_MS)
-        return [key for key in keys if key.source == Source.FROM_DAY]
+        return [key for key in keys if key.source == ScheduleSource.FROM_DAY]
 
     async def _record_lost_copies(self, done: Round) -> None:
         """A crash can lose the outcome row of a suppressed copy; a window that is loaded already does not look again."""
@@ -427,7 +427,7 @@ class DayTier:
         self._days.drained(start_ms)
         self._overlays.remove(start_ms)
         self._drains.end(start_ms)
-        self._retired.remove([ScheduleKey(start_ms, Source.DAY)])
+        self._retired.remove([ScheduleKey(start_ms, ScheduleSource.DAY)])
         self._remove_day(start_ms)
 
     async def _sync(self, keys: list[ScheduleKey]) -> None:
@@ -435,8 +435,8 @@ class DayTier:
         await self._workers.run(sync)
 
     def _remove_day(self, start_ms: int) -> None:
-        if ScheduleKey(start_ms, Source.DAY) in self._schedule:
-            self._schedule.remove(ScheduleKey(start_ms, Source.DAY))
+        if ScheduleKey(start_ms, ScheduleSource.DAY) in self._schedule:
+            self._schedule.remove(ScheduleKey(start_ms, ScheduleSource.DAY))
         if DispatchKey(start_ms, True) in self._dispatch:
             self._dispatch.remove(DispatchKey(start_ms, True))
             self._decided.forget(DispatchKey(start_ms, True))

@@ -15,7 +15,7 @@ from store.errors import CorruptionError, UnreadableError
 from store.failed_reads import READ_TRIES
 from store.indexes.id_index import Confirm, IdIndex, StoredIds, confirm_by_bytes, id_keys
 from store.indexes.index_cache import IndexCache
-from store.logs.schedule_log import ScheduleKey, Source
+from store.logs.schedule_log import ScheduleKey, ScheduleSource
 from store.logs.window_ids import load_id_index, read_stored_ids
 from store.logs.windows import day_of
 from store.records.batches import I64, MessageBatch
@@ -67,9 +67,9 @@ class Deduplication:
             keys[internal] = 0
 
         duplicate_of = np.zeros(len(rows), dtype=np.int64)
-        if key.source == Source.DIRECT and self._days.is_draining(key.start_ms):
+        if key.source == ScheduleSource.DIRECT and self._days.is_draining(key.start_ms):
             # The day's earlier messages may not have reached this window's file yet.
-            day = ScheduleKey(day_of(key.start_ms), Source.DAY)
+            day = ScheduleKey(day_of(key.start_ms), ScheduleSource.DAY)
             duplicate_of = self._indexes.get(day).probe(keys, self._confirm(day, rows))
             keys[duplicate_of != 0] = 0
         duplicate_of += self._indexes.get(key).probe_and_add(keys, rows.sequence, self._confirm(key, rows))
@@ -86,7 +86,11 @@ class Deduplication:
 
     def _files(self, key: ScheduleKey) -> list[ScheduleKey]:
         """The files whose messages a new row of this file may repeat."""
-        sources = (Source.DAY,) if key.source == Source.DAY else (Source.DIRECT, Source.FROM_DAY)
+        sources = (
+            (ScheduleSource.DAY,)
+            if key.source == ScheduleSource.DAY
+            else (ScheduleSource.DIRECT, ScheduleSource.FROM_DAY)
+        )
         files = [ScheduleKey(key.start_ms, source) for source in sources]
         return [file for file in files if file in self._schedule]
 
@@ -106,4 +110,4 @@ class Deduplication:
 
     def drained_into(self, start_ms: int) -> None:
         """Rows of a drained day were put into this window: its index is to be read again."""
-        self._indexes.forget(ScheduleKey(start_ms, Source.DIRECT))
+        self._indexes.forget(ScheduleKey(start_ms, ScheduleSource.DIRECT))

@@ -23,7 +23,7 @@ from delayserver.state.windows.windows import Windows
 from store.disk.filesystem import BLOCK_BYTES
 from store.errors import DiskFullError
 from store.indexes.schedule_index import batch_sums
-from store.logs.schedule_log import ScheduleKey, Source
+from store.logs.schedule_log import ScheduleKey, ScheduleSource
 from store.logs.windows import window_starts
 from store.records.batches import MessageBatch
 
@@ -96,12 +96,12 @@ class Placing:
         """Place rows of a sealed day's file into its minutes; for the day tier."""
         marks, size_bytes = self._positions, len(batch.bodies) + len(batch.properties)
         done = Round(marks.replayed.value, marks.replayed_sequence.value, size_bytes=size_bytes)
-        await self.run(partial(self.place_batch, batch, source=Source.FROM_DAY), done, quick=False)
+        await self.run(partial(self.place_batch, batch, source=ScheduleSource.FROM_DAY), done, quick=False)
         return done
 
-    def place_batch(self, batch: MessageBatch, done: Round, source: Source) -> None:
+    def place_batch(self, batch: MessageBatch, done: Round, source: ScheduleSource) -> None:
         """Write rows to their files, skipping what is there already."""
-        coarse = self._days.coarse_rows(batch.due_ms, batch.sequence) if source == Source.DIRECT else None
+        coarse = self._days.coarse_rows(batch.due_ms, batch.sequence) if source == ScheduleSource.DIRECT else None
         parts = [
             (part.key, rows)
             for part in bucket(batch, self._settings.window_ms, coarse, source)
@@ -111,18 +111,18 @@ class Placing:
         self._backwards = not self._backwards
         if self._backwards:
             parts.reverse()
-        if source == Source.FROM_DAY:  # not what its minutes had before: that was published, or is a load's
+        if source == ScheduleSource.FROM_DAY:  # not what its minutes had before: that was published, or is a load's
             self._positions.drained(np.concatenate([np.empty(0, np.int64), *[rows.sequence for _, rows in parts]]))
         self._schedule.prepare([key for key, _ in parts])
         for key, rows in parts:
-            if source == Source.DIRECT:
+            if source == ScheduleSource.DIRECT:
                 marked = self._deduplication.mark(key, rows, may_read=not self._quick)
             else:
                 marked = rows
                 self._deduplication.drained_into(key.start_ms)
             row_sum = batch_sums(marked) if self._cursors.is_taken(key.start_ms) else None
             done.placed.append(Placed(key, self._schedule.append(key, marked), marked, row_sum))
-            if not self.count_skipped and source == Source.DIRECT:
+            if not self.count_skipped and source == ScheduleSource.DIRECT:
                 done.count(rows)
 
     def _behind_high_water(self, key: ScheduleKey, rows: MessageBatch) -> MessageBatch:
@@ -133,9 +133,9 @@ class Placing:
         return rows.slice(int(np.searchsorted(rows.sequence, high_water, side="right")), len(rows))
 
     def _high_water(self, key: ScheduleKey) -> int:
-        if key.source == Source.DAY and self._days.is_drained(key.start_ms):
+        if key.source == ScheduleSource.DAY and self._days.is_drained(key.start_ms):
             return 1 << 62  # the minutes have all of it, and the day file may be gone
-        if key.source == Source.DAY and not self._days.is_whole(key.start_ms):
+        if key.source == ScheduleSource.DAY and not self._days.is_whole(key.start_ms):
             return self._schedule.last_sequence(key)
         # Without the file that retention removed there is no other high-water mark.
         return max(self._schedule.last_sequence(key), self._retired.up_to(key.start_ms))

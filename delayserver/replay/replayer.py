@@ -19,9 +19,9 @@ from delayserver.runtime.runtime import Runtime
 from delayserver.state.decisions.outcome_rows import replaced_messages
 from delayserver.state.positions.log_queue import LogQueue, due_range
 from delayserver.state.replay_round import Round
+from store.logs.due_windows import window_of
 from store.logs.message_log import LogEntry
-from store.logs.schedule_log import ScheduleKey, ScheduleLog, Source
-from store.logs.windows import window_of
+from store.logs.schedule_log import ScheduleKey, ScheduleLog, ScheduleSource
 from store.records.batches import CancelBatch, MessageBatch
 from store.records.message_rows import MessageRows, to_batch
 
@@ -105,7 +105,7 @@ class Replayer:
                 first_ms, last_ms = due_range(entry.batch)
                 start = window_of(first_ms, self._window_ms)
                 same = window_of(last_ms, self._window_ms) == start
-                if not same or ScheduleKey(start, Source.DIRECT) not in self._schedule:
+                if not same or ScheduleKey(start, ScheduleSource.DIRECT) not in self._schedule:
                     return False
         return True
 
@@ -119,7 +119,7 @@ class Replayer:
         if batch is not None:
             if self._placing.count_skipped:
                 done.recount(batch)
-            self._placing.place_batch(batch, done, Source.DIRECT)
+            self._placing.place_batch(batch, done, ScheduleSource.DIRECT)
 
 
 def _columns_of(entries: list[LogEntry]) -> list[MessageBatch]:

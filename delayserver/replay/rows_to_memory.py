@@ -20,7 +20,7 @@ from delayserver.state.replay_round import Placed, Round
 from delayserver.state.windows.windows import Windows
 from store.indexes.outcome_index import OutcomeIndex
 from store.indexes.schedule_index import batch_sums, index_rows
-from store.logs.schedule_log import Source
+from store.logs.schedule_log import ScheduleSource
 from store.records.batches import FLAG_PREPARED
 from store.records.columns import has_any
 from wheel.keys import Key
@@ -70,7 +70,7 @@ class RowsToMemory:
         if self._outcomes.recovering:
             self._leave_to_loads(done)
         for placed in done.placed:
-            if placed.key.source != Source.FROM_DAY:
+            if placed.key.source != ScheduleSource.FROM_DAY:
                 self._record_copies(placed, now_us)
             if not self._book.is_delivered_from(placed.key):
                 continue
@@ -104,7 +104,7 @@ class RowsToMemory:
         owned = self._cursors.owner(
             placed.key.start_ms, placed.key.source.name, placed.appended.start, batch.due_ms, batch.sequence
         )
-        from_day = placed.key.source == Source.FROM_DAY
+        from_day = placed.key.source == ScheduleSource.FROM_DAY
         if from_day and owned.any():
             owned &= decided.missing(batch.sequence) if decided is not None else False
             self._record_lost_copies(placed, owned)

@@ -22,7 +22,7 @@ from delayserver.config.settings import (
 from delayserver.front.front import BROKER, SERVER, Front, Service
 from delayserver.front.handlers.table import HandlerTable
 from delayserver.logs.events import EventLogger
-from delayserver.net.transport import Connect, Listener, connect_socket
+from delayserver.net.transport import Connect, StreamListener, connect_socket
 from delayserver.operations.access.tokens import OwnTokens
 from delayserver.operations.nodes.reload import Reread
 from delayserver.operations.nodes.servers import Servers
@@ -157,7 +157,7 @@ class DelayServer:
     # -- running
 
     async def run(
-        self, listener: Listener, ready: Ready | None = None, *, opened: Callable[[], None] | None = None
+        self, listener: StreamListener, ready: Ready | None = None, *, opened: Callable[[], None] | None = None
     ) -> None:
         """Open the data directory (unless `open` did), recover, serve until `stop`. Requests are answered from the first
         moment on, as `not_ready` until it is. `opened` is called when the directory is open, `ready` when all is served.
@@ -167,7 +167,7 @@ class DelayServer:
         with self.watchdog.watching():
             await self._run(listener, ready, opened)
 
-    async def _run(self, listener: Listener, ready: Ready | None, opened: Callable[[], None] | None) -> None:
+    async def _run(self, listener: StreamListener, ready: Ready | None, opened: Callable[[], None] | None) -> None:
         self.address = listener.address
         failure: StoreError | OSError | None = None
         async with trio.open_nursery() as nursery:

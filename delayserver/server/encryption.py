@@ -12,7 +12,7 @@ from delayserver.config.toml_file import ConfigError
 from delayserver.logs.events import EventLogger
 from delayserver.net.certificates import CHECK_S, CertificateError, Certificates, of_client, of_server
 from delayserver.net.tls_transport import TlsListener, connect_tls
-from delayserver.net.transport import Connect, Listener, connect_socket
+from delayserver.net.transport import Connect, StreamListener, connect_socket
 
 events = EventLogger()
 
@@ -38,7 +38,7 @@ class Encryption:
         with _naming(settings, "node_ca", "certificate", "key"):
             self._nodes = of_client(settings.node_ca, certificate, key) if settings.node_ca else None
 
-    def around(self, listener: Listener) -> Listener:
+    def around(self, listener: StreamListener) -> StreamListener:
         """The listener, encrypted if there is a certificate."""
         return listener if self._server is None else TlsListener(listener, self._server)
 

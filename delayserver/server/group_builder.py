@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from delayserver.config.pacing import Pacing
 from delayserver.config.settings import DispatchSettings
 from delayserver.dispatch.broker_group import BrokerGroup
-from delayserver.dispatch.broker_node import Node
+from delayserver.dispatch.broker_node import BrokerNode
 from delayserver.dispatch.internal_node import InternalNode
 from delayserver.dispatch.message_reader import MessageReader
 from delayserver.dispatch.verdicts import Verdicts
@@ -64,10 +64,14 @@ class GroupBuilder:
         ahead_bytes_max = group.records_max * group.record_bytes
         reader = MessageReader(self._files.schedule, self._files.server_id, ahead_bytes_max, self._runtime)
         nodes = [
-            Node(InternalNode(health.address, due), health, Capabilities(idempotent=True)) for health in rows.nodes
+            BrokerNode(InternalNode(health.address, due), health, Capabilities(idempotent=True))
+            for health in rows.nodes
         ]
         return BrokerGroup(rows, nodes, reader, self._queueing, verdicts, settings, self._runtime)
 
-    def nodes(self, health: Sequence[NodeHealth]) -> list[Node]:
+    def nodes(self, health: Sequence[NodeHealth]) -> list[BrokerNode]:
         """The nodes whose health this is."""
-        return [Node(self._targets.at(each.address), each, self._targets.capabilities(each.address)) for each in health]
+        return [
+            BrokerNode(self._targets.at(each.address), each, self._targets.capabilities(each.address))
+            for each in health
+        ]

@@ -22,7 +22,7 @@ from functools import partial
 from delayserver.config.settings import GroupSettings, NodeSettings, Settings
 from delayserver.dispatch.broker_group import BrokerGroup
 from delayserver.dispatch.broker_groups import BrokerGroups
-from delayserver.dispatch.broker_node import Node
+from delayserver.dispatch.broker_node import BrokerNode
 from delayserver.runtime.runtime import Runtime
 from delayserver.server.group_builder import GroupBuilder
 from delayserver.server.group_memory import GroupMemory, options_by_address
@@ -89,7 +89,7 @@ class Topology:
         self._residency.add_group(rows)
         return self._builder.build(rows)
 
-    def _renew(self, group: BrokerGroup, settings: GroupSettings) -> list[Node]:
+    def _renew(self, group: BrokerGroup, settings: GroupSettings) -> list[BrokerNode]:
         """Give a group the nodes of the settings; returns those that leave."""
         known = {node.address: node for node in group.rows.nodes}
         health = [self._health(known, node) for node in settings.nodes]

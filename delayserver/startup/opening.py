@@ -24,7 +24,7 @@ from store.disk.filesystem import FileSystem
 from store.errors import CorruptionError, FormatError, UnreadableError
 from store.logs.dispatch_log import DispatchLog
 from store.logs.message_log import MessageLog
-from store.logs.schedule_log import ScheduleKey, ScheduleLog, Source
+from store.logs.schedule_log import ScheduleKey, ScheduleLog, ScheduleSource
 from store.logs.window_files import FileUse
 from store.logs.window_span import find_span_ms
 from store.logs.window_state import FileMark
@@ -154,7 +154,7 @@ def _open(
         {
             key: mark
             for key, mark in placed.items()
-            if not _has_gone(days, ledger, key.start_ms, placed, of_day=key.source == Source.DAY)
+            if not _has_gone(days, ledger, key.start_ms, placed, of_day=key.source == ScheduleSource.DAY)
         },
         schedule_losses(checkpoint.lost),
     )
@@ -251,7 +251,7 @@ def _has_gone(
     if not ledger.has_between(start_ms, start_ms + DAY_MS):
         return False
     # The day was retired with all its minutes. After a step of the clock it may have got messages again.
-    mark = placed.get(ScheduleKey(start_ms, Source.DAY))
+    mark = placed.get(ScheduleKey(start_ms, ScheduleSource.DAY))
     return mark is None or mark.last_sequence <= ledger.last_sequence_between(start_ms, start_ms + DAY_MS)
 
 
@@ -294,8 +294,8 @@ def _read_checkpoint(
 def _forget_what_is_back(schedule: ScheduleLog) -> None:
     """Forgets losses of files that the operator has put back, and of minutes that their day's file will fill again."""
     for key in list(schedule.lost):
-        day = ScheduleKey(day_of(key.start_ms), Source.DAY)
-        from_day = key.source == Source.FROM_DAY and day in schedule and day not in schedule.lost
+        day = ScheduleKey(day_of(key.start_ms), ScheduleSource.DAY)
+        from_day = key.source == ScheduleSource.FROM_DAY and day in schedule and day not in schedule.lost
         if from_day or schedule.has_all_again(key):
             schedule.forget_loss(key)
 
@@ -333,12 +333,14 @@ def count_placed(files: Files, above: int, replayed: I64 | None = None) -> tuple
     schedule, days, ledger = files.schedule, files.days, files.ledger
     rows = internal = replaced = 0
     for key in schedule.keys():
-        if schedule.last_sequence(key) <= above or (key.source == Source.FROM_DAY and days.is_draining(key.start_ms)):
+        if schedule.last_sequence(key) <= above or (
+            key.source == ScheduleSource.FROM_DAY and days.is_draining(key.start_ms)
+        ):
             continue  # the day's file still has all of its rows
         # Damage was reported when the files were opened; messages in it cannot be counted.
         columns = schedule.read_columns(key, ("sequence", "origin_sequence", "replaces_sequence"), damages=[])
         counted = 0
-        if key.source != Source.DAY:
+        if key.source != ScheduleSource.DAY:
             counted = ledger.last_sequence(key.start_ms)
         elif days.is_whole(key.start_ms):
             counted = ledger.last_sequence_between(key.start_ms, key.start_ms + DAY_MS)

@@ -22,7 +22,7 @@ from store.logs.dispatch_log import DispatchKey, DispatchLog, count_outcomes
 from store.logs.log_scan import LogScan
 from store.logs.message_log import MessageLog
 from store.logs.open_rows import without_row
-from store.logs.schedule_log import ScheduleKey, ScheduleLog, Source
+from store.logs.schedule_log import ScheduleKey, ScheduleLog, ScheduleSource
 from store.logs.windows import day_of, window_starts
 from store.records.batches import I64, MessageBatch, OutcomeBatch
 from store.tables.checkpoint import Checkpoint
@@ -30,7 +30,7 @@ from store.tables.checkpoint_marks import dispatch_marks, schedule_marks
 
 events = EventLogger()
 
-_FINE = (Source.DIRECT, Source.FROM_DAY)
+_FINE = (ScheduleSource.DIRECT, ScheduleSource.FROM_DAY)
 # Outcomes that are looked up in a file at a time. A day may have millions.
 _FIND_ROWS = 1 << 16
 
@@ -80,17 +80,17 @@ def _of_window(schedule: ScheduleLog, key: DispatchKey, settled: OutcomeBatch) -
     unreadable = counted - sum([len(sequences) for sequences in placed])
     unknown = settled.take(np.flatnonzero(without_row(settled.sequence, placed)))
     # While a day is drained, its minutes may lack rows that a crash took. They come again from the day's file.
-    unknown = _not_in(schedule, ScheduleKey(day_of(key.start_ms), Source.DAY), unknown)
+    unknown = _not_in(schedule, ScheduleKey(day_of(key.start_ms), ScheduleSource.DAY), unknown)
     return unknown.slice(min(max(unreadable, 0), len(unknown)), len(unknown))
 
 
 def _of_day(schedule: ScheduleLog, key: DispatchKey, settled: OutcomeBatch, window_ms: int) -> OutcomeBatch:
-    unknown = _not_in(schedule, ScheduleKey(key.start_ms, Source.DAY), settled, hidden=True)
+    unknown = _not_in(schedule, ScheduleKey(key.start_ms, ScheduleSource.DAY), settled, hidden=True)
     starts = window_starts(unknown.due_ms, window_ms)
     parts = [OutcomeBatch.filled(0)]
     for start in np.unique(starts).tolist():  # minutes that are drained already, if the day's file is gone
         mine = unknown.take(np.flatnonzero(starts == start))
-        parts.append(_not_in(schedule, ScheduleKey(start, Source.FROM_DAY), mine))
+        parts.append(_not_in(schedule, ScheduleKey(start, ScheduleSource.FROM_DAY), mine))
     return OutcomeBatch.concatenate(parts)
 
 
@@ -192,7 +192,7 @@ class OrphanSearch:
         marks, dispatch, schedule = dispatch_marks(self._checkpoint.dispatch), self._dispatch, self._schedule
         doubtful = {key for key in dispatch.keys() if key not in marks or dispatch.end(key) > marks[key].end}
         doubtful |= {
-            DispatchKey(key.start_ms, key.source == Source.DAY)
+            DispatchKey(key.start_ms, key.source == ScheduleSource.DAY)
             for key in [*(damage.key for damage in schedule.damages), *schedule.lost]
         }
         return doubtful.union(*map(_files_of, kept))

@@ -20,7 +20,7 @@ from delayserver.state.counts.waiting_ages import WaitingAges
 from delayserver.state.files import Files
 from store.errors import CorruptionError, FormatError
 from store.logs.dispatch_log import DispatchKey
-from store.logs.schedule_log import ScheduleKey, Source
+from store.logs.schedule_log import ScheduleKey, ScheduleSource
 from store.logs.windows import DAY_MS, day_of
 from store.records.batches import I64, OutcomeBatch
 from store.tables.checkpoint import Checkpoint, PendingRedeliveries, PendingSubjects
@@ -91,7 +91,7 @@ def _redeliveries_of(files: Files, key: DispatchKey, outcomes: OutcomeBatch) -> 
         sequence: group
         for file in files.schedule.keys()
         if key.start_ms <= file.start_ms < end_ms
-        or (file.source == Source.DAY and file.start_ms == day_of(key.start_ms))
+        or (file.source == ScheduleSource.DAY and file.start_ms == day_of(key.start_ms))
         for sequence, group in _groups_in(files, file, wanted)
     }
     group = np.array([groups[sequence] for sequence in wanted.tolist()], np.uint32)
@@ -118,10 +118,10 @@ def _gone_were_complete(files: Files, checkpoint: Checkpoint) -> bool:
     other windows, no file says any more which messages became pending or ended."""
     placed = schedule_marks(checkpoint.schedule)
     # Minutes of these days may have got messages of the day, whose sequences are old.
-    days = {file.start_ms for file in placed if file.source == Source.DAY}
+    days = {file.start_ms for file in placed if file.source == ScheduleSource.DAY}
     rows: Counter[tuple[int, bool]] = Counter()
     for file, mark in placed.items():
-        of_day = file.source == Source.DAY
+        of_day = file.source == ScheduleSource.DAY
         if file in files.schedule or file in files.schedule.lost or (of_day and files.days.is_drained(file.start_ms)):
             continue
         if not of_day and day_of(file.start_ms) in days:

@@ -15,7 +15,7 @@ from delayserver.state.windows.windows import Windows
 from delayserver.upkeep.ledger_entries import LedgerEntries
 from delayserver.upkeep.on_their_way import OnTheirWay
 from delayserver.upkeep.window_removal import WindowRemoval
-from store.logs.windows import window_of
+from store.logs.due_windows import window_of
 
 INTERVAL_MS = 5_000
 # Windows that enter the ledger in one hop to a thread, for which a stop waits. Then one step of the event loop removes their

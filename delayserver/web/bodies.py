@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect
 from delayserver.protocol.limits import Limits
 from delayserver.web.answers import NO_JSON, read_json
 from delayserver.web.problems import Problem, invalid
-from delayserver.web.room import Holding, Room
+from delayserver.web.room import Holding, RequestMemory
 
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -57,7 +57,7 @@ class BodyReader:
     """Reads bodies of requests, and counts what they hold in memory together."""
 
     def __init__(self) -> None:
-        self._room = Room("the bodies of other requests", ROOM_BYTES, SMALL_BYTES)
+        self._room = RequestMemory("the bodies of other requests", ROOM_BYTES, SMALL_BYTES)
 
     @property
     def held_bytes(self) -> int:

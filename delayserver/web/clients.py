@@ -21,7 +21,7 @@ from delayserver.protocol.errors import Forbidden, QueueFull, RateLimited, Unaut
 from delayserver.protocol.tokens import ADMIN, LOOK
 from delayserver.web.bodies import TOKEN
 from delayserver.web.idempotency import FirstTries
-from delayserver.web.routes import Routes
+from delayserver.web.routes import TokenRoutes
 from delayserver.web.singles import Singles
 
 STRANGE_HOST: Final = "delayserver.strange_host"
@@ -54,7 +54,7 @@ class TokenClient:
         self.pulls = AsyncClient(server, retries=0, token=token or None, tls=tls)
         self.sends = Singles(self.calls)
         self.first_tries = FirstTries()
-        self.routes = Routes(self.calls, server)
+        self.routes = TokenRoutes(self.calls, server)
         self.requests = 0
         """How many requests use it now."""
         self._scope = anyio.CancelScope()

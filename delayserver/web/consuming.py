@@ -84,7 +84,7 @@ _publish_list_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 _deliveries_decoder = msgspec.json.Decoder(DeliveriesRequest)
 
 
-class Consuming:
+class HttpConsuming:
     """Hands messages to consumers, and takes their acks."""
 
     def __init__(self, clients: Clients, bodies: BodyReader, streams: Streams) -> None:

@@ -55,7 +55,7 @@ class FindReply(Struct):
     messages: list[Found]
 
 
-class Finding:
+class HttpFinding:
     """Searches the broker of the server."""
 
     def __init__(self, clients: Clients) -> None:

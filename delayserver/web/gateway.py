@@ -27,8 +27,8 @@ from delayserver.web.answers import EVENTS, JSON, Send, json_answer, problem_ans
 from delayserver.web.bodies import NDJSON, BodyReader, Receive, Scope
 from delayserver.web.clients import Clients
 from delayserver.web.cloud_events import STRUCTURED
-from delayserver.web.consuming import Consuming
-from delayserver.web.finding import Finding, FindQuery, FindReply
+from delayserver.web.consuming import HttpConsuming
+from delayserver.web.finding import FindQuery, FindReply, HttpFinding
 from delayserver.web.group_acts import GroupActs
 from delayserver.web.health import Probes
 from delayserver.web.live import Live
@@ -48,7 +48,7 @@ from delayserver.web.queries import (
     TransactionsQuery,
     WaitingKeysQuery,
 )
-from delayserver.web.router import Answer, Endpoint, Router
+from delayserver.web.router import Endpoint, EndpointAnswer, Router
 from delayserver.web.routes import NOT_HERE
 from delayserver.web.schemas import (
     AckReply,
@@ -90,7 +90,7 @@ from delayserver.web.schemas import (
     WaitingKeysShown,
 )
 from delayserver.web.scraping import ROUTE, Scraping
-from delayserver.web.sending import Sending
+from delayserver.web.sending import HttpSending
 from delayserver.web.sessions import Sessions
 from delayserver.web.signing_in import LOGIN, LOGOUT, SESSION, SigningIn
 from delayserver.web.streams import AT_END, Streams
@@ -122,34 +122,34 @@ class Gateway:
     def __init__(self, clients: Clients, sessions: Sessions, settings: HttpSettings, figures: HttpFigures) -> None:
         bodies, streams = BodyReader(), Streams(settings.streams_max)
         self._clients = clients
-        self._sending = Sending(clients, bodies)
+        self._sending = HttpSending(clients, bodies)
         self.live = Live(clients, streams)
         self._scraping = Scraping(clients, figures)
         self._pages = Pages()
         self.router = Router(
             [
-                *self._endpoints(Messages(clients, bodies), Consuming(clients, bodies, streams), Probes(clients)),
+                *self._endpoints(Messages(clients, bodies), HttpConsuming(clients, bodies, streams), Probes(clients)),
                 *_of_sessions(SigningIn(clients, sessions, bodies)),
                 *_of_groups(GroupActs(clients, bodies)),
                 *_of_transactions(Transacting(clients, bodies)),
             ]
         )
 
-    def _endpoints(self, messages: Messages, consuming: Consuming, probes: Probes) -> list[Endpoint]:
+    def _endpoints(self, messages: Messages, consuming: HttpConsuming, probes: Probes) -> list[Endpoint]:
         receipt = f"{MESSAGES}/{{receipt}}"
         fate, ended, moved = (
-            Answer("The fate of the message", Fate),
-            Answer("Cancelled, now or before", Ended),
-            Answer("Moved", Moved),
+            EndpointAnswer("The fate of the message", Fate),
+            EndpointAnswer("Cancelled, now or before", Ended),
+            EndpointAnswer("Moved", Moved),
         )
-        groups = Answer("The groups with their lag", Groups)
-        stream = Answer("A stream of events; the data of each is a message as a pull gives it", media=EVENTS)
+        groups = EndpointAnswer("The groups with their lag", Groups)
+        stream = EndpointAnswer("A stream of events; the data of each is a message as a pull gives it", media=EVENTS)
         return [
             Endpoint(
                 "POST", MESSAGES, None, "Send messages, due later",
                 {
-                    201: Answer("The message is on disk", Sent),
-                    200: Answer("A result or a problem for each row of a list or of lines", rows=(Sent, RowProblem)),
+                    201: EndpointAnswer("The message is on disk", Sent),
+                    200: EndpointAnswer("A result or a problem for each row of a list or of lines", rows=(Sent, RowProblem)),
                 },
                 body=SendRequest | list[SendRequest], query=SendQuery, errors=(409, 413, 421, 422, 507), headers=KEY_HEADER,
                 medias=(JSON, NDJSON, STRUCTURED), direct=self._sending.send_message,
@@ -167,40 +167,42 @@ class Gateway:
                      {200: moved}, body=MoveRequest, query=KeyQuery, errors=(404, 409, 413, 422, 507)),
             Endpoint("POST", "/v1/subjects/{subject}/publish", consuming.publish, "Store a message for consumers now",
                      {
-                         201: Answer("The message is on disk", Published),
-                         200: Answer("A result or a problem for each row of a list", rows=(Published, RowProblem)),
+                         201: EndpointAnswer("The message is on disk", Published),
+                         200: EndpointAnswer("A result or a problem for each row of a list", rows=(Published, RowProblem)),
                      },
                      body=PublishRequest | list[PublishRequest], errors=(413, 421, 507), headers=PUBLISH_KEY_HEADER),
             Endpoint("POST", f"{GROUP}/pull", consuming.pull, "Receive messages that are due",
-                     {200: Answer("The messages", PullReply)}, body=PullRequest, errors=(409, 413, 421, 507)),
+                     {200: EndpointAnswer("The messages", PullReply)}, body=PullRequest, errors=(409, 413, 421, 507)),
             Endpoint("POST", f"{GROUP}/ack", consuming.ack, "Say that deliveries are done",
-                     {200: Answer("How many ended now", AckReply)}, body=AckRequest, errors=(409, 413)),
+                     {200: EndpointAnswer("How many ended now", AckReply)}, body=AckRequest, errors=(409, 413)),
             Endpoint("POST", f"{GROUP}/nack", consuming.nack, "Give deliveries back",
-                     {200: Answer("How many were given back", NackReply)}, body=NackRequest, errors=(409, 413)),
+                     {200: EndpointAnswer("How many were given back", NackReply)}, body=NackRequest, errors=(409, 413)),
             Endpoint("POST", f"{GROUP}/deliveries", consuming.deliveries, "Receive messages as they become due",
                      {200: stream}, body=DeliveriesRequest, errors=(409, 413, 421, 507)),
             Endpoint("GET", f"{GROUP}/deliveries", consuming.deliveries_for_event_source,
                      "Receive messages as they become due, for clients that can only ask with GET", {200: stream},
                      query=DeliveriesRequest, errors=(409, 421, 507), headers=DELIBERATE_HEADER),
             Endpoint("POST", f"{GROUP}/extend", consuming.extend, "Let leases go on",
-                     {200: Answer("How many go on", ExtendReply)}, body=ExtendRequest, errors=(409, 413, 421)),
+                     {200: EndpointAnswer("How many go on", ExtendReply)}, body=ExtendRequest, errors=(409, 413, 421)),
             Endpoint("GET", "/v1/groups", consuming.groups, "Consumer groups", {200: groups}, query=GroupsQuery),
             Endpoint("GET", "/v1/subjects/{subject}/groups", consuming.groups_of_subject, "Consumer groups of a subject",
                      {200: groups}, errors=(421,)),
             Endpoint("GET", "/v1/pending", self.pending, "How many messages are pending, by due time or subject",
-                     {200: Answer("Times and subjects without any are left out", Pending)}, query=PendingQuery),
-            Endpoint("GET", "/v1/find", Finding(self._clients).find, "Messages that the node stores",
-                     {200: Answer("The messages", FindReply)}, query=FindQuery),
+                     {200: EndpointAnswer("Times and subjects without any are left out", Pending)}, query=PendingQuery),
+            Endpoint("GET", "/v1/find", HttpFinding(self._clients).find, "Messages that the node stores",
+                     {200: EndpointAnswer("The messages", FindReply)}, query=FindQuery),
             Endpoint("GET", "/openapi.json", self.openapi, "This document",
-                     {200: Answer("OpenAPI 3.1", dict[str, Any])}),
+                     {200: EndpointAnswer("OpenAPI 3.1", dict[str, Any])}),
             Endpoint("GET", "/v1/status", self.status, "What the server holds and how late it is",
-                     {200: Answer("The status map of the server", STATUS)}),
+                     {200: EndpointAnswer("The status map of the server", STATUS)}),
             Endpoint("GET", "/v1/live", self.live.live, "The server's figures, once a second",
-                     {200: Answer("A stream of events `past`, `live` and `coming`, whose data is JSON", media=EVENTS)}),
+                     {200: EndpointAnswer("A stream of events `past`, `live` and `coming`, whose data is JSON",
+                                          media=EVENTS)}),
             Endpoint("GET", "/metrics", self._scraping.metrics, "The figures of server and gateway for Prometheus",
-                     {200: Answer("The text format of Prometheus, or OpenMetrics if Accept names it", media="text/plain")}),
-            Endpoint("GET", "/healthz", probes.healthz, "Does the server answer?", {200: Answer("It does", Health)}),
-            Endpoint("GET", "/readyz", probes.readyz, "Does the server serve?", {200: Answer("It does", Health)}),
+                     {200: EndpointAnswer("The text format of Prometheus, or OpenMetrics if Accept names it",
+                                          media="text/plain")}),
+            Endpoint("GET", "/healthz", probes.healthz, "Does the server answer?", {200: EndpointAnswer("It does", Health)}),
+            Endpoint("GET", "/readyz", probes.readyz, "Does the server serve?", {200: EndpointAnswer("It does", Health)}),
         ]  # fmt: skip
 
     async def openapi(self, request: Request, names: Mapping[str, str]) -> Response:
@@ -275,12 +277,12 @@ class Gateway:
 
 
 def _of_sessions(signing_in: SigningIn) -> list[Endpoint]:
-    state = Answer("The caller as the server sees it", SessionState)
+    state = EndpointAnswer("The caller as the server sees it", SessionState)
     return [
         Endpoint("POST", LOGIN, signing_in.login, "Begin a session of the console, kept by a cookie",
                  {200: state}, body=LoginRequest, errors=(413,)),
         Endpoint("POST", LOGOUT, signing_in.logout, "End the session",
-                 {204: Answer("The session has ended; the cookie is taken back", media="")}),
+                 {204: EndpointAnswer("The session has ended; the cookie is taken back", media="")}),
         Endpoint("GET", SESSION, signing_in.session, "Who the caller is, and whether the server asks for a token",
                  {200: state}),
     ]  # fmt: skip
@@ -288,49 +290,50 @@ def _of_sessions(signing_in: SigningIn) -> list[Endpoint]:
 
 def _of_groups(acts: GroupActs) -> list[Endpoint]:
     letters, waiting = f"{GROUP}/dead-letters", f"{GROUP}/waiting-keys"
-    policy = Answer("The policy", GroupPolicy)
+    policy = EndpointAnswer("The policy", GroupPolicy)
     return [
-        Endpoint("GET", GROUP, acts.group, "One consumer group", {200: Answer("Its progress", ConsumerGroup)},
+        Endpoint("GET", GROUP, acts.group, "One consumer group", {200: EndpointAnswer("Its progress", ConsumerGroup)},
                  errors=(404, 421)),
         Endpoint("DELETE", GROUP, acts.remove, "Forget a consumer group",
-                 {204: Answer("It is forgotten; a later pull makes a new one", media="")}, errors=(404, 421)),
+                 {204: EndpointAnswer("It is forgotten; a later pull makes a new one", media="")}, errors=(404, 421)),
         Endpoint("POST", f"{GROUP}/seek", acts.seek, "Let a consumer group go on at another position",
-                 {200: Answer("Where it goes on", Sought)}, body=Seek, errors=(404, 413, 421)),
+                 {200: EndpointAnswer("Where it goes on", Sought)}, body=Seek, errors=(404, 413, 421)),
         Endpoint("GET", f"{GROUP}/policy", acts.policy, "How a consumer group is served", {200: policy},
                  errors=(421,)),
         Endpoint("PATCH", f"{GROUP}/policy", acts.set_policy, "Change how a consumer group is served", {200: policy},
                  body=PolicyChange, errors=(409, 413, 421, 507)),
         Endpoint("GET", letters, acts.dead_letters, "Messages that a consumer group gave up",
-                 {200: Answer("The letters, oldest first", Letters)}, query=LettersQuery, errors=(404, 421)),
+                 {200: EndpointAnswer("The letters, oldest first", Letters)}, query=LettersQuery, errors=(404, 421)),
         Endpoint("POST", f"{letters}/resend", acts.resend, "Send dead letters to their consumer group again",
-                 {200: Answer("How many were sent", Resent)}, body=ResendRequest, errors=(404, 413, 421, 507)),
+                 {200: EndpointAnswer("How many were sent", Resent)}, body=ResendRequest, errors=(404, 413, 421, 507)),
         Endpoint("POST", f"{letters}/drop", acts.drop, "Remove dead letters for good",
-                 {200: Answer("How many were removed", DropResult)}, body=ChosenLetters, errors=(404, 413, 421)),
+                 {200: EndpointAnswer("How many were removed", DropResult)}, body=ChosenLetters, errors=(404, 413, 421)),
         Endpoint("GET", waiting, acts.waiting_keys, "Order keys that wait for a message that has failed",
-                 {200: Answer("The keys, and their messages", WaitingKeysShown)}, query=WaitingKeysQuery,
+                 {200: EndpointAnswer("The keys, and their messages", WaitingKeysShown)}, query=WaitingKeysQuery,
                  errors=(404, 421)),
         Endpoint("POST", f"{waiting}/skip", acts.skip, "Make dead letters of these messages, so that their keys go on",
-                 {200: Answer("How many were skipped", SkipResult)}, body=SkipRequest, errors=(404, 409, 413, 421, 507)),
+                 {200: EndpointAnswer("How many were skipped", SkipResult)},
+                 body=SkipRequest, errors=(404, 409, 413, 421, 507)),
         Endpoint("POST", f"{waiting}/retry", acts.retry, "End the pauses of these messages",
-                 {200: Answer("How many consumers get at once", RetryKeysResult)}, body=RetryRequest,
+                 {200: EndpointAnswer("How many consumers get at once", RetryKeysResult)}, body=RetryRequest,
                  errors=(404, 413, 421)),
         Endpoint("GET", "/v1/subjects/{subject}/messages", acts.read, "Read stored messages without a consumer group",
-                 {200: Answer("Messages from the position on", ReadReply)}, query=ReadQuery, errors=(416, 421)),
+                 {200: EndpointAnswer("Messages from the position on", ReadReply)}, query=ReadQuery, errors=(416, 421)),
     ]  # fmt: skip
 
 
 def _of_transactions(transacting: Transacting) -> list[Endpoint]:
-    ended = Answer("How it ended", EndedTransactionReply)
+    ended = EndpointAnswer("How it ended", EndedTransactionReply)
     return [
         Endpoint("POST", "/v1/transactions", transacting.prepare, "Prepare a message that no consumer sees yet",
-                 {201: Answer("The message is on disk", Sent)}, body=PrepareRequest, errors=(413, 421, 422, 507)),
+                 {201: EndpointAnswer("The message is on disk", Sent)}, body=PrepareRequest, errors=(413, 421, 422, 507)),
         Endpoint("GET", "/v1/transactions", transacting.listed, "Transactions that are not ended",
-                 {200: Answer("Some of them, and from where to ask for more", OpenTransactionsPage)},
+                 {200: EndpointAnswer("Some of them, and from where to ask for more", OpenTransactionsPage)},
                  query=TransactionsQuery, errors=(421,)),
         Endpoint("POST", "/v1/transactions/{receipt}/commit", transacting.commit, "Make a prepared message visible",
                  {200: ended}, body=CommitRequest, errors=(404, 409, 413, 421, 422, 507)),
         Endpoint("POST", "/v1/transactions/{receipt}/rollback", transacting.rollback, "End a prepared message",
                  {200: ended}, errors=(404, 409, 421, 507)),
         Endpoint("POST", "/v1/reload", transacting.reload, "Have the server read its configuration again",
-                 {200: Answer("What has changed", Changes)}, errors=(409,)),
+                 {200: EndpointAnswer("What has changed", Changes)}, errors=(409,)),
     ]  # fmt: skip

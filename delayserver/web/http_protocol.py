@@ -1,7 +1,7 @@
 """One connection of HTTP, with the bounds that uvicorn's own protocol lacks.
 
 A head has a size and a time, a body has to go on coming, an answer has to be read, and pipelined requests are few. Bad
-requests get problem documents. A request whose body was not read ends its connection. `Connections` looks after all of
+requests get problem documents. A request whose body was not read ends its connection. `HttpConnections` looks after all of
 them: it closes what is idle for too long, and makes room for new ones.
 """
 
@@ -54,7 +54,7 @@ REFUSED: Final = "refused"
 LINGERING: Final = "lingering"
 
 
-class Connections:
+class HttpConnections:
     """All connections of the gateway."""
 
     def __init__(self, settings: HttpSettings, tls: ssl.SSLContext | None = None) -> None:
@@ -185,7 +185,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def __init__(
         self,
-        connections: Connections,
+        connections: HttpConnections,
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],

@@ -21,7 +21,7 @@ from delayserver.web.clients import TokenClient
 from delayserver.web.problems import Problem, problem_of
 from delayserver.web.queries import SendQuery
 from delayserver.web.room import Holding
-from delayserver.web.rows import Result, Row, Rows, read_lines
+from delayserver.web.rows import RequestRows, Result, Row, read_lines
 from delayserver.web.schemas import RowProblem, RowsDone
 
 ROWS_MAX: Final = 1024
@@ -98,7 +98,7 @@ class LineReader:
 class _Chunk:
     """Some rows on their way."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: RequestRows) -> None:
         self._rows = rows
         self._done = anyio.Event()
         self._results: list[Result] = []
@@ -154,7 +154,7 @@ class LineAnswer:
                     return
                 if not read:
                     continue
-                rows = Rows(count)
+                rows = RequestRows(count)
                 await rows.prepare(self._client, read)
                 count += len(read)
                 chunk = _Chunk(rows)

@@ -22,7 +22,7 @@ from delayserver.runtime.chance import system_chance
 from delayserver.web.clients import Clients
 from delayserver.web.door import Door
 from delayserver.web.gateway import Gateway
-from delayserver.web.http_protocol import Connections
+from delayserver.web.http_protocol import HttpConnections
 from delayserver.web.scraping import measured
 from delayserver.web.secured import Secured
 from delayserver.web.sessions import Sessions
@@ -89,7 +89,7 @@ async def serve_http(
     async with Clients(upstream.server, upstream.token, upstream.tls) as clients, anyio.create_task_group() as tasks:
         figures = HttpFigures(upstream.pid)
         sessions = Sessions(time.monotonic, system_chance().randbytes)
-        gateway, connections = Gateway(clients, sessions, settings, figures), Connections(settings, secured.context)
+        gateway, connections = Gateway(clients, sessions, settings, figures), HttpConnections(settings, secured.context)
         door = Door(gateway, sessions, settings, loopback=all(ipaddress.ip_address(host).is_loopback for host in hosts))
         web = GatewayServer(
             uvicorn.Config(

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from delayserver.protocol.errors import QueueFull
 
 
-class Room:
+class RequestMemory:
     """A number of bytes for all, half of it for the requests of one token: no tenant shuts the others out."""
 
     def __init__(self, whose: str, bytes_max: int, small_bytes: int) -> None:
@@ -52,7 +52,7 @@ class Room:
 class Holding:
     """The room that one request takes."""
 
-    def __init__(self, room: Room, token: str) -> None:
+    def __init__(self, room: RequestMemory, token: str) -> None:
         self._room = room
         self._token = token
         self._held_bytes = 0

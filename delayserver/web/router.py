@@ -23,7 +23,7 @@ Direct: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class EndpointAnswer:
     """One way in which an endpoint answers: what it means, the type of its document, and the media type. With ``rows`` the
     document is a list, whose items have these types. Without a ``media`` there is no document.
     """
@@ -45,7 +45,7 @@ class Endpoint:
     path: str
     handler: Handler | None
     summary: str
-    answers: Mapping[int, Answer]
+    answers: Mapping[int, EndpointAnswer]
     body: Any = None
     medias: tuple[str, ...] = ("application/json",)
     query: Any = None

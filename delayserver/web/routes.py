@@ -19,7 +19,7 @@ SUBJECT_CHARACTERS_MAX: Final = 1_000
 """A longer subject is not remembered: names of clients take no memory without a bound."""
 
 
-class Routes:
+class TokenRoutes:
     """The routes of the subjects that one token pulls."""
 
     def __init__(self, client: AsyncClient, server: str) -> None:

@@ -91,7 +91,7 @@ def read_lines(data: bytes) -> list[Row]:
         return [read_row(line) for line in data.split(b"\n") if line.strip()]
 
 
-class Rows:
+class RequestRows:
     """Rows on their way: those that are messages, and the problems of the others. Row numbers count from ``first_row``.
     ``trace``: the trace context of messages that have none, as properties."""
 

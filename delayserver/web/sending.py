@@ -28,7 +28,7 @@ from delayserver.web.idempotency import idempotency_key, message_id_of, refuse_k
 from delayserver.web.lines import LineAnswer, LineReader
 from delayserver.web.problems import Problem, invalid
 from delayserver.web.queries import SendQuery
-from delayserver.web.rows import Rows, read_list, sent_document
+from delayserver.web.rows import RequestRows, read_list, sent_document
 from delayserver.web.schemas import SendRequest, Sent
 from delayserver.web.timing import due_ms_of
 from delayserver.web.trace_context import trace_of, with_trace
@@ -37,7 +37,7 @@ _decoder = msgspec.json.Decoder(SendRequest)
 _NO_QUERY = SendQuery()
 
 
-class Sending:
+class HttpSending:
     """Sends the messages of requests."""
 
     def __init__(self, clients: Clients, bodies: BodyReader) -> None:
@@ -126,6 +126,6 @@ def _query(scope: Scope) -> SendQuery:
 
 async def _send_list(client: TokenClient, body: bytes, trace: Mapping[str, str]) -> list[object]:
     rows = read_list(body, client.calls.limits.batch_messages_max)
-    sending = Rows(0, trace)
+    sending = RequestRows(0, trace)
     await sending.prepare(client, rows)
     return [*await sending.send(client)]

@@ -12,7 +12,7 @@ from typing import Final
 
 from delayserver.protocol.errors import QueueFull
 from delayserver.web.bodies import TOKEN, Scope
-from delayserver.web.room import Holding, Room
+from delayserver.web.room import Holding, RequestMemory
 
 AT_END: Final = "delayserver.at_end"
 """The entry of an ASGI scope that has the `ExitStack` which ends with the request."""
@@ -33,7 +33,7 @@ class Streams:
     def __init__(self, streams_max: int) -> None:
         self._streams_max = streams_max
         self._running = 0
-        self._room = Room("messages that other streams have not read", ROOM_BYTES, SMALL_BYTES)
+        self._room = RequestMemory("messages that other streams have not read", ROOM_BYTES, SMALL_BYTES)
 
     @property
     def running(self) -> int:

@@ -10,7 +10,7 @@ from delayserver.protocol.outcomes import Outcome
 from store.disk.filesystem import FileSystem
 from store.logs.dispatch_log import DispatchKey, DispatchLog
 from store.logs.message_log import MessageLog
-from store.logs.schedule_log import ScheduleKey, ScheduleLog, Source
+from store.logs.schedule_log import ScheduleKey, ScheduleLog, ScheduleSource
 from store.records.batches import I64, U32, MessageBatch, OutcomeBatch
 from store.tables.identity import DataDirectory
 from store.tables.names import BROKER_GROUP, SUBJECT, Names
@@ -89,7 +89,7 @@ def _write_batch(logs: _Logs, sequence: I64, windows: int, *, bodies: bool) -> N
             bodies=bytes(count * BODY_BYTES),
         )
         logs.message.append([messages])
-        logs.schedule.append(ScheduleKey(start_ms, Source.DIRECT), messages)
+        logs.schedule.append(ScheduleKey(start_ms, ScheduleSource.DIRECT), messages)
     cancelled = mixed % np.uint64(100) == 0
     released_us = due_ms * 1000 + (mixed % np.uint64(1500)).astype(np.int64)
     dispatched_us = released_us + 400 + (mixed % np.uint64(7001)).astype(np.int64)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from store.errors import CorruptionError, FormatError
 from store.indexes.outcome_index import OutcomeIndex
 from store.logs.dispatch_log import DispatchKey, DispatchLog
-from store.logs.schedule_log import ScheduleKey, ScheduleLog, Source
+from store.logs.schedule_log import ScheduleKey, ScheduleLog, ScheduleSource
 from store.logs.windows import day_of
 from store.records.batches import I64, MessageBatch
 from store.records.column_blocks import Columns
@@ -41,7 +41,7 @@ def units_of(schedule: ScheduleLog, dispatch: DispatchLog, draining: Collection[
         return found.setdefault((day, True) if coarse or day in draining else (start_ms, False), Unit())
 
     for file in schedule.keys():
-        unit_of(file.start_ms, coarse=file.source == Source.DAY).schedule.append((file, schedule.end(file)))
+        unit_of(file.start_ms, coarse=file.source == ScheduleSource.DAY).schedule.append((file, schedule.end(file)))
     for key in dispatch.keys():
         unit_of(key.start_ms, coarse=key.coarse).dispatch.append((key, dispatch.end(key)))
     return [(start_ms, unit) for (start_ms, _), unit in found.items()]

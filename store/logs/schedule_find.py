@@ -30,7 +30,7 @@ SEQUENCE_MAPS_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundRows:
     """For n sequences asked: which are in the file (bool[n]), and their rows as n columns, zeros where they are not.
 
     `hidden` bool[n]: not found, and it may stand in one of the `damages` that were met on the way, or the file lost it.
@@ -164,7 +164,7 @@ class ScheduleFinder:
         counts = np.concatenate([part.counts for part in parts])
         return RecordRows(columns, counts, np.concatenate([part.blob_offsets for part in parts]))
 
-    def find(self, key: ScheduleKey, sequences: I64) -> Found:
+    def find(self, key: ScheduleKey, sequences: I64) -> FoundRows:
         """See `ScheduleLog.find`."""
         count = len(sequences)
         mask, index = np.zeros(count, np.bool_), ScheduleIndex.zeros(count)
@@ -180,7 +180,7 @@ class ScheduleFinder:
         hidden = ~mask & (sequences <= self._files.hidden_up_to(key))
         for before, behind in gaps:
             hidden |= ~mask & (sequences > before) & (sequences < behind)
-        return Found(mask, index, hidden, damages)
+        return FoundRows(mask, index, hidden, damages)
 
     def find_ids(self, key: ScheduleKey, names: Collection[MessageName], damages: list[Damage]) -> NamesFound:
         """See `ScheduleLog.find_ids`."""

@@ -11,7 +11,7 @@ from store.records.columns import ColumnBatch
 from store.records.segment import FILE_SCHEDULE
 
 
-class Source(IntEnum):
+class ScheduleSource(IntEnum):
     """Where the records of a schedule file come from."""
 
     DIRECT = 0
@@ -21,13 +21,13 @@ class Source(IntEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class ScheduleKey:
-    """A schedule file: the start of its window (of its day for `Source.DAY`) and its source."""
+    """A schedule file: the start of its window (of its day for `ScheduleSource.DAY`) and its source."""
 
     start_ms: int
-    source: Source
+    source: ScheduleSource
 
 
-_SUFFIXES = {Source.DIRECT: ".direct.log", Source.FROM_DAY: ".day.log"}
+_SUFFIXES = {ScheduleSource.DIRECT: ".direct.log", ScheduleSource.FROM_DAY: ".day.log"}
 _DAY_FILE = "day.log"
 
 
@@ -43,7 +43,7 @@ class ScheduleLayout:
 
     def name(self, key: ScheduleKey) -> str:
         day = day_name(day_of(key.start_ms))
-        if key.source == Source.DAY:
+        if key.source == ScheduleSource.DAY:
             assert key.start_ms % DAY_MS == 0, "a day starts at midnight"
             return f"{day}/{_DAY_FILE}"
         return f"{day}/{time_name(key.start_ms, self._window_ms)}{_SUFFIXES[key.source]}"
@@ -52,7 +52,7 @@ class ScheduleLayout:
         try:
             start_ms = parse_day_name(day)
             if name == _DAY_FILE:
-                return ScheduleKey(start_ms, Source.DAY)
+                return ScheduleKey(start_ms, ScheduleSource.DAY)
             time, _, suffix = name.partition(".")
             for source, known in _SUFFIXES.items():
                 if "." + suffix == known:
@@ -62,7 +62,7 @@ class ScheduleLayout:
         return None
 
     def header_base(self, key: ScheduleKey) -> tuple[int, int]:
-        return key.start_ms, DAY_MS if key.source == Source.DAY else self._window_ms
+        return key.start_ms, DAY_MS if key.source == ScheduleSource.DAY else self._window_ms
 
     def count(self, batch: ColumnBatch) -> Sequence[int]:
         return ()

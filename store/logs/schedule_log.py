@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from store.disk.filesystem import FileSystem
 from store.errors import CorruptionError
 from store.indexes.schedule_index import ScheduleIndex, index_rows, part_of_index
-from store.logs.schedule_find import Found, ScheduleFinder
-from store.logs.schedule_key import ScheduleKey, ScheduleLayout, Source
+from store.logs.schedule_find import FoundRows, ScheduleFinder
+from store.logs.schedule_key import ScheduleKey, ScheduleLayout, ScheduleSource
 from store.logs.window_files import DEFAULT_USE, FileUse, WindowFiles
 from store.logs.window_log import WindowLog
 from store.logs.window_state import FileMark, Loss
@@ -37,7 +37,16 @@ from store.records.segment import Appended, Damage
 # Bytes of records whose sums are made together: the index of a window is read without its blobs being held at once.
 INDEX_PART_BYTES = 4 << 20
 
-__all__ = ["FileMark", "Found", "ScheduleIndex", "ScheduleKey", "ScheduleLog", "Source", "SubjectRows", "index_rows"]
+__all__ = [
+    "FileMark",
+    "FoundRows",
+    "ScheduleIndex",
+    "ScheduleKey",
+    "ScheduleLog",
+    "ScheduleSource",
+    "SubjectRows",
+    "index_rows",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +133,7 @@ class ScheduleLog(WindowLog[ScheduleKey]):
         """Cut off the records that the disk could not read at the ends of files, if they come from message_log. The replay
         places their messages once more: they would be there twice when the disk reads them again. Raises StoreError."""
         for key in {found.key for found in self.damages if found.damage.errno}:
-            if key.source != Source.FROM_DAY and key in self and key not in self.lost:
+            if key.source != ScheduleSource.FROM_DAY and key in self and key not in self.lost:
                 self._recovery.cut_unreadable_end(key)
 
     # Files that lost rows
@@ -258,7 +267,7 @@ class ScheduleLog(WindowLog[ScheduleKey]):
 
     # Looking up
 
-    def find(self, key: ScheduleKey, sequences: I64) -> Found:
+    def find(self, key: ScheduleKey, sequences: I64) -> FoundRows:
         """The rows with these sequences (i64[n], any order), without their blobs, around damage.
 
         Raises CorruptionError, FormatError where nothing of the file can be read.

@@ -35,7 +35,7 @@ _KNOWN: Final = np.array(
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RecordRun:
     """n verified records: positions in the buffer they were found in, and what their headers say, i64[n] each."""
 
     starts: I64
@@ -50,7 +50,7 @@ class Run:
     synced: int
 
 
-def find_run(buffer: bytes, offset: int) -> Run | None:
+def find_run(buffer: bytes, offset: int) -> RecordRun | None:
     """The records that stand end to end from the beginning of `buffer`, which stands at `offset` of its file.
 
     None where there are too few of them, or their checksums do not agree. The buffer begins with a record.
@@ -88,7 +88,7 @@ def find_run(buffer: bytes, offset: int) -> Run | None:
         blob_stops=blob_starts + blob_bytes[:number],
     ):
         return None
-    return Run(
+    return RecordRun(
         starts,
         ends,
         (heads[:, _KIND_VERSION] & np.uint32(0xFFFF)).astype(np.int64),

@@ -12,7 +12,7 @@ from store.records.batches import I64
 from store.records.column_blocks import Columns, decode_blocks
 from store.records.columns import ColumnBatch, MalformedColumnsError, Schema
 from store.records.record import HEADER_BYTES, RecordHeader
-from store.records.record_run import Run
+from store.records.record_run import RecordRun
 from store.records.versions import schema_at, with_newer_fields
 
 _OFFSET, _KIND, _VERSION, _COUNT, _FIRST, _LAST, _COLUMNS, _BLOB, _PART, _START = range(10)
@@ -182,7 +182,7 @@ class RecordsBuilder:
         self.records += 1
         self.blob_bytes += header.blob_bytes
 
-    def add_run(self, run: Run, buffer: bytes, offset: int) -> None:
+    def add_run(self, run: RecordRun, buffer: bytes, offset: int) -> None:
         """A run of records found in `buffer`, which stands at `offset` of the file."""
         self._flush()
         part = np.full(len(run.starts), len(self._parts), np.int64)

@@ -31,7 +31,7 @@ _MAGIC = b"DELAYCHK"
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class ColumnTable:
     """Base of the tables below: columns of one length. `columns` gives name, dtype and width (1: one-dimensional)."""
 
     columns: ClassVar[tuple[tuple[str, str, int], ...]]
@@ -78,7 +78,7 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class ScheduleFiles(Table):
+class ScheduleFiles(ColumnTable):
     """Files of schedule_log, a row each: start of the window, `source` (which file of the window: the codes of
     schedule_log), `end` offset counted to, highest sequence in it, and rows."""
 
@@ -98,7 +98,7 @@ class ScheduleFiles(Table):
 
 
 @dataclass(frozen=True, slots=True)
-class DispatchFiles(Table):
+class DispatchFiles(ColumnTable):
     """Files of dispatch_log: start of the window, whether it is a coarse day's, `end` offset counted to, rows by
     outcome code (i64[n, 16], internal records left out) and rows of internal records."""
 
@@ -118,7 +118,7 @@ class DispatchFiles(Table):
 
 
 @dataclass(frozen=True, slots=True)
-class CoarseDays(Table):
+class CoarseDays(ColumnTable):
     """Sealed days on their way to minutes: `drain_offset` is how far the day's file is in synced minute files. The file
     `days` has the state of each day, and is never behind."""
 
@@ -132,7 +132,7 @@ class CoarseDays(Table):
 
 
 @dataclass(frozen=True, slots=True)
-class OrphanedOutcomes(Table):
+class OrphanedOutcomes(ColumnTable):
     """Windows with outcomes of messages that no schedule file holds: start of the window, and how many."""
 
     start_ms: I64
@@ -145,7 +145,7 @@ class OrphanedOutcomes(Table):
 
 
 @dataclass(frozen=True, slots=True)
-class LostFiles(Table):
+class LostFiles(ColumnTable):
     """Files of windows that lost rows which were durable (`window_state.Loss`): `log` 0 for schedule_log, 1 for
     dispatch_log; `kind` is the source of the one, `coarse` of the other. `outcomes` and `internal_rows` count the outcomes
     that a dispatch file lost."""
@@ -176,7 +176,7 @@ class LostFiles(Table):
 
 
 @dataclass(frozen=True, slots=True)
-class PendingSubjects(Table):
+class PendingSubjects(ColumnTable):
     """Subjects by their codes, and how many of their messages were placed below `replay_offset` and have no outcome below
     the marks of `dispatch`. Negative where outcomes of later messages are below the marks. Subjects with 0 are left out."""
 
@@ -202,7 +202,7 @@ class PendingSubjects(Table):
 
 
 @dataclass(frozen=True, slots=True)
-class PendingRedeliveries(Table):
+class PendingRedeliveries(ColumnTable):
     """Redeliveries that were placed below `replay_offset` and have no outcome below the marks of `dispatch`, by subject,
     consumer group, and since when their messages wait: `rows` of them since the step of `step_ms` from `since_ms` on.
     Negative as in `PendingSubjects`."""
@@ -271,7 +271,7 @@ _SUBJECT_MAX = (1 << 24) - 1
 # Direct, from a day, day: schedule_key.Source.
 _SOURCE_MAX = 2
 
-_TABLES: dict[str, type[Table]] = {
+_TABLES: dict[str, type[ColumnTable]] = {
     "schedule": ScheduleFiles,
     "dispatch": DispatchFiles,
     "coarse_days": CoarseDays,
@@ -285,7 +285,7 @@ def encode(checkpoint: Checkpoint) -> bytes:
     values: dict[str, Any] = {}
     for entry in fields(checkpoint):
         value = getattr(checkpoint, entry.name)
-        values[entry.name] = value._pack() if isinstance(value, Table) else value
+        values[entry.name] = value._pack() if isinstance(value, ColumnTable) else value
     # In `totals`, where programs of before pass over what they do not know. As a key of its own it would be damage to them.
     del values["pending"], values["redeliveries"], values["uncertain"]
     values["totals"] = dict(checkpoint.totals)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from store.logs.dispatch_log import DispatchKey, DispatchMark
-from store.logs.schedule_key import ScheduleKey, Source
+from store.logs.schedule_key import ScheduleKey, ScheduleSource
 from store.logs.window_state import FileMark, Loss
 from store.tables.checkpoint import OUTCOMES, DispatchFiles, LostFiles, ScheduleFiles
 
@@ -42,7 +42,7 @@ def schedule_marks(table: ScheduleFiles) -> dict[ScheduleKey, FileMark]:
     """The inverse of `schedule_table`."""
     columns = (table.start_ms, table.source, table.end, table.last_sequence, table.rows)
     return {
-        ScheduleKey(start, Source(source)): FileMark(end, last, rows)
+        ScheduleKey(start, ScheduleSource(source)): FileMark(end, last, rows)
         for start, source, end, last, rows in zip(*[column.tolist() for column in columns], strict=True)
     }
 
@@ -80,7 +80,9 @@ def lost_table(schedule: Mapping[ScheduleKey, Loss], dispatch: Mapping[DispatchK
 
 def schedule_losses(table: LostFiles) -> dict[ScheduleKey, Loss]:
     """The losses of schedule_log in a table made by `lost_table`."""
-    return {ScheduleKey(start, Source(kind)): loss._replace(counts=()) for start, kind, loss in _losses(table, 0)}
+    return {
+        ScheduleKey(start, ScheduleSource(kind)): loss._replace(counts=()) for start, kind, loss in _losses(table, 0)
+    }
 
 
 def dispatch_losses(table: LostFiles) -> dict[DispatchKey, Loss]:

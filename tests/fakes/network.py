@@ -16,7 +16,7 @@ WINDOW_BYTES = 64 * 1024
 
 
 class Steps:
-    """The part of a `Listener` whose transports are each read by a task of their own."""
+    """The part of a `StreamListener` whose transports are each read by a task of their own."""
 
     def __init__(self) -> None:
         self._begin_step: Callable[[], int] = lambda: 0
@@ -202,7 +202,7 @@ def transport_pair(
 
 
 class FakeListener(Steps):
-    """A `Listener`."""
+    """A `StreamListener`."""
 
     def __init__(self, network: FakeNetwork, address: tuple[str, int]) -> None:
         self.address = address

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from store.errors import CorruptionError
-from store.logs.schedule_log import ScheduleKey, ScheduleLog, Source
+from store.logs.schedule_log import ScheduleKey, ScheduleLog, ScheduleSource
 from store.logs.window_files import FileUse
 from store.logs.windows import day_of
 from store.records.batches import MessageBatch
@@ -15,8 +15,8 @@ from tests.fakes.disk import FakeDisk
 from tests.fakes.rows import messages
 
 MINUTE = 1_795_252_500_000
-KEY = ScheduleKey(MINUTE, Source.DIRECT)
-DAY = ScheduleKey(day_of(MINUTE), Source.DAY)
+KEY = ScheduleKey(MINUTE, ScheduleSource.DIRECT)
+DAY = ScheduleKey(day_of(MINUTE), ScheduleSource.DAY)
 ROOT = "/data/schedule_log"
 
 

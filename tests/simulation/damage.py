@@ -26,7 +26,7 @@ from delayserver.recover.reading.due_range import Range
 from delayserver.recover.reading.findings import TORN, Finding, Findings
 from store.errors import StoreError
 from store.logs.dispatch_log import DispatchKey, DispatchLayout
-from store.logs.schedule_key import ScheduleKey, ScheduleLayout, Source
+from store.logs.schedule_key import ScheduleKey, ScheduleLayout, ScheduleSource
 from store.records.file_header import FILE_HEADER_BYTES
 from store.records.record import HEADER_BYTES, BadRecordError, RecordHeader, decode_header, verify_columns
 from store.tables import checkpoint as checkpoint_file
@@ -216,7 +216,7 @@ class Damage:
         key = self._outcomes.parse(day, name)
         if key is None:
             return frozenset()
-        sources = [Source.DAY] if key.coarse else [Source.DIRECT, Source.FROM_DAY]
+        sources = [ScheduleSource.DAY] if key.coarse else [ScheduleSource.DIRECT, ScheduleSource.FROM_DAY]
         paths = ["/data/schedule_log/" + self._messages.name(ScheduleKey(key.start_ms, source)) for source in sources]
         contents = [self._disk.content(path) for path in paths if path in self._disk.files(path)]
         return frozenset().union(*[_sequences(content, header) for content in contents for header in _records(content)])
@@ -243,8 +243,11 @@ class Damage:
         """Whether messages with this due time, or their outcomes, lie in the file."""
         window, day = due_ms - due_ms % self._window_ms, due_ms - due_ms % DAY_MS
         names = [self._outcomes.name(DispatchKey(window, False)), self._outcomes.name(DispatchKey(day, True))]
-        names += [self._messages.name(ScheduleKey(window, source)) for source in (Source.DIRECT, Source.FROM_DAY)]
-        names.append(self._messages.name(ScheduleKey(day, Source.DAY)))
+        names += [
+            self._messages.name(ScheduleKey(window, source))
+            for source in (ScheduleSource.DIRECT, ScheduleSource.FROM_DAY)
+        ]
+        names.append(self._messages.name(ScheduleKey(day, ScheduleSource.DAY)))
         return any(path.endswith("/" + name) for name in names)
 
     def check_reports(self, texts: list[str]) -> None:

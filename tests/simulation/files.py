@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from store.logs.dispatch_log import DispatchLog
-from store.logs.schedule_log import ScheduleLog, Source
+from store.logs.schedule_log import ScheduleLog, ScheduleSource
 from store.logs.window_files import FileUse
 from store.tables.ledger import Ledger
 from tests.simulation.failures import SimulationFailure
@@ -73,17 +73,17 @@ def _scheduled(host: Host, server_id: int, window_ms: int, ledger: Ledger) -> di
     """The subject codes of all messages, by their sequences."""
     schedule = ScheduleLog(host.disk, "/data/schedule_log", server_id, window_ms, FileUse(write=False))
     schedule.recover_all({})
-    seen: dict[int, Source] = {}
+    seen: dict[int, ScheduleSource] = {}
     subjects: dict[int, int] = {}
     for key in schedule.keys():
         columns = schedule.read_columns(key, ("sequence", "origin_sequence", "subject"))
-        retired_to = _retired_to(ledger, key.start_ms, coarse=key.source == Source.DAY)
+        retired_to = _retired_to(ledger, key.start_ms, coarse=key.source == ScheduleSource.DAY)
         for sequence, origin, subject in zip(*[column.tolist() for column in columns.values()], strict=True):
             if origin or sequence <= retired_to:
                 continue
             before = seen.get(sequence)
             # A day that is being drained holds rows that its minutes have already.
-            if before is not None and {before, key.source} != {Source.DAY, Source.FROM_DAY}:
+            if before is not None and {before, key.source} != {ScheduleSource.DAY, ScheduleSource.FROM_DAY}:
                 raise SimulationFailure(f"sequence {sequence} lies in {before} and in {key}")
             seen[sequence] = key.source
             subjects[sequence] = subject

@@ -204,7 +204,7 @@ class SimulatedTransport(SteppedReads):
 
 
 class SimulatedListener(Steps):
-    """A `Listener`."""
+    """A `StreamListener`."""
 
     def __init__(self, network: Network, host: str, port: int, dead: Callable[[], bool]) -> None:
         self.dead = dead

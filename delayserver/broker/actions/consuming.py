@@ -30,7 +30,7 @@ from delayserver.broker.queues.deliveries import (
     with_leases,
 )
 from delayserver.broker.queues.groups import ConsumerGroup, Cursor, GroupKey
-from delayserver.broker.queues.queue import ConsumeQueue, Run
+from delayserver.broker.queues.queue import ConsumeQueue, StoredRun
 from delayserver.broker.queues.ranges import Range, gaps, ranges_alike, ranges_of
 from delayserver.broker.reads import ReadNeeded, ReadPlan
 from store.errors import StoreError
@@ -687,7 +687,7 @@ def _order_keys(batch: StoredBatch, row: int, count: int) -> U64 | None:
     return keys if bool(keys.any()) else None
 
 
-def _work_ns(wanted: Filter, batch: StoredBatch, run: Run) -> int:
+def _work_ns(wanted: Filter, batch: StoredBatch, run: StoredRun) -> int:
     """About how long a filter takes for all rows of a run."""
     lengths = batch.properties_length[run.row_start : run.row_start + run.row_count]
     return wanted.work_ns(run.row_count, int(lengths.sum(dtype=np.int64)))

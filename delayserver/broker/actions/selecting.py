@@ -24,7 +24,7 @@ from delayserver.broker.actions.state import BrokerState
 from delayserver.broker.filters.filter import Filter
 from delayserver.broker.pulled import PullBudget
 from delayserver.broker.queues.groups import GroupKey
-from delayserver.broker.queues.queue import ConsumeQueue, Run
+from delayserver.broker.queues.queue import ConsumeQueue, StoredRun
 from delayserver.broker.reads import SELECTED, ReadNeeded, ReadPlan
 from store.records.batches import I64, U32, StoredBatch
 from store.records.lazy_record import LazyRecord, RowGatherer
@@ -128,7 +128,7 @@ class Selecting:
             raise ReadNeeded(self._look_plan(key, wanted, found, span, budget.wanted))
         return self._look(wanted, found, span, budget)
 
-    def _in_memory(self, runs: Iterable[Run]) -> Iterator[tuple[Run, StoredBatch]]:
+    def _in_memory(self, runs: Iterable[StoredRun]) -> Iterator[tuple[StoredRun, StoredBatch]]:
         """The first of these runs, with their records, up to one that is not in memory."""
         for run in runs:
             batch = self._state.files.store.in_memory(run.store_offset)
@@ -137,10 +137,10 @@ class Selecting:
             yield run, batch
 
     def _within_plan(
-        self, wanted: Filter, runs: Iterable[Run], span: tuple[int, int]
-    ) -> tuple[list[tuple[Run, StoredBatch]], int]:
+        self, wanted: Filter, runs: Iterable[StoredRun], span: tuple[int, int]
+    ) -> tuple[list[tuple[StoredRun, StoredBatch]], int]:
         """The runs in memory that a plan may look at, and about how long that takes."""
-        found: list[tuple[Run, StoredBatch]] = []
+        found: list[tuple[StoredRun, StoredBatch]] = []
         work_ns = 0
         for run, batch in self._in_memory(runs):
             first = run.row_start + max(0, span[0] - run.position)
@@ -153,7 +153,7 @@ class Selecting:
         return found, work_ns
 
     def _look(
-        self, wanted: Filter, found: Iterable[tuple[Run, StoredBatch]], span: tuple[int, int], budget: PullBudget
+        self, wanted: Filter, found: Iterable[tuple[StoredRun, StoredBatch]], span: tuple[int, int], budget: PullBudget
     ) -> Selection | None:
         """Look at records in memory, in this step."""
         gathering = _Gathering(wanted, *span, budget.look_ns, (budget.messages, budget.bytes))
@@ -164,7 +164,7 @@ class Selecting:
         self,
         key: GroupKey,
         wanted: Filter,
-        found: list[tuple[Run, StoredBatch]],
+        found: list[tuple[StoredRun, StoredBatch]],
         span: tuple[int, int],
         most: tuple[int, int],
     ) -> ReadPlan:
@@ -180,7 +180,7 @@ class Selecting:
         return ReadPlan(SELECTED, (key, wanted, span[0]), reach, self._state.limits.pull_bytes_max, look, put)
 
     def _plan(
-        self, key: GroupKey, wanted: Filter, runs: list[Run], span: tuple[int, int], most: tuple[int, int]
+        self, key: GroupKey, wanted: Filter, runs: list[StoredRun], span: tuple[int, int], most: tuple[int, int]
     ) -> ReadPlan:
         """A read of these runs, until it has `most` messages and bytes."""
         store = self._state.files.store
@@ -201,14 +201,14 @@ class Selecting:
         return ReadPlan(SELECTED, (key, wanted, span[0]), reach, bytes_max, read, partial(self._read, key))
 
 
-def _take_batches(gathering: _Gathering, found: Iterable[tuple[Run, StoredBatch]]) -> None:
+def _take_batches(gathering: _Gathering, found: Iterable[tuple[StoredRun, StoredBatch]]) -> None:
     """Gather from records in memory, up to the first one that is not as it should be."""
     for run, batch in found:
         if not gathering.may_look(run) or not _take_batch(gathering, run, batch):
             return
 
 
-def _take_batch(gathering: _Gathering, run: Run, batch: StoredBatch) -> bool:
+def _take_batch(gathering: _Gathering, run: StoredRun, batch: StoredBatch) -> bool:
     """Whether a batch in memory is that of the run. If it comes first and a tag wants all of it, it is not copied."""
     if int(batch.position[run.row_start]) != run.position:
         return False
@@ -222,7 +222,7 @@ def _take_batch(gathering: _Gathering, run: Run, batch: StoredBatch) -> bool:
     return True
 
 
-def _take_rows(gathering: _Gathering, run: Run, record: LazyRecord) -> bool:
+def _take_rows(gathering: _Gathering, run: StoredRun, record: LazyRecord) -> bool:
     """Whether the record of a run verifies, and is that of the run."""
     try:
         if run.row_start + run.row_count > len(record) or int(record.column("position")[run.row_start]) != run.position:
@@ -275,14 +275,14 @@ class _Gathering:
         """Whether it has looked at nothing."""
         return self._next == self._start
 
-    def may_look(self, run: Run) -> bool:
+    def may_look(self, run: StoredRun) -> bool:
         """Whether it may look at one more run, which must be the next one."""
         if self._next >= self._stop or not run.position <= self._next < run.position + run.row_count:
             return False
         full = self.gatherer.rows >= self._messages or self.gatherer.blob_bytes >= self._bytes
         return self.nothing_yet or (not full and self._work_ns > 0)
 
-    def rows_of(self, run: Run, lengths: U32) -> tuple[int, int, int]:
+    def rows_of(self, run: StoredRun, lengths: U32) -> tuple[int, int, int]:
         """The rows of the run's record to look at: the first one, how many, and the bytes of their properties. `lengths`
         u32[n]: those of all rows of the record."""
         first = run.row_start + self._next - run.position

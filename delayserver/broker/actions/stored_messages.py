@@ -10,7 +10,7 @@ import numpy as np
 
 from delayserver.broker.actions.delivering import grouped_columns
 from delayserver.broker.files.broker_files import BrokerFiles
-from delayserver.broker.queues.queue import ConsumeQueue, QueueKey, Run, SpilledBlock
+from delayserver.broker.queues.queue import ConsumeQueue, QueueKey, SpilledBlock, StoredRun
 from delayserver.broker.queues.queue_table import QueueTable
 from delayserver.broker.queues.ranges import Range
 from delayserver.broker.queues.run_blocks import BLOCK_BYTES_MAX
@@ -48,7 +48,7 @@ class StoredMessages:
         self._queues = queues
         self._damages = damages
 
-    def run_at(self, key: QueueKey, position: int) -> Run:
+    def run_at(self, key: QueueKey, position: int) -> StoredRun:
         """The run that holds a position of a queue. A damaged block of index rows is made again from the store.
 
         Where the store is damaged too, an unreadable run stands for the lost messages. Raises ReadNeeded."""
@@ -104,7 +104,7 @@ class StoredMessages:
             runs.append((expected, offsets[1], 0, stop - expected))
         return runs
 
-    def read(self, run: Run, *, patient: bool = False) -> StoredBatch | None:
+    def read(self, run: StoredRun, *, patient: bool = False) -> StoredBatch | None:
         """The stored batch of a run; None, with a damage noted, if it cannot be read or is another record. Raises
         ReadNeeded if it is not in memory.
 
@@ -121,7 +121,7 @@ class StoredMessages:
         self._damages.add(detail)
         return None
 
-    def read_for(self, wanted: tuple[int, int], run: Run, queue: ConsumeQueue) -> StoredBatch | None:
+    def read_for(self, wanted: tuple[int, int], run: StoredRun, queue: ConsumeQueue) -> StoredBatch | None:
         """`read`, patiently, for a pull that wants this many messages and bytes: a plan reads those behind the run too."""
         try:
             return self.read(run, patient=True)

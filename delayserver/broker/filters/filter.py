@@ -17,7 +17,7 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from delayserver.broker.filters.fault import FilterError, Place
+from delayserver.broker.filters.fault import FilterError, TextPosition
 from delayserver.broker.filters.program import Program, compile_expression
 from delayserver.broker.filters.tags import OR, parse_tags
 from store.records.columns import gather_ragged, slice_ragged
@@ -71,7 +71,7 @@ def parse_filter(text: FilterText, tag_bytes_max: int) -> ParsedFilter:
         with _naming("where"):
             program = compile_expression(text.where)
             if program.never_matches:
-                raise FilterError("it never matches, whatever the properties are", Place.at(text.where, 0))
+                raise FilterError("it never matches, whatever the properties are", TextPosition.at(text.where, 0))
     where = None if text.where is None else text.where.strip()
     return ParsedFilter(FilterText(f" {OR} ".join(tags) or None, where), tags, program)
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from lark import Lark, Token, Tree, UnexpectedCharacters, UnexpectedToken
 
-from delayserver.broker.filters.fault import FilterError, Place
+from delayserver.broker.filters.fault import FilterError, TextPosition
 from delayserver.broker.filters.number import UNSIGNED
 
 # A word ends where no character of a name follows, and it comes before a name.
@@ -68,11 +68,11 @@ def parse_tree(text: str) -> Tree[Token]:
         return _parser().parse(text)
     except UnexpectedCharacters as error:
         offset = error.pos_in_stream or 0
-        raise FilterError(_no_token(text, offset), Place.at(text, offset)) from None
+        raise FilterError(_no_token(text, offset), TextPosition.at(text, offset)) from None
     except UnexpectedToken as error:
         offset = len(text) if error.token.type == "$END" else int(error.token.start_pos or 0)
         expected = _expected(error.accepts or error.expected)
-        raise FilterError(f"expected {expected}, found {_found(error.token)}", Place.at(text, offset)) from None
+        raise FilterError(f"expected {expected}, found {_found(error.token)}", TextPosition.at(text, offset)) from None
 
 
 def _no_token(text: str, offset: int) -> str:

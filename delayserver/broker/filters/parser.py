@@ -21,7 +21,7 @@ from delayserver.broker.filters.expression import (
     Or,
     Property,
 )
-from delayserver.broker.filters.fault import FilterError, Place
+from delayserver.broker.filters.fault import FilterError, TextPosition
 from delayserver.broker.filters.grammar import parse_tree
 from delayserver.broker.filters.like import PatternError, like
 from delayserver.broker.filters.limits import (
@@ -52,7 +52,7 @@ def parse(text: str) -> Condition:
     """The condition that an expression stands for. Raises FilterError with the first fault and its place."""
     if len(text) > EXPRESSION_CHARACTERS_MAX:
         what = f"an expression has at most {EXPRESSION_CHARACTERS_MAX} characters, not {len(text)}"
-        raise FilterError(what, Place.at(text, EXPRESSION_CHARACTERS_MAX))
+        raise FilterError(what, TextPosition.at(text, EXPRESSION_CHARACTERS_MAX))
     tree = parse_tree(text)
     try:
         made: _Made = _Builder(text).transform(tree)
@@ -175,4 +175,4 @@ class _Builder(Transformer_NonRecursive[Token, _Made]):
         return value
 
     def _fault(self, what: str, token: Token) -> FilterError:
-        return FilterError(what, Place.at(self._text, token.start_pos or 0))
+        return FilterError(what, TextPosition.at(self._text, token.start_pos or 0))

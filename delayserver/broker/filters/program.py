@@ -57,7 +57,7 @@ class Truth(NamedTuple):
     false: Mask
 
 
-class Step(Protocol):
+class ProgramStep(Protocol):
     """One step of a program: it takes truths from the stack, and leaves one there."""
 
     def run(self, columns: Columns, count: int, stack: list[Truth]) -> None:
@@ -69,7 +69,7 @@ class Program:
     """A compiled expression. `names` are the properties that it reads."""
 
     names: tuple[str, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[ProgramStep, ...]
 
     @property
     def row_ns(self) -> int:
@@ -104,13 +104,13 @@ def compile_expression(text: str) -> Program:
     # The parser's library is loaded with the first expression, since most servers never see one.
     from delayserver.broker.filters.parser import parse
 
-    steps: list[Step] = []
+    steps: list[ProgramStep] = []
     names: dict[str, None] = {}
     _compile(parse(text), steps, names)
     return Program(tuple(names), tuple(steps))
 
 
-def _compile(condition: Condition, steps: list[Step], names: dict[str, None]) -> None:
+def _compile(condition: Condition, steps: list[ProgramStep], names: dict[str, None]) -> None:
     """Append the steps of a condition. The parser bounds its depth."""
     match condition:
         case And(parts) | Or(parts):
@@ -134,7 +134,7 @@ def _compile(condition: Condition, steps: list[Step], names: dict[str, None]) ->
             steps.append(_Matching(value.name, pattern))
 
 
-def _comparison(left: Operand, sign: str, right: Operand) -> Step:
+def _comparison(left: Operand, sign: str, right: Operand) -> ProgramStep:
     if isinstance(left, Property):
         if isinstance(right, Property):
             return _Columns(left.name, sign, right.name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from delayserver.broker.filters.fault import FilterError, Place
+from delayserver.broker.filters.fault import FilterError, TextPosition
 from delayserver.broker.filters.limits import TAGS_CHARACTERS_MAX, TAGS_MAX
 
 OR: Final = "||"
@@ -19,12 +19,12 @@ def parse_tags(text: str, tag_bytes_max: int) -> tuple[str, ...]:
         return ()
     if len(text) > TAGS_CHARACTERS_MAX:
         raise FilterError(
-            f"a subscription has at most {TAGS_CHARACTERS_MAX} characters", Place.at(text, TAGS_CHARACTERS_MAX)
+            f"a subscription has at most {TAGS_CHARACTERS_MAX} characters", TextPosition.at(text, TAGS_CHARACTERS_MAX)
         )
     tags: dict[str, None] = {}
     offset = 0
     for part in text.split(OR):
-        place = Place.at(text, offset + len(part) - len(part.lstrip()))
+        place = TextPosition.at(text, offset + len(part) - len(part.lstrip()))
         offset += len(part) + len(OR)
         tag = part.strip()
         fault = _fault(tag, tag_bytes_max)

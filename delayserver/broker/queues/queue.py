@@ -32,7 +32,7 @@ QueueKey = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class StoredRun:
     """Consecutive messages in one stored record. `position` is that of the first one."""
 
     position: int
@@ -88,24 +88,24 @@ class ConsumeQueue:
         self.end = position + row_count
         return position
 
-    def run_at(self, position: int, blocks: RunBlocks) -> Run:
+    def run_at(self, position: int, blocks: RunBlocks) -> StoredRun:
         """The run that holds `position` (first <= position < end), whole. Raises ReadNeeded if its block is not in
         memory, CorruptionError for a bad block."""
         assert self.first <= position < self.end, f"position {position} outside {self.first} to {self.end}"
         index = bisect_right(self._positions, position) - 1
         if index >= 0:
-            return Run(self._positions[index], self._offsets[index], self._rows[index], self._counts[index])
+            return StoredRun(self._positions[index], self._offsets[index], self._rows[index], self._counts[index])
         runs = blocks.read(self.block_at(position)[0].block_offset)
         row = int(np.searchsorted(runs.position, position, side="right")) - 1
-        return Run(
+        return StoredRun(
             int(runs.position[row]), int(runs.store_offset[row]), int(runs.row_start[row]), int(runs.row_count[row])
         )
 
-    def newest(self) -> Run | None:
+    def newest(self) -> StoredRun | None:
         """The last run, if it is in memory."""
         if not self._positions:
             return None
-        return Run(self._positions[-1], self._offsets[-1], self._rows[-1], self._counts[-1])
+        return StoredRun(self._positions[-1], self._offsets[-1], self._rows[-1], self._counts[-1])
 
     def store_offset_of(self, position: int) -> int | None:
         """The lowest store offset that positions from `position` on need; None if there are no such positions.
@@ -131,7 +131,7 @@ class ConsumeQueue:
         found: list[int] = runs.store_offset[first : min(behind, first + OFFSETS_MAX)].tolist()
         return found
 
-    def runs_between(self, position: int, stop: int, blocks: RunBlocks) -> Iterator[Run]:
+    def runs_between(self, position: int, stop: int, blocks: RunBlocks) -> Iterator[StoredRun]:
         """The runs from the one that holds `position` up to the position `stop`, ascending: at most OFFSETS_MAX of those
         that are in memory, or in the same block, which must have been read."""
         index = bisect_right(self._positions, position) - 1
@@ -144,7 +144,7 @@ class ConsumeQueue:
             behind = min(int(np.searchsorted(runs.position, stop)), first + OFFSETS_MAX)
             table = (runs.position, runs.store_offset, runs.row_start, runs.row_count)
             columns = [column[first:behind].tolist() for column in table]
-        return map(Run, *columns)
+        return map(StoredRun, *columns)
 
     def block_at(self, position: int) -> tuple[SpilledBlock, int]:
         """The block on disk that holds a position below the runs in memory, and the position behind the block."""

@@ -16,7 +16,7 @@ from delayserver.cli.terminal import options
 from delayserver.cli.terminal.output import print_json
 
 if TYPE_CHECKING:
-    from delayserver.cli.demo.run import Progress
+    from delayserver.cli.demo.run import Measurements
 
 
 @click.command
@@ -85,7 +85,7 @@ def ending_on_signals() -> Iterator[Callable[[], None]]:
             signal.signal(number, handler)
 
 
-def _print_verdict(progress: Progress) -> None:
+def _print_verdict(progress: Measurements) -> None:
     if progress.ok:
         click.echo("every message arrived once, none before it was due")
     else:

@@ -42,7 +42,7 @@ class RunningServer:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class Measurements:
     """The measurements so far. Lateness in ms, one value per message, f64[n].
 
     ``dispatched_ms`` is measured by the server at hand-off, ``received_ms`` by the consumer's clock after the network.
@@ -143,7 +143,7 @@ class Demo:
         self._end_us = 0
         self.send_ms = 0.0
 
-    def schedule(self) -> Progress:
+    def schedule(self) -> Measurements:
         """Sends all messages, in another order than that of their due times."""
         with Client(self._address) as client:
             start_us = client.ping()
@@ -163,7 +163,7 @@ class Demo:
         self._end_us = (int(due_ms.max()) + GRACE_MS) * 1000
         return self._progress()
 
-    def consume(self) -> Iterator[Progress]:
+    def consume(self) -> Iterator[Measurements]:
         """Pulls until all messages have arrived or GRACE_MS is over. Yields the progress about five times a second."""
         with Client(self._address) as client:
             shown_us = 0
@@ -201,8 +201,8 @@ class Demo:
         self._dispatched_ms.append(lateness_us / 1000)
         self._received_ms.append((received_us - due_us) / 1000)
 
-    def _progress(self) -> Progress:
-        return Progress(
+    def _progress(self) -> Measurements:
+        return Measurements(
             scheduled=self._messages,
             delivered=int(self._seen.sum()),
             duplicates=self._duplicates,

@@ -16,12 +16,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from delayserver.cli.demo.run import Progress, quantiles
+from delayserver.cli.demo.run import Measurements, quantiles
 
 BOUNDS_MS: Final = (0.5, 1, 2, 5, 10, 20, 50, 100)
 BAR_WIDTH: Final = 40
 LINE_SECONDS: Final = 1.0
-Show = Callable[[Progress], None]
+Show = Callable[[Measurements], None]
 
 
 @contextmanager
@@ -43,7 +43,7 @@ class _LineASecond:
         self._shown_s = float("-inf")
         self._complete = False
 
-    def show(self, progress: Progress) -> None:
+    def show(self, progress: Measurements) -> None:
         now_s = time.monotonic()
         if self._complete:
             return
@@ -53,21 +53,21 @@ class _LineASecond:
             click.echo(_line(progress))
 
 
-def _line(progress: Progress) -> str:
+def _line(progress: Measurements) -> str:
     late = quantiles(progress.dispatched_ms)
     figures = ", ".join(f"{name} {_ms(value)}" for name, value in late.items())
     arrived = f"{progress.delivered:>{len(str(progress.scheduled))}} of {progress.scheduled}"
     return f"arrived   {arrived}   early {progress.early}   late by {figures}"
 
 
-def _panel(progress: Progress) -> RenderableType:
+def _panel(progress: Measurements) -> RenderableType:
     bar = ProgressBar(total=progress.scheduled, completed=progress.delivered, width=BAR_WIDTH)
     arrived, late = _line(progress).split("   late by ")
     # Two lines, to fit in 80 columns. The padding adds the line end that the bar lacks.
     return Group(Text(arrived), Text(f"late by   {late}"), Padding(bar, 0), *_histogram(progress))
 
 
-def _histogram(progress: Progress) -> list[Text]:
+def _histogram(progress: Measurements) -> list[Text]:
     edges = np.array([0.0, *BOUNDS_MS])
     place = np.searchsorted(edges, progress.dispatched_ms, side="right")
     counts = np.bincount(place, minlength=len(edges) + 1)[1:].tolist()
@@ -79,7 +79,7 @@ def _histogram(progress: Progress) -> list[Text]:
     ]
 
 
-def print_summary(progress: Progress) -> None:
+def print_summary(progress: Measurements) -> None:
     """Prints the final table: the counts, and lateness at hand-off and at the consumer."""
     table = Table(title="Summary", title_justify="left", show_header=False)
     for name in ("scheduled", "delivered", "missing", "duplicates", "early"):

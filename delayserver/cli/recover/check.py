@@ -14,7 +14,7 @@ from delayserver.cli.terminal.output import print_json, visible
 if TYPE_CHECKING:
     from delayserver.recover.checking.check import Checked
     from delayserver.recover.checking.retired_ahead import RetiredAhead
-    from delayserver.recover.reading.balance import Balance
+    from delayserver.recover.reading.balance import SubjectBalances
     from delayserver.recover.reading.capture import Capture
 
 # Rows of the printed table; --json prints all of them.
@@ -44,7 +44,7 @@ def check(context: click.Context, directory: str, from_ms: int | None, to_ms: in
     from delayserver.runtime.clock import SystemClock
     from store.disk.filesystem import RealFileSystem
 
-    def publish(taken: Capture, tier: str, start_ms: int, balance: Balance) -> None:
+    def publish(taken: Capture, tier: str, start_ms: int, balance: SubjectBalances) -> None:
         if as_json:
             _print_balance(taken, tier, start_ms, balance)
 
@@ -65,7 +65,7 @@ def check(context: click.Context, directory: str, from_ms: int | None, to_ms: in
     context.exit(0 if checked.findings.clean else 1)
 
 
-def _print_balance(taken: Capture, tier: str, start_ms: int, balance: Balance) -> None:
+def _print_balance(taken: Capture, tier: str, start_ms: int, balance: SubjectBalances) -> None:
     from delayserver.recover.reading.balance import to_map
 
     subjects, counts = balance.rows()

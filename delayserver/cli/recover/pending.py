@@ -12,7 +12,7 @@ from delayserver.cli.terminal.output import print_json, visible
 
 if TYPE_CHECKING:
     from delayserver.recover.reading.capture import Capture
-    from delayserver.recover.telling.pending import Pending
+    from delayserver.recover.telling.pending import PendingOnDisk
     from store.records.batches import MessageBatch
 
 # Bars on a terminal; more minutes than that are shown in larger steps.
@@ -49,14 +49,14 @@ def pending(
     from delayserver.recover.reading.capture import capture
     from delayserver.recover.reading.due_range import Range
     from delayserver.recover.reading.findings import Findings
-    from delayserver.recover.telling.pending import Pending
+    from delayserver.recover.telling.pending import PendingOnDisk
     from store.disk.filesystem import RealFileSystem
 
     with shared.usage_of_directory():
         unread = Findings()
         taken = capture(RealFileSystem(), directory, unread)
     try:
-        found = Pending(taken, Range(from_ms or 0, to_ms or 1 << 62), subject)
+        found = PendingOnDisk(taken, Range(from_ms or 0, to_ms or 1 << 62), subject)
         if as_list:
             found.run(lambda batch: _print_messages(taken, batch, bodies, as_json))
         else:
@@ -94,7 +94,7 @@ def _print_messages(taken: Capture, batch: MessageBatch, bodies: bool, as_json: 
             click.echo(visible("  ".join(words + ([record["body"]] if bodies else []))))
 
 
-def _print_json(taken: Capture, found: Pending) -> None:
+def _print_json(taken: Capture, found: PendingOnDisk) -> None:
     for start, count in sorted(found.minutes.items()):
         print_json({"start_ms": start, "pending": count})
     for subject, count in sorted(found.subjects.items(), key=lambda item: -item[1]):
@@ -104,7 +104,7 @@ def _print_json(taken: Capture, found: Pending) -> None:
     print_json({"pending": found.messages, "redeliveries": sum(found.redeliveries.values())})
 
 
-def _print_text(taken: Capture, found: Pending) -> None:
+def _print_text(taken: Capture, found: PendingOnDisk) -> None:
     from rich.console import Console
 
     from delayserver.config.units import format_instant
@@ -125,7 +125,7 @@ def _print_text(taken: Capture, found: Pending) -> None:
     click.echo(f"{found.messages:,} pending" + (f", {waiting:,} wait for redelivery" if waiting else ""))
 
 
-def _redeliveries(taken: Capture, found: Pending) -> list[tuple[str, str, int]]:
+def _redeliveries(taken: Capture, found: PendingOnDisk) -> list[tuple[str, str, int]]:
     """Subject, group and count, the most first."""
     name = taken.tables.subject_name
     rows = sorted(found.redeliveries.items(), key=lambda item: -item[1])

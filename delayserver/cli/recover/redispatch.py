@@ -177,7 +177,7 @@ def _offline(
     from delayserver.recover.mending.redispatching import OfflineRedispatch
     from delayserver.recover.reading.capture import capture
     from delayserver.recover.reading.findings import Findings
-    from delayserver.recover.reading.redispatching import Wanted
+    from delayserver.recover.reading.redispatching import RedispatchSelection
     from delayserver.runtime.clock import SystemClock
     from store.disk.filesystem import RealFileSystem
     from store.tables.names import SUBJECT
@@ -191,7 +191,9 @@ def _offline(
                 code = taken.tables.names.code(SUBJECT, subject) if taken.tables.names is not None else 0
                 if not code:
                     raise click.UsageError(f"no message of the subject {subject!r} was ever accepted here")
-            wanted = Wanted(from_ms, to_ms, code, tuple(int(OUTCOMES_BY_LABEL[label]) for label in outcomes))
+            wanted = RedispatchSelection(
+                from_ms, to_ms, code, tuple(int(OUTCOMES_BY_LABEL[label]) for label in outcomes)
+            )
             counted = OfflineRedispatch(taken, wanted, SystemClock())
             counted.count()
             if dry_run or not counted.messages:

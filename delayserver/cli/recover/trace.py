@@ -41,13 +41,13 @@ def trace(
         raise click.UsageError(f"--id {message_id!r} is no UTF-8, and every id is")
     from delayserver.recover.reading.capture import capture
     from delayserver.recover.reading.findings import Findings
-    from delayserver.recover.telling.trace import Trace, Wanted
+    from delayserver.recover.telling.trace import Trace, TracedMessage
     from store.disk.filesystem import RealFileSystem
 
     with shared.usage_of_directory(), shared.progress_bar("reading") as progress:
         taken = capture(RealFileSystem(), directory, Findings())
         try:
-            wanted = Wanted(sequence=sequence or 0, message_id=message_id or "")
+            wanted = TracedMessage(sequence=sequence or 0, message_id=message_id or "")
             if receipt is not None:
                 wanted = _by_receipt(receipt, f"{taken.server_id:012x}")
             done = 0
@@ -84,7 +84,7 @@ def _is_text(argument: str) -> bool:
 def _by_receipt(text: str, server_id: str) -> Any:
     from delayserver.protocol.errors import ReceiptInvalid
     from delayserver.protocol.receipts import parse_receipt
-    from delayserver.recover.telling.trace import Wanted
+    from delayserver.recover.telling.trace import TracedMessage
 
     try:
         receipt = parse_receipt(text.strip())
@@ -92,7 +92,7 @@ def _by_receipt(text: str, server_id: str) -> Any:
         raise click.UsageError(str(error)) from error
     if receipt.server_id != server_id:
         raise click.UsageError(f"the receipt is of server {receipt.server_id}, this directory belongs to {server_id}")
-    return Wanted(sequence=receipt.sequence, due_ms=receipt.due_ms)
+    return TracedMessage(sequence=receipt.sequence, due_ms=receipt.due_ms)
 
 
 def _print_json(life: Life) -> None:

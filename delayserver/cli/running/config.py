@@ -12,7 +12,7 @@ from delayserver.cli.terminal import options
 from delayserver.cli.terminal.output import print_json, visible
 
 if TYPE_CHECKING:
-    from delayserver.config.checking import Problem
+    from delayserver.config.checking import ConfigProblem
     from delayserver.config.listing import Setting
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -69,7 +69,7 @@ def check(
     context.exit(1 if problems else 0)
 
 
-def _problem_record(problem: Problem) -> dict[str, Any]:
+def _problem_record(problem: ConfigProblem) -> dict[str, Any]:
     return {"place": problem.place, "line": problem.line, "problem": problem.text}
 
 

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Final, Self, TypeVar
 
 from delayserver.client.asynchronous.client import AsyncClient
-from delayserver.client.blocking.line import Connection, Line
+from delayserver.client.blocking.line import Line, LineConnection
 from delayserver.client.blocking.operations import BlockingOperations
 from delayserver.client.calls.core import Call
 from delayserver.client.connections.addresses import Given, HostAndPort, none_connects
@@ -159,7 +159,7 @@ class Client(BlockingOperations):
         open_lines = [line for line in list(self._lines.values()) if line.read_notices()]
         return bool(open_lines)
 
-    def _new_connection(self) -> Connection:
+    def _new_connection(self) -> LineConnection:
         """A new connection to the first address that answers. Raises `ConnectionLost`."""
         failures = []
         for place in self._addresses.in_turn():
@@ -172,7 +172,7 @@ class Client(BlockingOperations):
                 return connection
         raise none_connects(failures)
 
-    def _connection_to(self, place: HostAndPort) -> Connection:
+    def _connection_to(self, place: HostAndPort) -> LineConnection:
         """Raises `ConnectionLost`."""
         if self._tls is not None:
             return TlsConnection(place, self._connect_timeout_s, self._core.take_notice, self._tls)

@@ -14,7 +14,7 @@ from delayserver.client.calls.pull_calls import GIVE_BACK_S
 from delayserver.client.calls.retries import Attempts, RetryPolicy
 from delayserver.client.connections.addresses import Addresses
 from delayserver.client.connections.exchanging import Late
-from delayserver.client.connections.turns import Turns
+from delayserver.client.connections.turns import CallTurns
 from delayserver.protocol.errors import ConnectionLost, DelayServerError
 from delayserver.protocol.frames import Reply
 
@@ -24,7 +24,7 @@ _CLOSE_WAIT_S: Final = 0.1  # For a call of another thread, which the close has 
 _LOOK_S: Final = 0.01  # A call that waits for the line looks this often whether a long pull has taken it.
 
 
-class Connection(Protocol):
+class LineConnection(Protocol):
     """The methods that a client needs of a connection; `SocketConnection` says how each method behaves."""
 
     def usable(self, *, repeatable: bool) -> bool: ...
@@ -48,16 +48,16 @@ class Line:
         core: ClientCore,
         retries: RetryPolicy,
         addresses: Addresses,
-        connect: Callable[[], Connection],
+        connect: Callable[[], LineConnection],
         timeout_s: float,
     ) -> None:
-        self.turns = Turns()
+        self.turns = CallTurns()
         self._core = core
         self._retries = retries
         self._addresses = addresses
         self._connect = connect
         self._timeout_s = timeout_s
-        self._connection: Connection | None = None
+        self._connection: LineConnection | None = None
         # Whether one-way requests were sent that the server may not have read.
         self._posted = False
         # The thread whose call waits at the server, such as a long pull.
@@ -115,7 +115,7 @@ class Line:
                 if turns.close_count != close_count:
                     self._let_go()
 
-    def _give_back(self, connection: Connection, request_id: int, call: Call[Any]) -> None:
+    def _give_back(self, connection: LineConnection, request_id: int, call: Call[Any]) -> None:
         """End the wait at the server, and give back what comes for a caller that has gone, each in `GIVE_BACK_S`."""
         assert call.give_back is not None
         with suppress(DelayServerError):
@@ -207,7 +207,7 @@ class Line:
         finally:
             turns.lock.release()
 
-    def _reconnect(self, close_count: int) -> Connection:
+    def _reconnect(self, close_count: int) -> LineConnection:
         self._let_go()
         self.turns.check(close_count)
         connection = self._connection = self._connect()

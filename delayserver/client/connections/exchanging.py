@@ -34,7 +34,7 @@ class ExchangingConnection(ABC):
 
     @property
     def _here(self) -> bool:
-        """Whether this process made the connection, with the present kind of threads and sockets (see `Turns.lock`).
+        """Whether this process made the connection, with the present kind of threads and sockets (see `CallTurns.lock`).
         A forked process would take the replies of its parent.
         """
         return self._process == os.getpid() and self._kind is threading.Lock

@@ -17,7 +17,7 @@ PAUSE_PART_S: Final = 0.05
 """A pause checks this often whether the client was closed. A signal handler closes the client by a plain count, because
 it could not set an event on which the interrupted thread waits."""
 
-_all_turns: WeakSet[Turns] = WeakSet()
+_all_turns: WeakSet[CallTurns] = WeakSet()
 
 
 def _renew_all() -> None:
@@ -29,7 +29,7 @@ def _renew_all() -> None:
 os.register_at_fork(after_in_child=_renew_all)
 
 
-class Turns:
+class CallTurns:
     """A call holds the ``lock``. ``calling`` says that its request is in progress; a signal handler that interrupts the
     call sees it too, although it gets the lock again. Every close increments ``close_count``: a call that began at another
     count ends.

@@ -25,7 +25,7 @@ class Ask:
     bytes: int
 
 
-class Share:
+class FlowShare:
     """The messages that one source holds and has asked for.
 
     ``window``: it asks for no more at once. It grows when the handlers wait for messages, and halves when messages wait
@@ -71,7 +71,7 @@ class FlowControl:
         self._messages_max = messages_max
         self._bytes_max = bytes_max
         self._window = min(window, messages_max)
-        self._shares: set[Share] = set()
+        self._shares: set[FlowShare] = set()
         self._busy = 0
         # Held and asked for, by all shares.
         self._messages = 0
@@ -87,19 +87,19 @@ class FlowControl:
         """Bytes of messages that wait or are being handled."""
         return sum(share.held_bytes for share in self._shares)
 
-    def join(self) -> Share:
+    def join(self) -> FlowShare:
         """The share of a new source."""
-        share = Share(self._window)
+        share = FlowShare(self._window)
         self._shares.add(share)
         return share
 
-    def leave(self, share: Share) -> None:
+    def leave(self, share: FlowShare) -> None:
         """The source holds nothing any more, and asks no more."""
         assert share.asked is None and not share.held_messages and not share.held_bytes
         self._see_backlog(share, backlog=False)
         self._shares.discard(share)
 
-    def next_ask(self, share: Share) -> Ask | None:
+    def next_ask(self, share: FlowShare) -> Ask | None:
         """The bounds of the next pull of the source; None: not before it holds less. A pull that takes it calls `asked`."""
         if share.asked is not None:
             return None
@@ -115,7 +115,7 @@ class FlowControl:
         # It holds nothing, so nothing of its own would ask again for it later.
         return Ask(1, 1) if empty and not share.held_bytes else None
 
-    def _limits(self, share: Share) -> tuple[int, int]:
+    def _limits(self, share: FlowShare) -> tuple[int, int]:
         """The messages and bytes that the source may hold."""
         count = len(self._shares)
         messages = max(self._messages_max // (2 * count), 1)
@@ -125,13 +125,13 @@ class FlowControl:
             size += self._bytes_max // 2 // self._busy
         return min(messages, share.window), size
 
-    def asked(self, share: Share, ask: Ask) -> None:
+    def asked(self, share: FlowShare, ask: Ask) -> None:
         """A pull for this leaves."""
         share.ask(ask)
         self._messages += ask.messages
         self._bytes += ask.bytes
 
-    def answered(self, share: Share, sizes: list[int]) -> None:
+    def answered(self, share: FlowShare, sizes: list[int]) -> None:
         """The pull has ended with messages of these sizes. If the handlers had none meanwhile, although more wait at the
         node, the window grows.
         """
@@ -142,27 +142,27 @@ class FlowControl:
         self._see_backlog(share, backlog=filled)
         self._hold(share, len(sizes), size)
 
-    def failed(self, share: Share) -> None:
+    def failed(self, share: FlowShare) -> None:
         """The pull has ended with an error."""
         self._end(share)
 
-    def started(self, share: Share) -> None:
+    def started(self, share: FlowShare) -> None:
         """The handler of a message begins."""
         self._hold(share, -1, 0)
 
-    def ended(self, share: Share, size: int) -> None:
+    def ended(self, share: FlowShare, size: int) -> None:
         """The handler of a message of this size has ended."""
         self._hold(share, 0, -size)
 
-    def given_back(self, share: Share, size: int) -> None:
+    def given_back(self, share: FlowShare, size: int) -> None:
         """A waiting message goes back to its node."""
         self._hold(share, -1, -size)
 
-    def slow_down(self, share: Share) -> None:
+    def slow_down(self, share: FlowShare) -> None:
         """Messages of the source wait too long for a handler."""
         share.set_window(max(share.window // 2, 1))
 
-    def _end(self, share: Share) -> Ask:
+    def _end(self, share: FlowShare) -> Ask:
         ask = share.asked
         assert ask is not None, "no pull is under way"
         share.ask(None)
@@ -170,12 +170,12 @@ class FlowControl:
         self._bytes -= ask.bytes
         return ask
 
-    def _hold(self, share: Share, messages: int, size: int) -> None:
+    def _hold(self, share: FlowShare, messages: int, size: int) -> None:
         share.hold(messages, size)
         self._messages += messages
         self._bytes += size
 
-    def _see_backlog(self, share: Share, *, backlog: bool) -> None:
+    def _see_backlog(self, share: FlowShare, *, backlog: bool) -> None:
         self._busy += backlog - share.backlog
         share.see_backlog(backlog)
 

@@ -21,7 +21,7 @@ from itertools import takewhile
 from typing import Final
 
 from delayserver.client.consuming.extending import EXTENDED_PART, OUTLIVE_S
-from delayserver.client.listening.flow_control import MESSAGE_BYTES, Ask, FlowControl, Share
+from delayserver.client.listening.flow_control import MESSAGE_BYTES, Ask, FlowControl, FlowShare
 from delayserver.client.listening.handling import GIVE_BACK, Handling, ListenerStats, Verdict
 from delayserver.client.listening.ready_line import ReadyLine
 from delayserver.client.listening.settlements import Settlement, Settlements
@@ -79,7 +79,7 @@ class ListenerSettings:
             raise InvalidArgument(f"outlive_s lies within 0 and {OUTLIVE_S_MAX}, or is None, not {self.outlive_s!r}")
 
 
-class Source:
+class SubjectSource:
     """A subject at a node: its waiting deliveries, its share of the flow control, and its settlements. ``connection``: the
     number of the connection to which its leases belong; None: not known.
     """
@@ -97,7 +97,7 @@ class Source:
         "subject",
     )
 
-    def __init__(self, subject: str, node: str, share: Share, settlements: Settlements) -> None:
+    def __init__(self, subject: str, node: str, share: FlowShare, settlements: Settlements) -> None:
         self.subject = subject
         self.node = node
         self.share = share
@@ -158,7 +158,7 @@ class Source:
         return [handling for key in keys for handling in self._parked.pop(key)]
 
     def __repr__(self) -> str:
-        return f"Source({self.subject!r}, {self.node!r})"
+        return f"SubjectSource({self.subject!r}, {self.node!r})"
 
     def run(self, count: int) -> None:
         """So many more handlers run, or fewer."""
@@ -181,37 +181,37 @@ class ListenerCore:
         self._settings = settings
         window = max(WINDOW_MIN, 2 * settings.concurrency)
         self._flow = FlowControl(settings.prefetch_messages, settings.prefetch_bytes, window)
-        self._line: ReadyLine[Source] = ReadyLine()
-        self._sources: set[Source] = set()
-        self._running: dict[Handling, Source] = {}
+        self._line: ReadyLine[SubjectSource] = ReadyLine()
+        self._sources: set[SubjectSource] = set()
+        self._running: dict[Handling, SubjectSource] = {}
         self._overdue: set[Handling] = set()
         # Sources whose leases are being extended, and those whose nodes cannot extend leases.
-        self._extending: set[Source] = set()
-        self._without_extend: set[Source] = set()
+        self._extending: set[SubjectSource] = set()
+        self._without_extend: set[SubjectSource] = set()
         self.stopping = False
         self.stats = ListenerStats()
 
     # -- sources
 
-    def add_source(self, subject: str, node: str) -> Source:
+    def add_source(self, subject: str, node: str) -> SubjectSource:
         """A subject is pulled from a node from now on."""
-        source = Source(subject, node, self._flow.join(), Settlements(self._settings.ack_interval_s))
+        source = SubjectSource(subject, node, self._flow.join(), Settlements(self._settings.ack_interval_s))
         self._sources.add(source)
         if self.stopping:
             source.retire()
         return source
 
-    def retire(self, source: Source) -> None:
+    def retire(self, source: SubjectSource) -> None:
         """Pull no more from a source. Its messages are handled and settled, or given back when the core stops."""
         source.retire()
 
-    def is_drained(self, source: Source) -> bool:
+    def is_drained(self, source: SubjectSource) -> bool:
         """Whether a retired source has nothing left to do."""
         if not source.retired or source.share.asked is not None or source.parked:
             return False
         return not source.ready and not source.running and not len(source.settlements)
 
-    def remove(self, source: Source, now_s: float) -> Sequence[Handling]:
+    def remove(self, source: SubjectSource, now_s: float) -> Sequence[Handling]:
         """Forget a source. Returns the deliveries that it could not settle: they come again when their leases end."""
         source.retire()
         self._give_back_all(source)
@@ -225,22 +225,22 @@ class ListenerCore:
 
     # -- pulls
 
-    def next_ask(self, source: Source) -> Ask | None:
+    def next_ask(self, source: SubjectSource) -> Ask | None:
         """The bounds of this source's next pull. None: not yet, or, of a retired source, never."""
         if source.retired or len(source.settlements) >= UNSETTLED_MAX:
             return None
         return self._flow.next_ask(source.share)
 
-    def asked(self, source: Source, ask: Ask) -> None:
+    def asked(self, source: SubjectSource, ask: Ask) -> None:
         """A pull for this leaves."""
         self._flow.asked(source.share, ask)
 
-    def pull_failed(self, source: Source) -> None:
+    def pull_failed(self, source: SubjectSource) -> None:
         """The pull ended with an error, and brought nothing."""
         self._flow.failed(source.share)
 
     def pulled(
-        self, source: Source, deliveries: Sequence[Delivery], now_s: float, connection: int = 0
+        self, source: SubjectSource, deliveries: Sequence[Delivery], now_s: float, connection: int = 0
     ) -> Sequence[Handling]:
         """The pull has brought these, at this time, over this connection. After a stop they are given back."""
         if source.connection is None:
@@ -285,11 +285,13 @@ class ListenerCore:
         self.stats.add("started")
         return handling
 
-    def source_of(self, handling: Handling) -> Source:
+    def source_of(self, handling: Handling) -> SubjectSource:
         """The source of a message that is being handled."""
         return self._running[handling]
 
-    def finish(self, handling: Handling, verdict: Verdict, now_s: float, error: BaseException | None = None) -> Source:
+    def finish(
+        self, handling: Handling, verdict: Verdict, now_s: float, error: BaseException | None = None
+    ) -> SubjectSource:
         """The handler has ended. Settles the delivery; the result is its source."""
         source = self._running.pop(handling)
         self._overdue.discard(handling)
@@ -329,7 +331,7 @@ class ListenerCore:
         """Whether `start` gives a message."""
         return len(self._line) > 0 and len(self._running) < self._settings.concurrency and not self.is_enough
 
-    def _stand(self, source: Source) -> None:
+    def _stand(self, source: SubjectSource) -> None:
         if source.ready:
             self._line.put(source, source.running)
         else:
@@ -348,12 +350,12 @@ class ListenerCore:
         self.stats.add("overdue", len(overdue))
         return overdue
 
-    def extensions(self, now_s: float) -> dict[Source, list[Handling]]:
+    def extensions(self, now_s: float) -> dict[SubjectSource, list[Handling]]:
         """The running handlers whose leases shall be extended now, by source. `extensions_done` follows for each source."""
         if not self._settings.extend_max_s:
             return {}
         soon_s = now_s + EXTENDED_PART * self._settings.ack_timeout_s
-        found: dict[Source, list[Handling]] = {}
+        found: dict[SubjectSource, list[Handling]] = {}
         for handling, source in self._running.items():
             if handling.lost:
                 continue
@@ -364,11 +366,11 @@ class ListenerCore:
         self._extending |= found.keys()
         return found
 
-    def adoptions(self, connections: Mapping[Source, int], now_s: float) -> dict[Source, list[Handling]]:
+    def adoptions(self, connections: Mapping[SubjectSource, int], now_s: float) -> dict[SubjectSource, list[Handling]]:
         """The leases of sources whose connection is another one now, or (0) has ended. They shall be extended over the next
         one, the acks and nacks that are not at the node included. `extensions_done` follows for each source.
         """
-        found: dict[Source, list[Handling]] = {}
+        found: dict[SubjectSource, list[Handling]] = {}
         begun_s = now_s - max(self._settings.extend_max_s, self._settings.ack_timeout_s)
         for source, connection in connections.items():
             if connection == source.connection or source in self._extending or source in self._without_extend:
@@ -383,7 +385,7 @@ class ListenerCore:
         self._extending |= found.keys()
         return found
 
-    def adopted(self, source: Source, connection: int) -> None:
+    def adopted(self, source: SubjectSource, connection: int) -> None:
         """The leases of a source belong to this connection, or (0) to no known one."""
         source.belong(connection)
 
@@ -391,7 +393,7 @@ class ListenerCore:
         """Those whose handlers still run."""
         return [handling for handling in handlings if handling in self._running]
 
-    def extensions_done(self, source: Source, count: int, *, able: bool) -> None:
+    def extensions_done(self, source: SubjectSource, count: int, *, able: bool) -> None:
         """So many leases of running handlers of a source are extended. `able`: false if its node cannot extend leases at
         all.
         """
@@ -400,7 +402,7 @@ class ListenerCore:
         if not able and source in self._sources:
             self._without_extend.add(source)
 
-    def _give_back_late(self, source: Source, now_s: float) -> None:
+    def _give_back_late(self, source: SubjectSource, now_s: float) -> None:
         late = len(list(takewhile(lambda handling: _is_late(handling, now_s), source.ready)))
         parked = source.take_parked(now_s)
         if late or parked:
@@ -409,13 +411,13 @@ class ListenerCore:
             self._stand(source)
             self._flow.slow_down(source.share)
 
-    def _give_back(self, source: Source, count: int) -> None:
+    def _give_back(self, source: SubjectSource, count: int) -> None:
         """Nack the first waiting messages of a source, and the others of their order keys, to be delivered again at once."""
         first = [source.ready.popleft() for _ in range(count)]
         self._nack_unseen(source, [*first, *source.end_turns(first)])
         self._stand(source)
 
-    def _nack_unseen(self, source: Source, handlings: Sequence[Handling]) -> None:
+    def _nack_unseen(self, source: SubjectSource, handlings: Sequence[Handling]) -> None:
         for handling in handlings:
             self._flow.given_back(source.share, handling.size)
             source.settlements.add(handling, GIVE_BACK)
@@ -423,15 +425,15 @@ class ListenerCore:
 
     # -- settlements
 
-    def settle_due_s(self, source: Source, now_s: float) -> float | None:
+    def settle_due_s(self, source: SubjectSource, now_s: float) -> float | None:
         """When the next acks and nacks of a source leave; None while there are none."""
         return source.settlements.due_s(now_s)
 
-    def take(self, source: Source, now_s: float) -> list[Settlement]:
+    def take(self, source: SubjectSource, now_s: float) -> list[Settlement]:
         """The acks and nacks to send now, a request each."""
         return source.settlements.take(now_s)
 
-    def settled(self, source: Source, settlement: Settlement, unknown: int, now_s: float, dead: int = 0) -> int:
+    def settled(self, source: SubjectSource, settlement: Settlement, unknown: int, now_s: float, dead: int = 0) -> int:
         """The node has them on disk. It did not know ``unknown`` of them any more, and ``dead`` became dead letters.
 
         Returns how many of the unknown ones were too late. The node counts them and does not name them: those whose leases
@@ -447,7 +449,7 @@ class ListenerCore:
         self.stats.add("dead_lettered", dead)
         return late
 
-    def settle_failed(self, source: Source, settlement: Settlement, now_s: float) -> Sequence[Handling]:
+    def settle_failed(self, source: SubjectSource, settlement: Settlement, now_s: float) -> Sequence[Handling]:
         """The request failed, and is sent again later. The result is what is given up, because its lease is over by then."""
         lost = source.settlements.failed(settlement, now_s)
         self.stats.add("lost", len(lost))
@@ -463,7 +465,7 @@ class ListenerCore:
             source.settlements.hurry()
             self._give_back_all(source)
 
-    def _give_back_all(self, source: Source) -> None:
+    def _give_back_all(self, source: SubjectSource) -> None:
         self._give_back(source, len(source.ready))
         self._nack_unseen(source, source.take_parked())
 
@@ -476,7 +478,7 @@ class ListenerCore:
         self._flow.check_invariants()
         self._line.check_invariants()
         assert len(self._running) <= self._settings.concurrency
-        running: dict[Source, int] = {}
+        running: dict[SubjectSource, int] = {}
         for source in self._running.values():
             running[source] = running.get(source, 0) + 1
         for source in self._sources:

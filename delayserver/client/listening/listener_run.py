@@ -13,14 +13,14 @@ from delayserver.client.asynchronous.client import AsyncClient
 from delayserver.client.consuming.node_clients import NodeClients
 from delayserver.client.listening.handling import ListenerStats
 from delayserver.client.listening.subscription import Subscriptions
-from delayserver.client.listening.subscription_run import SubscriptionRun, Workers
+from delayserver.client.listening.subscription_run import HandlerWorkers, SubscriptionRun
 from delayserver.logs.events import EventLogger
 from delayserver.logs.told import text_of, type_of
 from delayserver.protocol.errors import InvalidArgument
 
 events = EventLogger("delayserver.client")
 
-MakeWorkers = Callable[[SubscriptionRun], Workers]
+MakeWorkers = Callable[[SubscriptionRun], HandlerWorkers]
 
 
 class ListenerRun:

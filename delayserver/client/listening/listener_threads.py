@@ -19,7 +19,7 @@ from delayserver.client.tracing import processing
 from delayserver.client.values.messages import Delivery
 
 
-class ThreadWorkers:
+class HandlerThreads:
     """Up to ``concurrency`` threads, made when they are needed. They are daemons: a handler that hangs does not keep the
     program from ending.
     """

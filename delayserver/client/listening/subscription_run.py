@@ -1,6 +1,6 @@
 """Runs one subscription of a listener on an event loop: the tasks and requests around its `ListenerCore`.
 
-`Workers` run the handlers, as tasks or in threads. Everything else is the same for both.
+`HandlerWorkers` run the handlers, as tasks or in threads. Everything else is the same for both.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from delayserver.client.consuming.node_clients import NodeClients
 from delayserver.client.consuming.node_pulling import PAUSE_AFTER_ERROR_S, RouteFollower, pull_persistently
 from delayserver.client.consuming.said_lately import SaidLately, held_back_words
 from delayserver.client.listening.handling import CutOff, Handling, Hook, Hooks, unsettled, verdict_of
-from delayserver.client.listening.listener_core import ListenerCore, Source
+from delayserver.client.listening.listener_core import ListenerCore, SubjectSource
 from delayserver.client.listening.settlements import Settlement
 from delayserver.client.listening.subscription import SUBJECTS_MAX, Subscription, finds
 from delayserver.client.values.retry import Retry
@@ -49,7 +49,7 @@ SETTLE_S: Final = 5.0
 events = EventLogger("delayserver.client")
 
 
-class Workers(Protocol):
+class HandlerWorkers(Protocol):
     """Runs handlers: asks the core for messages to start, and reports each begin and end to the `SubscriptionRun`."""
 
     async def run(self) -> None:
@@ -108,7 +108,7 @@ class SubscriptionRun:
         subscription: Subscription[Any],
         client: AsyncClient,
         hooks: Hooks,
-        make_workers: Callable[[SubscriptionRun], Workers],
+        make_workers: Callable[[SubscriptionRun], HandlerWorkers],
         failed: Callable[[BaseException], None],
     ) -> None:
         """``failed`` is called with an error that ends the listener."""
@@ -118,7 +118,7 @@ class SubscriptionRun:
         self._nodes: NodeClients | None = None
         self._hooks = hooks
         self._failed = failed
-        self._feeds: dict[Source, _Feed] = {}
+        self._feeds: dict[SubjectSource, _Feed] = {}
         self._followers: dict[str, RouteFollower] = {}
         self._said = SaidLately()
         self._given_back = 0  # messages whose nacks were sent, or are about to be
@@ -273,7 +273,7 @@ class SubscriptionRun:
         self._failed(error)
         await anyio.sleep_forever()
 
-    async def _pull(self, source: Source, feed: _Feed, node: AsyncClient) -> None:
+    async def _pull(self, source: SubjectSource, feed: _Feed, node: AsyncClient) -> None:
         await node.connect()
         settings, choice = self.subscription.settings, self.subscription.choice
         while not source.retired:
@@ -416,12 +416,12 @@ class SubscriptionRun:
                 for source, handlings in self.core.extensions(now_s).items():
                     requests.start_soon(self._extend, source, handlings, False)
 
-    def _connections(self) -> dict[Source, int]:
+    def _connections(self) -> dict[SubjectSource, int]:
         """The number of the connection of each source."""
         nodes = [(source, feed.node) for source, feed in self._feeds.items()]
         return {source: node.connection_number for source, node in nodes if node is not None}
 
-    async def _extend(self, source: Source, handlings: list[Handling], adopt: bool) -> None:
+    async def _extend(self, source: SubjectSource, handlings: list[Handling], adopt: bool) -> None:
         settings, alive = self.subscription.settings, unsettled if adopt else self.core.still_running
         extension = Extension(
             source.subject, self.subscription.group, settings.ack_timeout_s, handlings, alive, settings.outlive_s
@@ -440,7 +440,7 @@ class SubscriptionRun:
         finally:
             self.core.extensions_done(source, count, able=able)
 
-    def _tell_not_extended(self, source: Source, why: str, kind: str) -> None:
+    def _tell_not_extended(self, source: SubjectSource, why: str, kind: str) -> None:
         held_back = self._said.say(f"{kind} {source!r}", anyio.current_time())
         if held_back is not None:
             events.warning(
@@ -467,7 +467,7 @@ class SubscriptionRun:
 
     # -- acks and nacks
 
-    async def _settle(self, source: Source, feed: _Feed, node: AsyncClient) -> None:
+    async def _settle(self, source: SubjectSource, feed: _Feed, node: AsyncClient) -> None:
         """Send acks and nacks of a source, until it is retired and has no more."""
         while not self.core.is_drained(source):
             now_s = anyio.current_time()
@@ -486,7 +486,7 @@ class SubscriptionRun:
             if feed.parked and self.core.next_ask(source) is not None:  # too many were unsettled for a pull
                 feed.unpark()
 
-    async def _send(self, source: Source, node: AsyncClient, settlement: Settlement) -> None:
+    async def _send(self, source: SubjectSource, node: AsyncClient, settlement: Settlement) -> None:
         subject, group, verdict = source.subject, self.subscription.group, settlement.verdict
         dead = 0
         try:
@@ -510,7 +510,7 @@ class SubscriptionRun:
         self._call(self._hooks.acked if verdict.ack else self._hooks.nacked, settlement.handlings)
         self._tell_unknown(source, late, unknown - late, now_s)
 
-    def _tell_unknown(self, source: Source, late: int, others: int, now_s: float) -> None:
+    def _tell_unknown(self, source: SubjectSource, late: int, others: int, now_s: float) -> None:
         """Tell of deliveries that the node did not know any more: those settled `late`, and `others`."""
         if late:
             held_back = self._said.say("too late", now_s)

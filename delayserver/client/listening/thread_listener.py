@@ -16,7 +16,7 @@ from delayserver.client.listening.handling import Hooks, ListenerStats
 from delayserver.client.listening.listener import STOP_SIGNALS
 from delayserver.client.listening.listener_core import ListenerSettings
 from delayserver.client.listening.listener_run import ListenerRun
-from delayserver.client.listening.listener_threads import ThreadWorkers
+from delayserver.client.listening.listener_threads import HandlerThreads
 from delayserver.client.listening.subscription import Choice, Choices, Subscriptions
 from delayserver.client.listening.subscription_run import SubscriptionRun
 from delayserver.client.values.messages import Delivery
@@ -168,6 +168,6 @@ class ThreadRun:
                 await run.stopped()
 
 
-def _make_workers(run: SubscriptionRun) -> ThreadWorkers:
+def _make_workers(run: SubscriptionRun) -> HandlerThreads:
     handler: Any = run.subscription.handler
-    return ThreadWorkers(run, handler, run.subscription.settings.concurrency)
+    return HandlerThreads(run, handler, run.subscription.settings.concurrency)

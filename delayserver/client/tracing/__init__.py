@@ -25,12 +25,12 @@ _NOTHING: Final[AbstractContextManager[None]] = nullcontext()
 
 
 @dataclass(slots=True)
-class Sending:
+class TracedSend:
     """The properties that a send adds to a message while its span runs. Without OpenTelemetry it adds none."""
 
     properties: Properties
 
-    def __enter__(self) -> Sending:
+    def __enter__(self) -> TracedSend:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -39,11 +39,11 @@ class Sending:
 
 def sending(
     operation: str, subject: str, properties: Properties, due_ms: int | None = None
-) -> AbstractContextManager[Sending]:
+) -> AbstractContextManager[TracedSend]:
     """A block in which one message is sent or published. Its value has the `properties` to send."""
     trace = sys.modules.get("opentelemetry.trace")
     if trace is None:
-        return Sending(properties)
+        return TracedSend(properties)
     return _traced_sending(trace, operation, subject, properties, due_ms)
 
 
@@ -111,13 +111,13 @@ def _producer(trace: Any, name: str, attributes: dict[str, Any]) -> Any:
 @contextmanager
 def _traced_sending(
     trace: Any, operation: str, subject: str, properties: Properties, due_ms: int | None
-) -> Iterator[Sending]:
+) -> Iterator[TracedSend]:
     kind = "create" if operation == "create" else "send"
     attributes = {**_attributes(operation, kind), "messaging.destination.name": subject}
     if due_ms is not None:
         attributes["delayserver.due_ms"] = due_ms
     with _producer(trace, operation, attributes):
-        yield Sending(_injected(properties))
+        yield TracedSend(_injected(properties))
 
 
 def _injected(properties: Properties) -> Properties:

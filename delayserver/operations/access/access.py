@@ -35,11 +35,11 @@ class Access:
         self.subjects = subjects
         self.everything = "*" in subjects
         # None: it may send what it likes.
-        self.limits: Limits | None = None
+        self.limits: TokenLimits | None = None
         self._matches: Callable[[str], object] = re.compile("|".join([translate(each) for each in subjects])).match
         self._known: dict[str, bool] = {}
 
-    def limit(self, limits: Limits) -> None:
+    def limit(self, limits: TokenLimits) -> None:
         """From now on it has these limits."""
         self.limits = limits
 
@@ -71,7 +71,7 @@ class Access:
             raise Forbidden(f"{what} is for tokens of all subjects; {self.token_id} has patterns (create one with '*')")
 
 
-class Bucket:
+class TokenBucket:
     """A token bucket of one second: a long time may use `rate` units a second, and a burst as many at once.
 
     A request larger than a second is let through when the bucket is full, and the next ones wait for it."""
@@ -105,7 +105,7 @@ class Counted(Protocol):
         """So many more."""
 
 
-class Limits:
+class TokenLimits:
     """How much the clients of a token may send together. `monotonic_us` is the clock."""
 
     __slots__ = ("_bytes", "_messages", "_monotonic_us", "_pending_max", "_waiting")
@@ -115,8 +115,8 @@ class Limits:
     ) -> None:
         """A limit of 0 is none."""
         now_us = monotonic_us()
-        self._messages = Bucket(rate, now_us) if rate else None
-        self._bytes = Bucket(bytes_rate, now_us) if bytes_rate else None
+        self._messages = TokenBucket(rate, now_us) if rate else None
+        self._bytes = TokenBucket(bytes_rate, now_us) if bytes_rate else None
         self._pending_max = pending_max
         self._waiting = waiting
         self._monotonic_us = monotonic_us

@@ -17,7 +17,7 @@ from typing import Final
 
 import trio
 
-from delayserver.operations.access.access import LOOK, Access, Limits
+from delayserver.operations.access.access import LOOK, Access, TokenLimits
 from delayserver.operations.access.waiting import WaitingCounts
 from delayserver.protocol.errors import DiskFull, StorageFailed, Unauthenticated
 from delayserver.protocol.schema.tokens import (
@@ -128,7 +128,7 @@ class TokenBook:
             access = Access(token.token_id, frozenset(token.roles), token.subjects)
             if token.rate or token.bytes_rate or token.pending_max:
                 waiting, clock = self._waiting.of(access), self._clock
-                access.limit(Limits(token.rate, token.bytes_rate, token.pending_max, waiting, clock.monotonic_us))
+                access.limit(TokenLimits(token.rate, token.bytes_rate, token.pending_max, waiting, clock.monotonic_us))
             self._accesses[token.token_id] = access
         return access
 

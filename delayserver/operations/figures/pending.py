@@ -27,7 +27,7 @@ from delayserver.state.counts.balance import Balance
 from delayserver.state.files import Files
 from delayserver.state.windows.windows import Windows
 from store.logs.dispatch_log import DispatchKey
-from store.logs.schedule_log import ScheduleKey, Source
+from store.logs.schedule_log import ScheduleKey, ScheduleSource
 from store.logs.windows import DAY_MS, day_of
 from store.records.batches import I64
 from store.tables.names import Names
@@ -162,7 +162,7 @@ class Pending:
 
     async def _of_day(self, start_ms: int, work: Work) -> int:
         """Messages of a coarse or a draining day. While it drains, its rows and outcomes lie in two tiers."""
-        rows = self._schedule.rows(ScheduleKey(start_ms, Source.DAY))
+        rows = self._schedule.rows(ScheduleKey(start_ms, ScheduleSource.DAY))
         ended = self._dispatch.durable_rows(DispatchKey(start_ms, True))
         if not self._days.is_draining(start_ms):
             return max(rows - ended, 0)
@@ -171,7 +171,7 @@ class Pending:
         for first in range(start_ms, start_ms + DAY_MS, step):
             await work.items(_WINDOWS_AT_ONCE)
             for minute in range(first, min(first + step, start_ms + DAY_MS), self._book.window_ms):
-                rows += self._schedule.rows(ScheduleKey(minute, Source.DIRECT))
+                rows += self._schedule.rows(ScheduleKey(minute, ScheduleSource.DIRECT))
                 ended += self._dispatch.durable_rows(DispatchKey(minute, False))
         return max(rows - ended, 0)
 

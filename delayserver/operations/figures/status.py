@@ -12,7 +12,7 @@ from delayserver.operations.figures.status_sections import (
     ProgressReader,
     WindowsReader,
 )
-from delayserver.protocol.figures import ConnectionMemory, ConnectionsStatus, ServerStatus, TroubleStatus
+from delayserver.protocol.figures import ConnectionsStatus, MemoryFigures, ServerStatus, TroubleStatus
 from delayserver.state.connections.connections import Connections
 
 
@@ -56,7 +56,7 @@ class Status:
             connections=ConnectionsStatus(
                 connections.open,
                 connections.one_way_refused,
-                ConnectionMemory(memory.used_bytes, memory.bytes_max, memory.frames_waiting),
+                MemoryFigures(memory.used_bytes, memory.bytes_max, memory.frames_waiting),
             ),
             troubles=TroubleStatus(
                 errors=dict(sorted(connections.errors.items())),

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from delayserver.operations.messages.cancellation import CANCELLED, INLINE_MESSAGES_MAX, PREPARED, Cancellation, Ends
 from delayserver.operations.messages.locator import Located, Locator
-from delayserver.operations.messages.rescheduling import READ_BYTES_MAX, Moved, Moves, Rescheduling
+from delayserver.operations.messages.rescheduling import READ_BYTES_MAX, MovedColumns, Moves, Rescheduling
 from delayserver.protocol.errors import DelayServerError
 from delayserver.protocol.outcomes import DeliverOutcome, Outcome
 from delayserver.protocol.receipts import format_receipts
@@ -100,7 +100,7 @@ class CheckBacks:
         while len(places):
             sequence, due = transaction[places], due_ms[places]
             moves = Moves(sequence, due, np.maximum(due, self._now_ms()))
-            moved = Moved.nothing(len(places))
+            moved = MovedColumns.nothing(len(places))
             done = await self._rescheduling.move_some(moves, np.arange(len(places)), moved, Ends.TRANSACTIONS)
             answer[places[list(moved.errors)]] = _REFUSED
             self.ended += int(np.count_nonzero(moved.new_sequence))

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from delayserver.runtime.runtime import Runtime
 from store.errors import CorruptionError, FormatError
-from store.logs.schedule_log import Found, ScheduleKey, ScheduleLog, Source
+from store.logs.schedule_log import FoundRows, ScheduleKey, ScheduleLog, ScheduleSource
 from store.logs.windows import day_of, day_starts, window_of, window_starts
 from store.records.batches import FLAG_PREPARED, I64, U32, MessageBatch
 from store.records.message_name import MessageName
@@ -71,9 +71,9 @@ class Locator:
     def _files(self, start_ms: int) -> list[ScheduleKey]:
         """Files that may hold messages of a window, the most likely first."""
         files = [
-            ScheduleKey(start_ms, Source.DIRECT),
-            ScheduleKey(start_ms, Source.FROM_DAY),
-            ScheduleKey(day_of(start_ms), Source.DAY),
+            ScheduleKey(start_ms, ScheduleSource.DIRECT),
+            ScheduleKey(start_ms, ScheduleSource.FROM_DAY),
+            ScheduleKey(day_of(start_ms), ScheduleSource.DAY),
         ]
         return [file for file in files if file in self._schedule or self._schedule.hiding(file) is not None]
 
@@ -120,7 +120,7 @@ class Locator:
                 accepted_us[rows[right]] = hit.index.accepted_us[right]
         return accepted_us
 
-    def _hits(self, sequence: I64, due_ms: I64) -> Iterator[tuple[ScheduleKey, Rows, Found | None, Mask]]:
+    def _hits(self, sequence: I64, due_ms: I64) -> Iterator[tuple[ScheduleKey, Rows, FoundRows | None, Mask]]:
         """Searches each file that may hold these messages. Yields the file, the places searched for and the rows found.
         The rows are None if nothing of the file can be read. The mask is True for rows with the right due time."""
         starts = window_starts(due_ms, self._window_ms)
@@ -140,7 +140,7 @@ class Locator:
                 if not len(rows):
                     break
 
-    def _find(self, file: ScheduleKey, sequence: I64) -> Found | None:
+    def _find(self, file: ScheduleKey, sequence: I64) -> FoundRows | None:
         """The rows of a file, or None if nothing of it can be read. Reports damage."""
         try:
             hit = self._schedule.find(file, sequence)

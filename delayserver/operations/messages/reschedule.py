@@ -8,7 +8,7 @@ import numpy as np
 
 from delayserver.operations.access.access import EVERYTHING, Access
 from delayserver.operations.messages.named_messages import GivenItems, NamedMessages, Naming
-from delayserver.operations.messages.rescheduling import Moved, Moves, Rescheduling
+from delayserver.operations.messages.rescheduling import MovedColumns, Moves, Rescheduling
 from delayserver.operations.sending.admission import Admission
 from delayserver.protocol.errors import DelayServerError, kept
 from delayserver.protocol.message_columns import DueColumn
@@ -43,7 +43,7 @@ class Rescheduled:
     `closed` as for `NamedMessages`."""
 
     moves: Moves
-    moved: Moved
+    moved: MovedColumns
     errors: dict[int, DelayServerError]
     closed: dict[int, int] = field(default_factory=dict)
 
@@ -72,11 +72,11 @@ class Reschedule:
                     self._read(moves, place, change)
                 except DelayServerError as error:
                     named.errors[place] = kept(error)
-        moved = Moved.nothing(count)
+        moved = MovedColumns.nothing(count)
         await self._move(named, moves, moved, work)
         return Rescheduled(moves, moved, moved.errors | named.errors, named.closed)
 
-    async def _move(self, named: NamedMessages, moves: Moves, moved: Moved, work: Work) -> None:
+    async def _move(self, named: NamedMessages, moves: Moves, moved: MovedColumns, work: Work) -> None:
         places = np.flatnonzero([place not in named.errors for place in range(len(named.sequence))])
         while len(places):
             await self._rescheduling.move(moves, places, moved, work)
@@ -104,6 +104,6 @@ class Reschedule:
         count = len(sequence)
         errors: dict[int, DelayServerError] = {}
         new_due_ms = self._intake.due_column(due, errors)
-        moves, moved = Moves(sequence, due_ms, new_due_ms), Moved.nothing(count)
+        moves, moved = Moves(sequence, due_ms, new_due_ms), MovedColumns.nothing(count)
         await self._rescheduling.move(moves, np.setdiff1d(np.arange(count), list(errors)), moved, work)
         return Rescheduled(moves, moved, errors | moved.errors)

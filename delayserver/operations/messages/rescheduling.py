@@ -54,7 +54,7 @@ class Moves:
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class MovedColumns:
     """The answers to n moves: `outcome` u8[n] of the cancels, and `new_sequence` i64[n], 0 unless `cancelled`.
 
     By place the `errors` of refused moves, and the `message_ids` of new messages with an id of the client. `message` i64[n]
@@ -69,7 +69,7 @@ class Moved:
     prepared: NDArray[np.bool_]
 
     @classmethod
-    def nothing(cls, count: int) -> Moved:
+    def nothing(cls, count: int) -> MovedColumns:
         """No answers yet."""
         return cls(
             np.zeros(count, np.uint8),
@@ -90,7 +90,9 @@ class Rescheduling:
         self._intake = intake
         self._workers = runtime.workers
 
-    async def move(self, moves: Moves, places: Places, moved: Moved, work: Work, ends: Ends = Ends.MESSAGES) -> None:
+    async def move(
+        self, moves: Moves, places: Places, moved: MovedColumns, work: Work, ends: Ends = Ends.MESSAGES
+    ) -> None:
         """Moves the messages at some places and enters the answers in `moved`. A transaction that is moved is committed."""
         while len(places):
             done = await self.move_some(moves, places[:MESSAGES_AT_ONCE], moved, ends)
@@ -98,7 +100,7 @@ class Rescheduling:
             if len(places):
                 await work.items(SLICE_ITEMS)
 
-    async def move_some(self, moves: Moves, places: Places, moved: Moved, ends: Ends) -> int:
+    async def move_some(self, moves: Moves, places: Places, moved: MovedColumns, ends: Ends) -> int:
         """Moves the first of these messages with one commit. Returns their number."""
         located = await self._cancellation.locate(moves.sequence[places], moves.due_ms[places])
         count, old = await self._read(located, moves.due_ms[places])
@@ -132,7 +134,7 @@ class Rescheduling:
         moved.outcome[places] = answer
         return count
 
-    async def _commit(self, batch: MessageBatch, due_ms: I64, places: Places, moved: Moved, ends: Ends) -> None:
+    async def _commit(self, batch: MessageBatch, due_ms: I64, places: Places, moved: MovedColumns, ends: Ends) -> None:
         try:
             committed = await self._cancellation.commit_held(batch, batch.replaces_sequence, due_ms, ends)
         except DelayServerError as error:
@@ -220,7 +222,7 @@ def _changed(old: MessageBatch, blob: str, changes: dict[int, bytes], places: Pl
     return {blob: data, f"{blob}_length": lengths}
 
 
-def _note_ids(moved: Moved, batch: MessageBatch, places: Places) -> None:
+def _note_ids(moved: MovedColumns, batch: MessageBatch, places: Places) -> None:
     own = np.flatnonzero(batch.ids_length)
     if len(own):
         offsets, data = ragged_offsets(batch.ids_length).tolist(), bytes(batch.ids)

@@ -16,7 +16,7 @@ from delayserver.operations.access.access import EVERYTHING, Access
 from delayserver.operations.messages.cancellation import CANCELLED, Cancellation, Ends
 from delayserver.operations.messages.message_states import MessageStates
 from delayserver.operations.messages.named_messages import GivenItems, NamedMessages, Naming
-from delayserver.operations.messages.rescheduling import Moved, Moves, Rescheduling
+from delayserver.operations.messages.rescheduling import MovedColumns, Moves, Rescheduling
 from delayserver.operations.sending.admission import Admission
 from delayserver.protocol.errors import (
     DelayServerError,
@@ -90,7 +90,7 @@ class Transactions:
                     moves.new_due_ms[place] = self._intake.due(due_ms, delay_ms)
                 except DelayServerError as error:
                     errors[place] = kept(error)
-        moved = Moved.nothing(count)
+        moved = MovedColumns.nothing(count)
         places = np.flatnonzero([place not in errors for place in range(count)])
         await self._rescheduling.move(moves, places, moved, work, Ends.TRANSACTIONS)
         errors |= moved.errors

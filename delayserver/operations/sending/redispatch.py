@@ -20,7 +20,7 @@ from delayserver.protocol.arguments import shown
 from delayserver.protocol.errors import InvalidArgument
 from delayserver.protocol.outcomes import Outcome
 from delayserver.receive.group_commit import GroupCommit
-from delayserver.recover.reading.redispatching import Unread, Wanted, deliveries_again
+from delayserver.recover.reading.redispatching import RedispatchSelection, Unread, deliveries_again
 from delayserver.runtime.runtime import Runtime
 from delayserver.state.files import Files
 from delayserver.state.windows.window_book import WindowBook
@@ -105,15 +105,15 @@ class Redispatch:
             return Redispatched(count, Position(*file, int(sequences[-1]) if more else _END_OF_FILE), unread)
         return Redispatched(0, None, unread)
 
-    def _wanted(self, asked: Asked) -> Wanted:
+    def _wanted(self, asked: Asked) -> RedispatchSelection:
         code = 0
         if asked.subject is not None:
             code = self._names.code(SUBJECT, asked.subject)
             if not code:
                 raise InvalidArgument(f"no message of the subject {shown(asked.subject)} was ever accepted here")
-        return Wanted(asked.from_ms, asked.to_ms, code, tuple(map(int, asked.outcomes)))
+        return RedispatchSelection(asked.from_ms, asked.to_ms, code, tuple(map(int, asked.outcomes)))
 
-    def _files(self, wanted: Wanted) -> list[ScheduleKey]:
+    def _files(self, wanted: RedispatchSelection) -> list[ScheduleKey]:
         """The files of windows and whole days, also lost ones. No message of a coarse day was delivered."""
         first_ms = self._book.start_of(wanted.from_ms)
         keys = {*self._schedule.keys_between(first_ms, wanted.to_ms)}

@@ -9,21 +9,21 @@ from typing import TypeVar
 
 import numpy as np
 
-from delayserver.recover.reading.redispatching import BYTES_MAX, MESSAGES_MAX, Unread, Wanted
+from delayserver.recover.reading.redispatching import BYTES_MAX, MESSAGES_MAX, RedispatchSelection, Unread
 from delayserver.runtime.runtime import Runtime
 from delayserver.state.decisions.decided import Decided
 from store.errors import CorruptionError, FormatError
 from store.indexes.outcome_index import OutcomeIndex
 from store.logs.dispatch_log import DispatchKey, DispatchLog
 from store.logs.open_rows import without_row
-from store.logs.schedule_log import ScheduleKey, ScheduleLog, Source
+from store.logs.schedule_log import ScheduleKey, ScheduleLog, ScheduleSource
 from store.records.batches import I64, U8, MessageBatch, OutcomeBatch
 from store.records.column_blocks import Columns
 from store.records.scan import Damage
 
 _LENGTHS = ("ids_length", "properties_length", "bodies_length", "order_keys_length")
 _COLUMNS = ("sequence", "due_ms", "subject", "origin_sequence", *_LENGTHS)
-_FINE = (Source.DIRECT, Source.FROM_DAY)
+_FINE = (ScheduleSource.DIRECT, ScheduleSource.FROM_DAY)
 _UNREADABLE = (CorruptionError, FormatError, FileNotFoundError)
 Read = TypeVar("Read")
 
@@ -39,7 +39,9 @@ class RedispatchReader:
         self._workers = runtime.workers
         self._clock = runtime.clock
 
-    async def select(self, key: ScheduleKey, wanted: Wanted, floor: int, unread: Unread) -> tuple[I64, bool]:
+    async def select(
+        self, key: ScheduleKey, wanted: RedispatchSelection, floor: int, unread: Unread
+    ) -> tuple[I64, bool]:
         """The next sequences behind `floor`, i64[n] ascending, at most one slice; and whether the file has more.
 
         `unread` gets all damage. Hidden messages are counted with the first slice of the file (`floor` 0).
@@ -120,11 +122,13 @@ class RedispatchReader:
         """Only known outcomes: a message without a readable outcome may have been cancelled."""
         return OutcomeIndex.of([*unwritten, self._written(file, met)]).lookup(sequences)
 
-    def _lost(self, key: ScheduleKey, wanted: Wanted) -> int:
+    def _lost(self, key: ScheduleKey, wanted: RedispatchSelection) -> int:
         """Counts messages of the window with a wanted outcome that no file of it has. 0 unless `key` is the first
         damaged file, so that they are counted once."""
         damaged, placed = [], []
-        for file in [key] if key.source == Source.DAY else [ScheduleKey(key.start_ms, source) for source in _FINE]:
+        for file in (
+            [key] if key.source == ScheduleSource.DAY else [ScheduleKey(key.start_ms, source) for source in _FINE]
+        ):
             met: list[CorruptionError] = []
             placed.append(self._columns(file, met)["sequence"])
             if met:
@@ -148,7 +152,7 @@ class RedispatchReader:
 
 
 def _outcome_file(key: ScheduleKey) -> DispatchKey:
-    return DispatchKey(key.start_ms, key.source == Source.DAY)
+    return DispatchKey(key.start_ms, key.source == ScheduleSource.DAY)
 
 
 def _around_damage(

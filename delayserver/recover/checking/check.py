@@ -22,7 +22,7 @@ from delayserver.recover.checking.days_derived import derive_days
 from delayserver.recover.checking.log_check import LogCheck, first_kept_sequence
 from delayserver.recover.checking.table_check import check_tables, ledger_balance
 from delayserver.recover.checking.window_check import Publish, WindowCheck
-from delayserver.recover.reading.balance import ACCEPTED, Balance
+from delayserver.recover.reading.balance import ACCEPTED, SubjectBalances
 from delayserver.recover.reading.capture import Capture, capture
 from delayserver.recover.reading.due_range import Range
 from delayserver.recover.reading.file_read import Reader
@@ -40,7 +40,7 @@ from delayserver.recover.reading.units import Units
 from store.disk.filesystem import FileSystem
 from store.errors import CorruptionError, FormatError
 from store.logs.dispatch_log import DispatchKey
-from store.logs.schedule_log import ScheduleKey, Source
+from store.logs.schedule_log import ScheduleKey, ScheduleSource
 from store.logs.windows import DAY_MS, day_of, window_of
 from store.tables.ledger import Ledger
 
@@ -50,7 +50,7 @@ class Checked:
     """The result of a check. `balance` is the sum over all places; `bytes_read` counts what was verified."""
 
     findings: Findings
-    balance: Balance
+    balance: SubjectBalances
     bytes_total: int
     bytes_read: int
     files: int
@@ -72,7 +72,7 @@ class Check:
         self._findings = findings
         self._publish = publish
         self._show_progress = progress
-        self._balance = Balance()
+        self._balance = SubjectBalances()
         self._bytes_read = 0
         self._bytes_total = self._bytes_to_read()
 
@@ -80,7 +80,7 @@ class Check:
         taken, span = self._taken, self._span
         total = sum([part.size for part in taken.files.message_log]) + broker_bytes(taken)
         for key, size in taken.files.schedule.items():
-            if span.holds(key.start_ms, DAY_MS if key.source == Source.DAY else taken.files.window_ms):
+            if span.holds(key.start_ms, DAY_MS if key.source == ScheduleSource.DAY else taken.files.window_ms):
                 total += size
         for found, size in taken.files.dispatch.items():
             if span.holds(found.start_ms, DAY_MS if found.coarse else taken.files.window_ms):
@@ -91,7 +91,7 @@ class Check:
         self._bytes_read += count
         self._show_progress(self._bytes_read, self._bytes_total)
 
-    def _add(self, tier: str, start_ms: int, balance: Balance) -> None:
+    def _add(self, tier: str, start_ms: int, balance: SubjectBalances) -> None:
         self._balance.merge(balance)
         self._publish(tier, start_ms, balance)
 
@@ -152,7 +152,7 @@ class Check:
                 explained |= (rows.sequence > after) & (rows.sequence < before)
         known = rows.take(np.flatnonzero(explained & ~rows.internal))
         if len(known):
-            balance = Balance()
+            balance = SubjectBalances()
             balance.add(ACCEPTED, known.subject)
             balance.add_outcomes(known.outcome, known.subject)
             self._add("minute", start, balance)
@@ -181,7 +181,7 @@ class Check:
         try:
             for start in windows.gone:
                 if not ledger.has(start):
-                    path = taken.schedule_path(ScheduleKey(start, Source.DIRECT))
+                    path = taken.schedule_path(ScheduleKey(start, ScheduleSource.DIRECT))
                     self._findings.add(MISSING, path, 0, "a file of this window went while it was read")
                     continue
                 balance = ledger_balance(taken, start, self._findings, ledger)
@@ -224,7 +224,7 @@ def check_directory(
     *,
     from_ms: int | None = None,
     to_ms: int | None = None,
-    publish: Callable[[Capture, str, int, Balance], None] = lambda _taken, _tier, _start, _balance: None,
+    publish: Callable[[Capture, str, int, SubjectBalances], None] = lambda _taken, _tier, _start, _balance: None,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> tuple[Capture, Checked]:
     """Check a directory, beside a running server too; nothing is written. The capture is to be closed by the caller.

@@ -6,7 +6,7 @@ import numpy as np
 
 from delayserver.recover.reading.capture import Capture
 from delayserver.recover.reading.file_read import Expected, Reader
-from store.logs.schedule_log import ScheduleKey, Source
+from store.logs.schedule_log import ScheduleKey, ScheduleSource
 from store.logs.windows import DAY_MS, day_of
 from store.records.file_header import FILE_SCHEDULE
 from store.tables.days import DayTable, SealedDay
@@ -35,11 +35,11 @@ def _derive(taken: Capture) -> tuple[int, list[SealedDay]]:
     own: set[int] = set()
     for key, size in taken.files.schedule.items():
         day = day_of(key.start_ms)
-        if key.source == Source.DAY:
+        if key.source == ScheduleSource.DAY:
             own.add(day)
         else:
             fine.add(day)
-        if key.source != Source.DIRECT:
+        if key.source != ScheduleSource.DIRECT:
             last[day] = max(last.get(day, 0), _last_sequence(taken, key, size))
     fine_until_ms = max(fine, default=min(own, default=0) - DAY_MS) + DAY_MS
     sealed = [SealedDay(day, last[day], day not in own) for day in sorted(last) if day < fine_until_ms]

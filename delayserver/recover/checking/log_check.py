@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayserver.recover.checking.cancel_check import CancelLots, Cancels
-from delayserver.recover.checking.window_check import NAMES, Rows, Visit, Visited
-from delayserver.recover.reading.balance import ACCEPTED, INTERNAL, PENDING, Balance
+from delayserver.recover.checking.window_check import NAMES, ScheduleRows, Visit, Visited
+from delayserver.recover.reading.balance import ACCEPTED, INTERNAL, PENDING, SubjectBalances
 from delayserver.recover.reading.capture import Capture, LogPart
 from delayserver.recover.reading.due_range import Range
 from delayserver.recover.reading.file_read import FileRead, Reader
@@ -24,7 +24,7 @@ from delayserver.recover.reading.fingerprint import Fingerprints
 from delayserver.recover.reading.outcome_rows import OutcomeRows
 from delayserver.recover.reading.unit_sequences import unit_sequences
 from delayserver.recover.reading.units import Units
-from store.logs.schedule_log import ScheduleKey, Source
+from store.logs.schedule_log import ScheduleKey, ScheduleSource
 from store.records.batches import I64, KIND_CANCELS, KIND_MESSAGES, KIND_NAMES, CancelBatch, MessageBatch
 from store.records.columns import MalformedColumnsError
 from store.records.records import Records
@@ -69,7 +69,7 @@ class LogCheck:
         self._span = span
         self._logged = Fingerprints(len(units.codes))
         self.loose = loose
-        self.waiting: dict[int, Balance] = {}
+        self.waiting: dict[int, SubjectBalances] = {}
         # Messages that the ledger counts and that replay will meet again: the checkpoint does not count them yet.
         self.retired_waiting = 0
         self.highest_sequence = 0
@@ -132,7 +132,7 @@ class LogCheck:
                 if batch_type is MessageBatch:
                     columns = mine.columns(MessageBatch, (*NAMES, "replaces_sequence", "replaces_due_ms"))
                     offset = mine.row_offsets()
-                    self._messages(part, read, Rows.of(mine, columns))
+                    self._messages(part, read, ScheduleRows.of(mine, columns))
                     replaced = np.flatnonzero(columns["replaces_sequence"])
                     old, old_due_ms = columns["replaces_sequence"][replaced], columns["replaces_due_ms"][replaced]
                     cancelled = np.zeros(len(replaced), np.uint8)
@@ -169,7 +169,7 @@ class LogCheck:
                 self._open_gaps = []
                 self._last_logged = last
 
-    def _messages(self, part: LogPart, read: FileRead, rows: Rows) -> None:
+    def _messages(self, part: LogPart, read: FileRead, rows: ScheduleRows) -> None:
         ascending = bool((rows.sequence[1:] > rows.sequence[:-1]).all())
         if not ascending or int(rows.sequence[0]) <= self.highest_sequence:
             place = int(np.flatnonzero(np.diff(rows.sequence) <= 0)[0]) + 1 if not ascending else 0
@@ -194,7 +194,7 @@ class LogCheck:
         if rest.any():
             self._not_placed(part, rows.take(rest), codes[rest])
 
-    def _not_placed(self, part: LogPart, rows: Rows, codes: I64, *, passed: bool = False) -> None:
+    def _not_placed(self, part: LogPart, rows: ScheduleRows, codes: I64, *, passed: bool = False) -> None:
         """In no schedule file: waiting for replay, or missing where replay has passed."""
         replayed = (part.base + rows.offset < self._taken.marks.checkpoint.replay_offset) | passed
         own = rows.origin_sequence == 0
@@ -206,7 +206,7 @@ class LogCheck:
             self._visit(Visited(part.path, part.size, None, rows, outcome))
         for code in np.unique(codes).tolist():
             mine = codes == code
-            balance = self.waiting.setdefault(code, Balance())
+            balance = self.waiting.setdefault(code, SubjectBalances())
             subject, result = rows.subject[mine & own], outcome[mine & own]
             balance.add(ACCEPTED, subject)
             balance.add(PENDING, subject[result == 0])
@@ -275,11 +275,11 @@ class LogCheck:
                 self._findings.add(CONTRADICTORY, self._path_of(code), 0, detail)
         self._report_missing()
 
-    def _logged_rows(self, codes: I64) -> Iterator[tuple[LogPart, Rows, I64]]:
+    def _logged_rows(self, codes: I64) -> Iterator[tuple[LogPart, ScheduleRows, I64]]:
         """Placed rows of these units, with the unit of each row, segment by segment."""
         for part, read in Reader(self._taken).segments():
             for mine, columns in read.rows(MessageBatch, NAMES):
-                rows = Rows.of(mine, columns)
+                rows = ScheduleRows.of(mine, columns)
                 of_row = self._units.codes_of(rows.due_ms, rows.sequence)
                 places, known = self._units.places_of(of_row)
                 wanted = known & np.isin(of_row, codes) & ~self._units.is_retired(rows.due_ms, rows.sequence)
@@ -290,7 +290,7 @@ class LogCheck:
                 self.gaps.append(self._gaps_without.pop(part.base))
 
     def _path_of(self, code: int) -> str:
-        key = ScheduleKey(code >> 1, Source.DAY if code & 1 else Source.DIRECT)
+        key = ScheduleKey(code >> 1, ScheduleSource.DAY if code & 1 else ScheduleSource.DIRECT)
         return self._taken.schedule_path(key)
 
     def _report_missing(self) -> None:

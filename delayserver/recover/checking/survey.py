@@ -22,7 +22,7 @@ from delayserver.recover.reading.findings import CORRUPT, MISPLACED, MISSING, UN
 from delayserver.recover.reading.outcome_rows import OutcomeRows, by_sequence
 from delayserver.recover.reading.units import Units
 from store.logs.dispatch_log import DispatchKey
-from store.logs.schedule_log import ScheduleKey, Source
+from store.logs.schedule_log import ScheduleKey, ScheduleSource
 from store.logs.windows import DAY_MS
 
 # The oldest windows are those that a running server's retention takes next: their files, a few each, are kept open.
@@ -75,7 +75,7 @@ def survey(taken: Capture, span: Range, visit: Visit, progress: Progress = no_pr
 
 def touches(span: Range, taken: Capture, key: ScheduleKey | DispatchKey) -> bool:
     """Whether a file of a window or day has a part in the range."""
-    coarse = key.coarse if isinstance(key, DispatchKey) else key.source == Source.DAY
+    coarse = key.coarse if isinstance(key, DispatchKey) else key.source == ScheduleSource.DAY
     return span.holds(key.start_ms, DAY_MS if coarse else taken.files.window_ms)
 
 
@@ -112,5 +112,5 @@ def _tell_lost_meanwhile(taken: Capture, gone: list[int], findings: Findings) ->
         taken.tables.read_ledger_again()
     for start in gone:
         if taken.tables.ledger is None or not taken.tables.ledger.has(start):
-            path = taken.schedule_path(ScheduleKey(start, Source.DIRECT))
+            path = taken.schedule_path(ScheduleKey(start, ScheduleSource.DIRECT))
             findings.add(MISSING, path, 0, "a file of this window went while it was read")

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from delayserver.recover.reading.balance import COUNTERS, Balance
+from delayserver.recover.reading.balance import COUNTERS, SubjectBalances
 from delayserver.recover.reading.capture import Capture
 from delayserver.recover.reading.file_read import Expected, Reader
 from delayserver.recover.reading.findings import CONTRADICTORY, CORRUPT, MISSING, ORPHANED, UNREADABLE, Findings
 from store.errors import CorruptionError, FormatError
-from store.logs.schedule_log import ScheduleKey, Source
+from store.logs.schedule_log import ScheduleKey, ScheduleSource
 from store.logs.windows import DAY_MS
 from store.records.file_header import FILE_LEDGER, FILE_NAMES
 from store.tables.identity import SEQUENCES, read_reservation
@@ -64,9 +64,9 @@ def check_known_files(taken: Capture, findings: Findings) -> None:
     for key, mark in taken.marks.schedule_known.items():
         if key in taken.files.schedule or mark.rows == 0:
             continue
-        if key.start_ms in retired and key.source != Source.DAY:
+        if key.start_ms in retired and key.source != ScheduleSource.DAY:
             continue
-        if key.source == Source.DAY and _day_has_gone(taken, key.start_ms):
+        if key.source == ScheduleSource.DAY and _day_has_gone(taken, key.start_ms):
             continue
         findings.add(MISSING, taken.schedule_path(key), 0, f"the file of {mark.rows} messages is missing", mark.rows)
     for path, rows in missing_outcomes(taken):
@@ -117,7 +117,7 @@ def _day_has_gone(taken: Capture, start_ms: int) -> bool:
     if not taken.tables.ledger.has_between(start_ms, start_ms + DAY_MS):
         return False
     # After a step of the clock it may have got messages again.
-    mark = taken.marks.schedule_known.get(ScheduleKey(start_ms, Source.DAY))
+    mark = taken.marks.schedule_known.get(ScheduleKey(start_ms, ScheduleSource.DAY))
     return mark is None or mark.last_sequence <= taken.tables.ledger.last_sequence_between(start_ms, start_ms + DAY_MS)
 
 
@@ -127,10 +127,12 @@ def _ledger_windows(taken: Capture) -> list[tuple[int, int]]:
     return [(start, coarse) for start, coarse in taken.tables.ledger.windows().tolist()]
 
 
-def ledger_balance(taken: Capture, window_ms: int | None, findings: Findings, ledger: Ledger | None = None) -> Balance:
+def ledger_balance(
+    taken: Capture, window_ms: int | None, findings: Findings, ledger: Ledger | None = None
+) -> SubjectBalances:
     """The balance of one retired window, or of all of them; a window in the ledger has no pending messages. Without
     `ledger` it is by the captured one."""
-    balance = Balance()
+    balance = SubjectBalances()
     ledger = taken.tables.ledger if ledger is None else ledger
     if ledger is None:
         return balance

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayserver.protocol.outcomes import Outcome
-from delayserver.recover.reading.balance import ACCEPTED, INTERNAL, PENDING, Balance
+from delayserver.recover.reading.balance import ACCEPTED, INTERNAL, PENDING, SubjectBalances
 from delayserver.recover.reading.due_range import Range
 from delayserver.recover.reading.file_read import FileRead, Reader
 from delayserver.recover.reading.findings import CONTRADICTORY, MISPLACED
@@ -21,7 +21,7 @@ from delayserver.recover.reading.fingerprint import Fingerprints, row_hashes
 from delayserver.recover.reading.outcome_rows import OutcomeRows, read_outcomes
 from delayserver.recover.reading.units import ALL_OF_IT, Units, unit_code
 from store.logs.dispatch_log import DispatchKey
-from store.logs.schedule_log import ScheduleKey, Source
+from store.logs.schedule_log import ScheduleKey, ScheduleSource
 from store.logs.windows import DAY_MS, window_starts
 from store.records.batches import FLAG_PREPARED, I64, U8, U32, U64, MessageBatch
 from store.records.column_blocks import Columns
@@ -35,7 +35,7 @@ _DEDUPLICATED, _CANCELLED, _ROLLED_BACK = (
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class ScheduleRows:
     """Columns of schedule rows of one file, in sequence order, with the offset of each row's record."""
 
     sequence: I64
@@ -48,22 +48,22 @@ class Rows:
     offset: I64
 
     @classmethod
-    def of(cls, records: Records, columns: Columns) -> Rows:
+    def of(cls, records: Records, columns: Columns) -> ScheduleRows:
         """The rows of these records, of which the columns NAMES were read."""
         return cls(**{name: columns[name] for name in NAMES}, offset=records.row_offsets())
 
-    def take(self, mask: NDArray[np.bool_]) -> Rows:
+    def take(self, mask: NDArray[np.bool_]) -> ScheduleRows:
         """The rows where the mask is True."""
         if bool(mask.all()):
             return self
-        return Rows(*[getattr(self, name)[mask] for name in (*NAMES, "offset")])
+        return ScheduleRows(*[getattr(self, name)[mask] for name in (*NAMES, "offset")])
 
     def hashes(self) -> U64:
         """A hash of each message without its bytes, u64[n]."""
         return row_hashes(self.sequence, self.due_ms, self.accepted_us, self.origin_sequence, self.subject)
 
 
-def _against_transaction(outcome: U8, rows: Rows) -> NDArray[np.bool_]:
+def _against_transaction(outcome: U8, rows: ScheduleRows) -> NDArray[np.bool_]:
     """Outcomes that contradict the flag of a prepared transaction, bool[n]: a delivery of one, a rollback of another."""
     against: NDArray[np.bool_] = outcome == _ROLLED_BACK
     if not has_any(rows.flags):
@@ -81,16 +81,16 @@ class Visited:
     path: str
     size: int
     key: ScheduleKey | None
-    rows: Rows
+    rows: ScheduleRows
     outcome: U8
 
 
 Visit = Callable[[Visited], None]
-Publish = Callable[[str, int, Balance], None]
+Publish = Callable[[str, int, SubjectBalances], None]
 """Takes the balance of one place: tier (`minute`, `day`, `message_log`, `retired`), start_ms, counts."""
 
 
-def _publish_nothing(_tier: str, _start_ms: int, _balance: Balance) -> None:
+def _publish_nothing(_tier: str, _start_ms: int, _balance: SubjectBalances) -> None:
     pass
 
 
@@ -148,7 +148,7 @@ class WindowCheck:
         schedule, dispatch = self._taken.files.schedule, self._taken.files.dispatch
         for key in schedule:
             days.setdefault(key.start_ms - key.start_ms % DAY_MS, []).append(
-                -1 if key.source == Source.DAY else key.start_ms
+                -1 if key.source == ScheduleSource.DAY else key.start_ms
             )
         for found in dispatch:
             days.setdefault(found.start_ms - found.start_ms % DAY_MS, []).append(-1 if found.coarse else found.start_ms)
@@ -192,12 +192,12 @@ class WindowCheck:
                 f"the checkpoint counts {rows} rows up to its offset, the file has {read.rows_at_mark}",
             )
 
-    def _rows(self, key: ScheduleKey, read: FileRead) -> Iterator[Rows]:
+    def _rows(self, key: ScheduleKey, read: FileRead) -> Iterator[ScheduleRows]:
         """The rows of a schedule file, with its own order verified."""
         last = 0
         others = "records that are no messages in a schedule file"
         for records, columns in read.rows(MessageBatch, NAMES, blobs=self._visit is None, others=others):
-            rows = Rows.of(records, columns)
+            rows = ScheduleRows.of(records, columns)
             self._verify_order(read, rows, last)
             last = int(rows.sequence[-1])
             self.highest_sequence = max(self.highest_sequence, last)
@@ -207,7 +207,7 @@ class WindowCheck:
         if known is not None:
             self._compare_mark(read, known.rows)
 
-    def _verify_order(self, read: FileRead, rows: Rows, last: int) -> None:
+    def _verify_order(self, read: FileRead, rows: ScheduleRows, last: int) -> None:
         ascending = bool((rows.sequence[1:] > rows.sequence[:-1]).all())
         if int(rows.sequence[0]) <= last or not ascending:
             place = 0 if ascending else int(np.flatnonzero(np.diff(rows.sequence) <= 0)[0]) + 1
@@ -226,8 +226,8 @@ class WindowCheck:
         self._met_gone, before = False, self.accepted_before
         outcomes = self._outcomes(DispatchKey(window, False))
         outcomes = outcomes.take(np.flatnonzero(outcomes.sequence > retired_to))
-        balance = Balance()
-        for source in (Source.DIRECT, Source.FROM_DAY):
+        balance = SubjectBalances()
+        for source in (ScheduleSource.DIRECT, ScheduleSource.FROM_DAY):
             key = ScheduleKey(window, source)
             if key in self._taken.files.schedule:
                 self._window_file(key, retired_to, outcomes, day, balance)
@@ -242,10 +242,10 @@ class WindowCheck:
             self._publish("minute", window, balance)
 
     def _window_file(
-        self, key: ScheduleKey, retired_to: int, outcomes: OutcomeRows, day: _Day, balance: Balance
+        self, key: ScheduleKey, retired_to: int, outcomes: OutcomeRows, day: _Day, balance: SubjectBalances
     ) -> None:
         stop = key.start_ms + self._taken.files.window_ms
-        code = unit_code(key) if key.source == Source.DIRECT else day.start_ms * 2 + 1
+        code = unit_code(key) if key.source == ScheduleSource.DIRECT else day.start_ms * 2 + 1
         place = self._units.place(code)
         all_of_it = Fingerprints(1)
         read = self._reader.schedule(key)
@@ -253,28 +253,31 @@ class WindowCheck:
             self._look_at_window(read, rows, key.start_ms, stop)
             rows = rows.take(rows.sequence > retired_to)  # noqa: PLW2901
             found = self._outcome_of(
-                rows, [outcomes, day.coarse] if key.source == Source.FROM_DAY else [outcomes], read
+                rows, [outcomes, day.coarse] if key.source == ScheduleSource.FROM_DAY else [outcomes], read
             )
             self._count(key, rows, found, balance)
             hashes = rows.hashes()
             kept = rows.sequence >= self._first_kept
-            if key.source == Source.DIRECT or ScheduleKey(day.start_ms, Source.DAY) not in self._taken.files.schedule:
+            if (
+                key.source == ScheduleSource.DIRECT
+                or ScheduleKey(day.start_ms, ScheduleSource.DAY) not in self._taken.files.schedule
+            ):
                 self._units.placed.add_all(place, hashes[kept])
-            if key.source == Source.FROM_DAY:
+            if key.source == ScheduleSource.FROM_DAY:
                 all_of_it.add_all(0, hashes)
         self._met_gone |= read.gone
         if read.gone or not read.usable:
             self._units.skipped[place] = True
         if read.gaps:
             self.damaged.setdefault(code, []).extend(read.gaps)
-        if key.source == Source.DIRECT:
+        if key.source == ScheduleSource.DIRECT:
             self._units.high_water[place] = read.last_sequence
         else:
             day.window_starts.append(key.start_ms)
             day.high_water.append(read.last_sequence)
             day.placed.append((int(all_of_it.counts[0]), int(all_of_it.sums[0])))
 
-    def _look_at_window(self, read: FileRead, rows: Rows, start_ms: int, stop_ms: int) -> None:
+    def _look_at_window(self, read: FileRead, rows: ScheduleRows, start_ms: int, stop_ms: int) -> None:
         foreign = np.flatnonzero((rows.due_ms < start_ms) | (rows.due_ms >= stop_ms))
 
         def detail(row: int) -> str:
@@ -282,7 +285,7 @@ class WindowCheck:
 
         self._findings.add_rows(MISPLACED, read.path, rows.offset, foreign, detail)
 
-    def _outcome_of(self, rows: Rows, tables: list[OutcomeRows], read: FileRead) -> U8:
+    def _outcome_of(self, rows: ScheduleRows, tables: list[OutcomeRows], read: FileRead) -> U8:
         """Outcome codes u8[n] of schedule rows, 0 where there is none. The first table that knows a row decides."""
         code = np.zeros(len(rows.sequence), np.uint8)
         for outcomes in tables:
@@ -296,7 +299,12 @@ class WindowCheck:
         return code
 
     def _compare(
-        self, rows: Rows, outcomes: OutcomeRows, place: NDArray[np.intp], there: NDArray[np.bool_], read: FileRead
+        self,
+        rows: ScheduleRows,
+        outcomes: OutcomeRows,
+        place: NDArray[np.intp],
+        there: NDArray[np.bool_],
+        read: FileRead,
     ) -> None:
         """An outcome must speak of the message as it was accepted."""
         wrong = there & (
@@ -317,7 +325,7 @@ class WindowCheck:
             offset = outcomes.offset[place]
             self._findings.add_rows(CONTRADICTORY, outcomes.path, offset, np.flatnonzero(wrong), detail)
 
-    def _count(self, key: ScheduleKey, rows: Rows, outcome: U8, balance: Balance) -> None:
+    def _count(self, key: ScheduleKey, rows: ScheduleRows, outcome: U8, balance: SubjectBalances) -> None:
         if self._visit is not None and len(rows.sequence):
             self._visit(Visited(self._taken.schedule_path(key), self._taken.files.schedule[key], key, rows, outcome))
         own = rows.origin_sequence == 0
@@ -337,7 +345,7 @@ class WindowCheck:
     # -- the day's own file
 
     def _day_file(self, day: _Day) -> None:
-        key = ScheduleKey(day.start_ms, Source.DAY)
+        key = ScheduleKey(day.start_ms, ScheduleSource.DAY)
         place = self._units.place(day.start_ms * 2 + 1)
         if key not in self._taken.files.schedule:
             if day.window_starts:
@@ -346,7 +354,7 @@ class WindowCheck:
             return
         starts, marks = np.array(day.window_starts, np.int64), np.array(day.high_water, np.int64)
         expected = Fingerprints(len(starts))
-        balance = Balance()
+        balance = SubjectBalances()
         read = self._reader.schedule(key)
         for rows in self._rows(key, read):
             self._look_at_window(read, rows, day.start_ms, day.start_ms + DAY_MS)
@@ -368,7 +376,9 @@ class WindowCheck:
         self._compare_minutes(read, day, starts, expected)
         self._publish("day", day.start_ms, balance)
 
-    def _drained(self, rows: Rows, hashes: U64, starts: I64, marks: I64, expected: Fingerprints) -> NDArray[np.bool_]:
+    def _drained(
+        self, rows: ScheduleRows, hashes: U64, starts: I64, marks: I64, expected: Fingerprints
+    ) -> NDArray[np.bool_]:
         """Rows that are in their minute already, bool[n]; they are counted there."""
         if not len(starts):
             return np.zeros(len(rows.sequence), np.bool_)
@@ -383,7 +393,7 @@ class WindowCheck:
             return
         for place, found in enumerate(day.placed):
             if found != (int(expected.counts[place]), int(expected.sums[place])):
-                key = ScheduleKey(int(starts[place]), Source.FROM_DAY)
+                key = ScheduleKey(int(starts[place]), ScheduleSource.FROM_DAY)
                 code = day.start_ms * 2 + 1
                 self.unlike_day.append(key)
                 if code not in self.damaged:

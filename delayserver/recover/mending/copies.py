@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayserver.recover.reading.capture import Capture
-from store.logs.schedule_log import ScheduleKey, Source
+from store.logs.schedule_log import ScheduleKey, ScheduleSource
 from store.logs.windows import day_of
 from store.records.batches import I64, U64, MessageBatch
 from store.records.columns import ragged_offsets
@@ -57,9 +57,9 @@ def _find(ascending: U64, hashes: U64) -> tuple[NDArray[np.intp], NDArray[np.boo
 
 
 def _files(taken: Capture, key: ScheduleKey) -> list[ScheduleKey]:
-    day = ScheduleKey(day_of(key.start_ms), Source.DAY)
-    keys = [day] if key.source == Source.DAY else [
-        ScheduleKey(key.start_ms, Source.DIRECT), ScheduleKey(key.start_ms, Source.FROM_DAY), day,
+    day = ScheduleKey(day_of(key.start_ms), ScheduleSource.DAY)
+    keys = [day] if key.source == ScheduleSource.DAY else [
+        ScheduleKey(key.start_ms, ScheduleSource.DIRECT), ScheduleKey(key.start_ms, ScheduleSource.FROM_DAY), day,
     ]  # fmt: skip
     return [file for file in keys if file in taken.files.schedule]
 

@@ -15,7 +15,7 @@ from delayserver.recover.reading.file_read import Reader, log_parts
 from delayserver.recover.reading.findings import Findings
 from delayserver.recover.reading.units import Units
 from store.logs.dispatch_log import DispatchLog
-from store.logs.schedule_log import ScheduleLog, Source
+from store.logs.schedule_log import ScheduleLog, ScheduleSource
 from store.logs.windows import day_of
 from store.records.batches import KIND_MESSAGES, MessageBatch
 from store.records.file_header import FILE_HEADER_BYTES
@@ -53,7 +53,9 @@ class Marks:
             return
         # A day is drained from its beginning once more, where its own file has changed or what it gave to a minute.
         drained = [
-            key for key in taken.files.schedule if key.source != Source.DIRECT and taken.schedule_path(key) in paths
+            key
+            for key in taken.files.schedule
+            if key.source != ScheduleSource.DIRECT and taken.schedule_path(key) in paths
         ]
         days = {day_of(key.start_ms) for key in drained}
         kept_days = ~np.isin(checkpoint.coarse_days.start_ms, np.array(sorted(days), np.int64))
@@ -119,7 +121,7 @@ class Marks:
         return f"{self._path} is written anew: {accepted} messages accepted up to sequence {replayed}"
 
 
-def _take(table: checkpoint_file.Table, mask: np.ndarray) -> dict[str, np.ndarray]:
+def _take(table: checkpoint_file.ColumnTable, mask: np.ndarray) -> dict[str, np.ndarray]:
     return {name: getattr(table, name)[mask] for name, _, _ in table.columns}
 
 

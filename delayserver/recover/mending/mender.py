@@ -14,7 +14,7 @@ from itertools import groupby
 from delayserver.recover.checking.days_derived import rebuild_days
 from delayserver.recover.checking.log_check import UNITS_AT_ONCE
 from delayserver.recover.mending.marks import Marks
-from delayserver.recover.mending.plan import Deed, Plan, Step
+from delayserver.recover.mending.plan import Deed, MendingStep, Plan
 from delayserver.recover.mending.quarantine import write_quarantine
 from delayserver.recover.mending.repair_plan import MOVING
 from delayserver.recover.mending.restore import Restore
@@ -84,7 +84,7 @@ class _Mender:
 
     # -- files of records
 
-    def _rename(self, steps: list[Step]) -> None:
+    def _rename(self, steps: list[MendingStep]) -> None:
         """Two renames a file, so that two files that were swapped can change places. A file that an interrupted repair left
         between two names needs the second rename alone."""
         fs, between = self._fs, dict[str, str]()
@@ -99,7 +99,7 @@ class _Mender:
         for folder in {directory_of(path) for step in steps for path in (step.path, step.target)}:
             fs.sync_directory(folder)
 
-    def _mend_file(self, path: str, steps: list[Step]) -> None:
+    def _mend_file(self, path: str, steps: list[MendingStep]) -> None:
         fs = self._fs
         if any(step.deed == Deed.REMOVE for step in steps):
             fs.remove(path)
@@ -144,7 +144,7 @@ class _Mender:
         if taken_out:
             self._write_without(path, taken_out[0])
 
-    def _write_without(self, path: str, step: Step) -> None:
+    def _write_without(self, path: str, step: MendingStep) -> None:
         """The same records behind one another, without what does not verify."""
         assert step.header is not None and step.expected is not None
         synced = step.expected.synced

@@ -40,7 +40,7 @@ _OF_REBUILD = frozenset({Deed.MAKE, Deed.ADD_NAMES, Deed.RESTORE, Deed.FILL_UP, 
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class MendingStep:
     """One change. `start` to `stop` are bytes of the file; `target` is a new name. RESTORE has a
     `unit` (`Units.codes`), FILL_UP a `key`."""
 
@@ -83,7 +83,7 @@ class Plan:
     good. `perhaps_retired` messages are restored and may have been delivered before.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[MendingStep, ...]
     refusals: tuple[Finding, ...] = ()
     highest_sequence: int = 0
     code_max: int = 0
@@ -91,7 +91,7 @@ class Plan:
     lost_messages: int = 0
     perhaps_retired: int = 0
 
-    def steps_of(self, *deeds: Deed) -> list[Step]:
+    def steps_of(self, *deeds: Deed) -> list[MendingStep]:
         """The steps with one of these deeds."""
         return [step for step in self.steps if step.deed in deeds]
 

@@ -22,7 +22,7 @@ from delayserver.recover.reading.units import Units, unit_code
 from store.disk.filesystem import FileSystem
 from store.errors import CorruptionError, FormatError
 from store.logs.schedule_key import ScheduleKey
-from store.logs.schedule_log import Source
+from store.logs.schedule_log import ScheduleSource
 from store.logs.window_state import FileMark
 from store.logs.windows import day_of, window_starts
 from store.records.batches import I64
@@ -51,10 +51,13 @@ def lost_messages(taken: Capture, units: Units) -> list[tuple[str, int]]:
     gone = [
         key
         for key in missing
-        if key.source != Source.FROM_DAY or ScheduleKey(day_of(key.start_ms), Source.DAY) not in taken.files.schedule
+        if key.source != ScheduleSource.FROM_DAY
+        or ScheduleKey(day_of(key.start_ms), ScheduleSource.DAY) not in taken.files.schedule
     ]
-    whole = _Places({key: missing[key] for key in gone if key.source != Source.FROM_DAY}, unit_code)
-    drained = _Places({key: missing[key] for key in gone if key.source == Source.FROM_DAY}, lambda key: key.start_ms)
+    whole = _Places({key: missing[key] for key in gone if key.source != ScheduleSource.FROM_DAY}, unit_code)
+    drained = _Places(
+        {key: missing[key] for key in gone if key.source == ScheduleSource.FROM_DAY}, lambda key: key.start_ms
+    )
     for _, _, columns in Reader(taken).logged(("sequence", "due_ms")) if gone else ():
         sequence, due_ms = columns["sequence"], columns["due_ms"]
         codes = units.codes_of(due_ms, sequence)
@@ -94,7 +97,9 @@ def perhaps_retired(taken: Capture, log: LogCheck) -> tuple[int, int]:
     """
     if not _ledger_was_repaired(taken):
         return 0, 0
-    known = {key.start_ms for key in (*taken.files.schedule, *taken.marks.schedule_known) if key.source != Source.DAY}
+    known = {
+        key.start_ms for key in (*taken.files.schedule, *taken.marks.schedule_known) if key.source != ScheduleSource.DAY
+    }
     known |= {key.start_ms for key in (*taken.files.dispatch, *taken.marks.dispatch_known) if not key.coarse}
     found = [code for code in log.missing_codes if not code & 1 and code >> 1 not in known]
     pending = [int(log.waiting[code].totals()[PENDING]) for code in found]

@@ -12,7 +12,7 @@ from delayserver.recover.checking.days_derived import derive_days
 from delayserver.recover.checking.log_check import LogCheck, first_kept_sequence
 from delayserver.recover.checking.table_check import lost_outcomes
 from delayserver.recover.checking.window_check import WindowCheck
-from delayserver.recover.mending.plan import EVERYTHING, Deed, Plan, Step
+from delayserver.recover.mending.plan import EVERYTHING, Deed, MendingStep, Plan
 from delayserver.recover.mending.rebuild_losses import lost_messages, perhaps_retired
 from delayserver.recover.reading.capture import Capture
 from delayserver.recover.reading.codes import highest_code, highest_published
@@ -22,7 +22,7 @@ from delayserver.recover.reading.findings import CORRUPT, MISPLACED, MISSING, UN
 from delayserver.recover.reading.outcome_rows import by_sequence
 from delayserver.recover.reading.units import Units
 from store.errors import CorruptionError, FormatError
-from store.logs.schedule_log import ScheduleKey, Source
+from store.logs.schedule_log import ScheduleKey, ScheduleSource
 from store.records.fast_reader import FastReader
 from store.records.file_header import FILE_HEADER_BYTES
 from store.tables.checkpoint import FILE_NAME as CHECKPOINT
@@ -43,15 +43,15 @@ def plan_rebuild(taken: Capture, found: Findings) -> Plan:
     steps = [
         *_tables(taken, found, logs.highest_sequence),
         *_lost_names(taken, found, code_max - names),
-        *[Step(Deed.RESTORE, _path_of(taken, code), unit=code) for code in logs.codes],
-        *[Step(Deed.FILL_UP, taken.schedule_path(key), key=key) for key in logs.minutes],
+        *[MendingStep(Deed.RESTORE, _path_of(taken, code), unit=code) for code in logs.codes],
+        *[MendingStep(Deed.FILL_UP, taken.schedule_path(key), key=key) for key in logs.minutes],
         *_losses(taken, lost, retired),
     ]
     if logs.replay_from < taken.marks.checkpoint.replay_offset:
         detail = f"outcomes of cancels are lost: the next start replays message_log from {logs.replay_from} on"
-        steps.append(Step(Deed.TELL, "", detail=detail))
+        steps.append(MendingStep(Deed.TELL, "", detail=detail))
     return Plan(
-        (*steps, Step(Deed.MAKE, f"{taken.path}/{CHECKPOINT}")),
+        (*steps, MendingStep(Deed.MAKE, f"{taken.path}/{CHECKPOINT}")),
         tuple(_refusals(taken, found, findings)),
         highest_sequence=logs.highest_sequence,
         code_max=code_max,
@@ -62,10 +62,10 @@ def plan_rebuild(taken: Capture, found: Findings) -> Plan:
 
 
 def _path_of(taken: Capture, code: int) -> str:
-    return taken.schedule_path(ScheduleKey(code >> 1, Source.DAY if code & 1 else Source.DIRECT))
+    return taken.schedule_path(ScheduleKey(code >> 1, ScheduleSource.DAY if code & 1 else ScheduleSource.DIRECT))
 
 
-def _tables(taken: Capture, found: Findings, highest_sequence: int) -> Iterator[Step]:
+def _tables(taken: Capture, found: Findings, highest_sequence: int) -> Iterator[MendingStep]:
     """The tables that are lost, each to be made anew."""
     root = taken.path
     lost = {finding.file for finding in found if finding.kind in (CORRUPT, MISSING)}
@@ -77,34 +77,34 @@ def _tables(taken: Capture, found: Findings, highest_sequence: int) -> Iterator[
         (f"{root}/{SEQUENCES}", _sequences_lost(taken, highest_sequence)),
     ):
         if is_lost:
-            yield Step(Deed.MAKE, path)
+            yield MendingStep(Deed.MAKE, path)
 
 
-def _lost_names(taken: Capture, found: Findings, lost: int) -> Iterator[Step]:
+def _lost_names(taken: Capture, found: Findings, lost: int) -> Iterator[MendingStep]:
     """Codes that are used and that the table, which is there, does not know any more."""
     path = f"{taken.path}/{NAMES_FILE}"
     if lost > 0 and not any(finding.file == path and finding.kind == MISSING for finding in found):
-        yield Step(Deed.ADD_NAMES, path, detail=f"stand-ins for {lost} names that it lost")
+        yield MendingStep(Deed.ADD_NAMES, path, detail=f"stand-ins for {lost} names that it lost")
 
 
-def _losses(taken: Capture, lost: list[tuple[str, int]], retired: tuple[int, int]) -> Iterator[Step]:
+def _losses(taken: Capture, lost: list[tuple[str, int]], retired: tuple[int, int]) -> Iterator[MendingStep]:
     """The losses, and the messages that may be delivered twice. `retired`: messages, windows."""
     for path, rows in lost_outcomes(taken):
         detail = (
             f"{rows} outcomes are lost for good: their messages are delivered again, cancelled ones not where "
             "message_log still has the cancel"
         )
-        yield Step(Deed.TELL, path, detail=detail)
+        yield MendingStep(Deed.TELL, path, detail=detail)
     for path, rows in lost:
         detail = f"{rows} messages are lost for good: message_log does not have them any more"
-        yield Step(Deed.TELL, path, detail=detail)
+        yield MendingStep(Deed.TELL, path, detail=detail)
     messages, windows = retired
     if messages:
         detail = (
             f"{messages} messages of {windows} windows are restored from message_log alone: a range of "
             f"{LEDGER_FILE} was moved aside, and where it counted them as retired, they are delivered again"
         )
-        yield Step(Deed.TELL, "", detail=detail)
+        yield MendingStep(Deed.TELL, "", detail=detail)
 
 
 def _refusals(taken: Capture, found: Findings, findings: Findings) -> Iterator[Finding]:

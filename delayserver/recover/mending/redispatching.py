@@ -19,12 +19,18 @@ from delayserver.recover.checking.window_check import Visited
 from delayserver.recover.reading.capture import Capture
 from delayserver.recover.reading.due_range import Range
 from delayserver.recover.reading.findings import CORRUPT, MISSING, UNREADABLE, Findings
-from delayserver.recover.reading.redispatching import BYTES_MAX, MESSAGES_MAX, Unread, Wanted, deliveries_again
+from delayserver.recover.reading.redispatching import (
+    BYTES_MAX,
+    MESSAGES_MAX,
+    RedispatchSelection,
+    Unread,
+    deliveries_again,
+)
 from delayserver.runtime.clock import Clock
 from store.errors import FormatError
 from store.logs.dispatch_log import DispatchKey
 from store.logs.message_log import MessageLog
-from store.logs.schedule_log import Source
+from store.logs.schedule_log import ScheduleSource
 from store.logs.windows import day_starts, window_starts
 from store.records.batches import I64, MessageBatch
 from store.records.scan import ScanReport
@@ -34,7 +40,7 @@ from store.tables.identity import SequenceReservation
 class OfflineRedispatch:
     """Selects and appends. The caller holds the lock unless nothing is to be written."""
 
-    def __init__(self, taken: Capture, wanted: Wanted, clock: Clock) -> None:
+    def __init__(self, taken: Capture, wanted: RedispatchSelection, clock: Clock) -> None:
         self._taken = taken
         self._wanted = wanted
         self._clock = clock
@@ -143,14 +149,14 @@ class OfflineRedispatch:
         dispatch = {path: key for path, key in dispatch_keys.items() if path in damaged and touches(asked, taken, key)}
         rows = surveyed.unmatched
         lost = wanted.mask(rows.due_ms, rows.subject, rows.origin_sequence) & wanted.decided(rows.outcome)
-        starts = [key.start_ms for key in schedule.values() if key.source != Source.DAY]
-        days = [key.start_ms for key in schedule.values() if key.source == Source.DAY]
+        starts = [key.start_ms for key in schedule.values() if key.source != ScheduleSource.DAY]
+        days = [key.start_ms for key in schedule.values() if key.source == ScheduleSource.DAY]
         lost &= ~rows.internal
         lost &= np.isin(window_starts(rows.due_ms, taken.files.window_ms), starts) | np.isin(
             day_starts(rows.due_ms), days
         )
         self.unread.count(int(lost.sum()))
-        there = {(key.start_ms, key.source == Source.DAY) for key in taken.files.schedule}
+        there = {(key.start_ms, key.source == ScheduleSource.DAY) for key in taken.files.schedule}
         for key in dispatch.values():
             counted = key in taken.files.dispatch or (key.start_ms, key.coarse) in there
             self.unread.count(self._undecided.get(key.start_ms, 0) if counted else self._wanted_of(key))

@@ -12,14 +12,14 @@ from itertools import pairwise, zip_longest
 
 from delayserver.broker.files.checkpoint import decode_checkpoint
 from delayserver.broker.files.policies import POLICIES_FILE, decode_policies
-from delayserver.recover.mending.plan import Deed, Plan, Step
+from delayserver.recover.mending.plan import Deed, MendingStep, Plan
 from delayserver.recover.reading.capture import Capture
 from delayserver.recover.reading.file_read import Expected, log_parts
 from store.disk.filesystem import FileSystem, directory_of, read_whole
 from store.errors import CorruptionError, FormatError
 from store.logs.dispatch_log import DispatchKey, DispatchLayout
 from store.logs.schedule_key import ScheduleKey, ScheduleLayout
-from store.logs.schedule_log import Source
+from store.logs.schedule_log import ScheduleSource
 from store.logs.windows import DAY_MS, TIME_MS_MAX, day_of
 from store.records.fast_reader import FastReader
 from store.records.file_header import (
@@ -55,16 +55,16 @@ class _Target:
 
 def plan_repair(taken: Capture) -> Plan:
     """The plan of a repair. Raises StoreError where the disk fails."""
-    steps: list[Step] = list(_stranded(taken))
+    steps: list[MendingStep] = list(_stranded(taken))
     for target in _targets(taken):
         steps += _plan_file(taken, target)
     return Plan((*_names_first(taken, _with_room(taken.fs, steps)), *_small_files(taken)))
 
 
-def _with_room(fs: FileSystem, steps: list[Step]) -> list[Step]:
+def _with_room(fs: FileSystem, steps: list[MendingStep]) -> list[MendingStep]:
     """Files that were swapped change places; one whose place is taken stays."""
     free = [step for step in steps if step.deed == Deed.RENAME]
-    before: list[Step] = []
+    before: list[MendingStep] = []
     while free != before:
         before, leaving = free, {step.path for step in free}
         first = {step.target: step.path for step in reversed(free)}
@@ -82,7 +82,7 @@ def _with_room(fs: FileSystem, steps: list[Step]) -> list[Step]:
     ]
 
 
-def _names_first(taken: Capture, steps: list[Step]) -> list[Step]:
+def _names_first(taken: Capture, steps: list[MendingStep]) -> list[MendingStep]:
     """Where a folder of segments has a misnamed file, only names are put right. A segment ends where the next one begins, so
     damage can be judged only when the names are right. The steps for bytes say that the next repair does them."""
     folders = {f"{taken.path}/{name}" for name in ("message_log", "broker/store", "broker/queue")}
@@ -100,7 +100,7 @@ def _names_first(taken: Capture, steps: list[Step]) -> list[Step]:
     ]
 
 
-def _stranded(taken: Capture) -> Iterator[Step]:
+def _stranded(taken: Capture) -> Iterator[MendingStep]:
     """Files that an interrupted repair left between two names."""
     for path in taken.files.strangers:
         if not path.endswith(MOVING):
@@ -118,7 +118,7 @@ def _stranded(taken: Capture) -> Iterator[Step]:
             taken.release(file)
         name = _name_of(taken, before, header) if header.server_id == taken.server_id else ""
         if name:
-            yield Step(Deed.RENAME, path, 0, size, "an interrupted repair left it under this name", target=name)
+            yield MendingStep(Deed.RENAME, path, 0, size, "an interrupted repair left it under this name", target=name)
 
 
 def _targets(taken: Capture) -> Iterator[_Target]:
@@ -133,7 +133,7 @@ def _targets(taken: Capture) -> Iterator[_Target]:
     for key, size in sorted(taken.files.schedule.items()):
         known = taken.marks.schedule_known.get(key)
         expected = Expected(FILE_SCHEDULE, key.start_ms, known.end if known else FILE_HEADER_BYTES)
-        span_ms = DAY_MS if key.source == Source.DAY else taken.files.window_ms
+        span_ms = DAY_MS if key.source == ScheduleSource.DAY else taken.files.window_ms
         header = FileHeader(FILE_SCHEDULE, server, key.start_ms, span_ms)
         yield _Target(taken.schedule_path(key), size, expected, header, True)
     for found, size in sorted(taken.files.dispatch.items()):
@@ -163,20 +163,22 @@ def _tables(taken: Capture) -> Iterator[_Target]:
             yield _Target(f"{where}/{name}", size, expected, FileHeader(kind, server, base), False)
 
 
-def _plan_file(taken: Capture, target: _Target) -> Iterator[Step]:
+def _plan_file(taken: Capture, target: _Target) -> Iterator[MendingStep]:
     file = taken.open(target.path)
     try:
         try:
             header = decode_file_header(file.pread(0, FILE_HEADER_BYTES), target.path)
         except FormatError as error:
-            yield Step(Deed.LEAVE, target.path, 0, target.size, error.detail)
+            yield MendingStep(Deed.LEAVE, target.path, 0, target.size, error.detail)
             return
         except CorruptionError as error:
             if is_unfinished(taken.fs, target.path):
                 if target.expected.synced <= FILE_HEADER_BYTES and not target.expected.sealed:
-                    yield Step(Deed.REMOVE, target.path, 0, target.size, "a crash came before its header was written")
+                    yield MendingStep(
+                        Deed.REMOVE, target.path, 0, target.size, "a crash came before its header was written"
+                    )
                 return
-            yield Step(Deed.HEADER, target.path, 0, FILE_HEADER_BYTES, error.detail, header=target.header)
+            yield MendingStep(Deed.HEADER, target.path, 0, FILE_HEADER_BYTES, error.detail, header=target.header)
         else:
             wrong = _not_in_place(taken, target, header)
             if wrong is not None:
@@ -189,10 +191,10 @@ def _plan_file(taken: Capture, target: _Target) -> Iterator[Step]:
         taken.release(file)
 
 
-def _not_in_place(taken: Capture, target: _Target, header: FileHeader) -> Step | None:
+def _not_in_place(taken: Capture, target: _Target, header: FileHeader) -> MendingStep | None:
     if header.server_id != taken.server_id or header.kind != target.header.kind:
         detail = f"file kind {header.kind} of server {header.server_id:012x}: not what belongs here"
-        return Step(Deed.LEAVE, target.path, 0, target.size, detail)
+        return MendingStep(Deed.LEAVE, target.path, 0, target.size, detail)
     if (header.base, header.span_ms) == (target.header.base, target.header.span_ms):
         return None
     name = _name_of(taken, target.path, header)
@@ -201,7 +203,7 @@ def _not_in_place(taken: Capture, target: _Target, header: FileHeader) -> Step |
     if not name and target.header.kind == FILE_SCHEDULE and header.span_ms == taken.files.window_ms:
         free = [taken.schedule_path(key) for key in _free_places(taken, header)]
         detail += f"; rename it to {' or '.join(free)}" if free else "; the files of that minute are there already"
-    return Step(Deed.RENAME if name else Deed.LEAVE, target.path, 0, target.size, detail, target=name)
+    return MendingStep(Deed.RENAME if name else Deed.LEAVE, target.path, 0, target.size, detail, target=name)
 
 
 def _name_of(taken: Capture, path: str, header: FileHeader) -> str:
@@ -224,10 +226,10 @@ def _name_of(taken: Capture, path: str, header: FileHeader) -> str:
         key = ScheduleLayout(taken.files.window_ms).parse(day, name)
         if key is None:
             return ""
-        if key.source == Source.DAY and not coarse:
+        if key.source == ScheduleSource.DAY and not coarse:
             free = _free_places(taken, header)
             return taken.schedule_path(free[0]) if len(free) == 1 else ""
-        return taken.schedule_path(ScheduleKey(header.base, Source.DAY if coarse else key.source))
+        return taken.schedule_path(ScheduleKey(header.base, ScheduleSource.DAY if coarse else key.source))
     if folder.endswith("/dispatch_log"):
         found = DispatchLayout(taken.files.window_ms).parse(day, name)
         return "" if found is None else taken.dispatch_path(DispatchKey(header.base, coarse))
@@ -242,7 +244,10 @@ def _free_places(taken: Capture, header: FileHeader) -> list[ScheduleKey]:
         or taken.tables.days.is_draining(header.base)
         or taken.tables.days.is_drained(day_of(header.base))
     )
-    keys = [ScheduleKey(header.base, source) for source in (Source.DIRECT, Source.FROM_DAY)[: 2 if sealed else 1]]
+    keys = [
+        ScheduleKey(header.base, source)
+        for source in (ScheduleSource.DIRECT, ScheduleSource.FROM_DAY)[: 2 if sealed else 1]
+    ]
     free = [key for key in keys if not _is_in_place(taken, taken.schedule_path(key), header)]
     known = [key for key in free if key in taken.marks.schedule_known]
     return known if len(known) == 1 else free
@@ -263,12 +268,12 @@ def _is_in_place(taken: Capture, path: str, wanted: FileHeader) -> bool:
     return (found.base, found.span_ms) == (wanted.base, wanted.span_ms)
 
 
-def _plan_records(target: _Target, scan: FastReader) -> Iterator[Step]:
+def _plan_records(target: _Target, scan: FastReader) -> Iterator[MendingStep]:
     for _ in scan:
         pass
     report, expected, path = scan.report, target.expected, target.path
     if scan.newer:
-        yield Step(Deed.LEAVE, path, report.end, target.size, scan.newer)
+        yield MendingStep(Deed.LEAVE, path, report.end, target.size, scan.newer)
         return
     stop = expected.synced if expected.sealed else target.size
     reached = report.end
@@ -282,32 +287,32 @@ def _plan_records(target: _Target, scan: FastReader) -> Iterator[Step]:
         if reached < stop:
             yield _range_step(target, reached, stop, report.torn_detail or "the sealed segment ends early")
         if target.size > stop:
-            yield Step(Deed.CUT_BEHIND, path, stop, target.size, "bytes behind the end of a sealed segment")
+            yield MendingStep(Deed.CUT_BEHIND, path, stop, target.size, "bytes behind the end of a sealed segment")
     elif report.torn:
-        yield Step(Deed.CUT, path, report.end, target.size, report.torn_detail)
+        yield MendingStep(Deed.CUT, path, report.end, target.size, report.torn_detail)
 
 
-def _range_step(target: _Target, start: int, stop: int, detail: str) -> Step:
+def _range_step(target: _Target, start: int, stop: int, detail: str) -> MendingStep:
     if target.movable:
-        return Step(Deed.TAKE_OUT, target.path, start, stop, detail, target.expected, target.header)
+        return MendingStep(Deed.TAKE_OUT, target.path, start, stop, detail, target.expected, target.header)
     if target.header.kind == FILE_MESSAGE_LOG:
-        return Step(Deed.FILL, target.path, start, stop, detail, target.expected, target.header)
+        return MendingStep(Deed.FILL, target.path, start, stop, detail, target.expected, target.header)
     if target.header.kind == FILE_NAMES:
-        return Step(Deed.TAKE_OUT, target.path, start, stop, detail, target.expected, target.header)
-    return Step(
+        return MendingStep(Deed.TAKE_OUT, target.path, start, stop, detail, target.expected, target.header)
+    return MendingStep(
         Deed.PASS_OVER, target.path, start, stop, f"{detail}; the broker passes over it and says so to consumers"
     )
 
 
-def _small_files(taken: Capture) -> Iterator[Step]:
+def _small_files(taken: Capture) -> Iterator[MendingStep]:
     fs = taken.fs
     path = f"{taken.path}/{checkpoint_file.FILE_NAME}"
     try:
         checkpoint_file.read(fs, path)
     except CorruptionError as error:
-        yield Step(Deed.MOVE_FILE, path, 0, fs.size(path), error.detail)
+        yield MendingStep(Deed.MOVE_FILE, path, 0, fs.size(path), error.detail)
     except FormatError as error:
-        yield Step(Deed.LEAVE, path, 0, fs.size(path), error.detail)
+        yield MendingStep(Deed.LEAVE, path, 0, fs.size(path), error.detail)
     path = f"{taken.path}/broker/checkpoint"
     if fs.exists(path):
         try:
@@ -315,17 +320,17 @@ def _small_files(taken: Capture) -> Iterator[Step]:
         except (CorruptionError, ValueError, KeyError, TypeError):
             found = None
         if found is None:
-            yield Step(Deed.MOVE_FILE, path, 0, fs.size(path), "does not verify")
+            yield MendingStep(Deed.MOVE_FILE, path, 0, fs.size(path), "does not verify")
         elif found.store_offset > _store_end(taken):
             detail = f"it speaks of {found.store_offset} bytes of the store, which has fewer"
-            yield Step(Deed.MOVE_FILE, path, 0, fs.size(path), detail)
+            yield MendingStep(Deed.MOVE_FILE, path, 0, fs.size(path), detail)
     path = f"{taken.path}/broker/{POLICIES_FILE}"
     try:
         decode_policies(read_whole(fs, path), taken.server_id)
     except FileNotFoundError:
         pass
     except (CorruptionError, ValueError) as error:
-        yield Step(Deed.MOVE_FILE, path, 0, fs.size(path), f"{error}; then groups have the defaults")
+        yield MendingStep(Deed.MOVE_FILE, path, 0, fs.size(path), f"{error}; then groups have the defaults")
 
 
 def _store_end(taken: Capture) -> int:

@@ -18,7 +18,7 @@ from delayserver.recover.reading.capture import Capture
 from delayserver.recover.reading.file_read import Reader, log_parts
 from delayserver.recover.reading.units import Units
 from store.disk.filesystem import FileSystem
-from store.logs.schedule_log import ScheduleKey, ScheduleLog, Source
+from store.logs.schedule_log import ScheduleKey, ScheduleLog, ScheduleSource
 from store.logs.windows import DAY_MS, day_of, window_starts
 from store.records.batches import I64, MessageBatch
 from store.records.columns import ColumnBatch
@@ -71,12 +71,12 @@ class Restore:
         return batch.take(np.flatnonzero(mine & ~self._units.is_retired(batch.due_ms, batch.sequence)))
 
     def _unit_of(self, key: ScheduleKey) -> int:
-        if key.source == Source.DIRECT:
+        if key.source == ScheduleSource.DIRECT:
             return key.start_ms * 2
         day = day_of(key.start_ms) * 2 + 1
         # While a day is drained its own file is the source, and the drain fills the minutes from it.
         drained = _day_key(key) not in self._taken.files.schedule
-        return day if key.source == Source.DAY or drained else -1
+        return day if key.source == ScheduleSource.DAY or drained else -1
 
     def _sequences(self, key: ScheduleKey) -> I64:
         parts = [batch.sequence for batch in self._valid(key)]
@@ -119,13 +119,13 @@ class Restore:
             rows = batch.take(np.flatnonzero(codes == code))
             start = code >> 1
             if not code & 1:
-                yield ScheduleKey(start, Source.DIRECT), rows
+                yield ScheduleKey(start, ScheduleSource.DIRECT), rows
             elif self._taken.tables.days is None or not self._taken.tables.days.is_drained(start):
-                yield ScheduleKey(start, Source.DAY), rows
+                yield ScheduleKey(start, ScheduleSource.DAY), rows
             else:
                 windows = window_starts(rows.due_ms, self._taken.files.window_ms)
                 for window in np.unique(windows).tolist():
-                    yield ScheduleKey(window, Source.FROM_DAY), rows.take(np.flatnonzero(windows == window))
+                    yield ScheduleKey(window, ScheduleSource.FROM_DAY), rows.take(np.flatnonzero(windows == window))
 
     def _merge(self, side: ScheduleLog, key: ScheduleKey) -> None:
         """The union of the old file and what was set aside, in the place of the old file."""
@@ -135,14 +135,14 @@ class Restore:
             return (batch for _, batch in side.batches(key)) if key in side else iter(())
 
         copies = mark_copies(self._taken, key, restored, self._valid)
-        span_ms = DAY_MS if key.source == Source.DAY else self._taken.files.window_ms
+        span_ms = DAY_MS if key.source == ScheduleSource.DAY else self._taken.files.window_ms
         header = FileHeader(FILE_SCHEDULE, self._taken.server_id, key.start_ms, span_ms)
         self._taken.files.schedule[key] = write_file(self._taken.fs, path, header, merge(self._valid(key), copies))
         self._tell(f"{path} is written anew: {side.rows(key) if key in side else 0} messages restored")
 
 
 def _day_key(key: ScheduleKey) -> ScheduleKey:
-    return ScheduleKey(day_of(key.start_ms), Source.DAY)
+    return ScheduleKey(day_of(key.start_ms), ScheduleSource.DAY)
 
 
 def merge(first: Iterator[MessageBatch], second: Iterator[MessageBatch]) -> Iterator[MessageBatch]:

@@ -37,7 +37,7 @@ _WIDTH = len(COUNTERS)
 _DENSE_MAX: Final = 1 << 22
 
 
-class Balance:
+class SubjectBalances:
     """A matrix i64[subjects, 9] that grows with the highest subject code met."""
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ class Balance:
         for subject, row in zip(subjects.tolist(), counts, strict=True):
             self._row(subject)[:] += row
 
-    def merge(self, other: Balance) -> None:
+    def merge(self, other: SubjectBalances) -> None:
         """Add all of another one."""
         if len(other._counts) > len(self._counts):
             self._room(len(other._counts) - 1)

@@ -18,7 +18,7 @@ from delayserver.recover.reading.findings import CORRUPT, MISSING, UNREADABLE, F
 from store.disk.filesystem import File, FileSystem
 from store.errors import CorruptionError, FormatError, StoreError
 from store.logs.dispatch_log import RESERVE_FILE, DispatchKey, DispatchLayout, DispatchMark
-from store.logs.schedule_key import ScheduleKey, ScheduleLayout, Source
+from store.logs.schedule_key import ScheduleKey, ScheduleLayout, ScheduleSource
 from store.logs.window_span import find_span_ms
 from store.logs.window_state import FileMark, Loss
 from store.logs.windows import parse_day_name
@@ -202,7 +202,7 @@ def capture(fs: FileSystem, path: str, findings: Findings, window_ms: int = 0) -
         # In this order: an outcome that is taken has its message taken behind it.
         dispatch = ends.of_windows("dispatch_log", DispatchLayout(window_ms).parse, lambda key: key.coarse)
         schedule = ends.of_windows(
-            "schedule_log", ScheduleLayout(window_ms).parse, lambda key: key.source == Source.DAY
+            "schedule_log", ScheduleLayout(window_ms).parse, lambda key: key.source == ScheduleSource.DAY
         )
         message_log = ends.of_message_log()
         return Capture(

@@ -23,7 +23,7 @@ DAMAGES_MAX = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RedispatchSelection:
     """Which messages: due in [from_ms, to_ms), of a subject code (0: all), with one of these outcome codes."""
 
     from_ms: int

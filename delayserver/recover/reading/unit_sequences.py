@@ -9,7 +9,7 @@ import numpy as np
 from delayserver.recover.reading.capture import Capture
 from delayserver.recover.reading.file_read import Expected, Reader
 from delayserver.recover.reading.units import Units
-from store.logs.schedule_log import ScheduleKey, Source
+from store.logs.schedule_log import ScheduleKey, ScheduleSource
 from store.logs.windows import day_of
 from store.records.batches import I64, MessageBatch
 from store.records.columns import MalformedColumnsError
@@ -38,7 +38,7 @@ def unit_sequences(taken: Capture, units: Units, code: int, first_kept: int, *, 
 
 
 def _files_of(taken: Capture, code: int) -> list[ScheduleKey]:
-    key = ScheduleKey(code >> 1, Source.DAY if code & 1 else Source.DIRECT)
+    key = ScheduleKey(code >> 1, ScheduleSource.DAY if code & 1 else ScheduleSource.DIRECT)
     if key in taken.files.schedule:
         return [key]
     if not code & 1:
@@ -47,5 +47,5 @@ def _files_of(taken: Capture, code: int) -> list[ScheduleKey]:
     return [
         found
         for found in taken.files.schedule
-        if found.source == Source.FROM_DAY and day_of(found.start_ms) == code >> 1
+        if found.source == ScheduleSource.FROM_DAY and day_of(found.start_ms) == code >> 1
     ]

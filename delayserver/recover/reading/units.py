@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from delayserver.recover.reading.capture import Capture
 from delayserver.recover.reading.fingerprint import Fingerprints
-from store.logs.schedule_log import ScheduleKey, Source
+from store.logs.schedule_log import ScheduleKey, ScheduleSource
 from store.logs.windows import day_of, day_starts, window_starts
 from store.records.batches import I64
 
@@ -28,8 +28,8 @@ class Units:
     def __init__(self, taken: Capture) -> None:
         self._window_ms = taken.files.window_ms
         self._days = taken.tables.days
-        codes = {unit_code(key) for key in taken.files.schedule if key.source != Source.FROM_DAY}
-        codes |= {day_of(key.start_ms) * 2 + 1 for key in taken.files.schedule if key.source == Source.FROM_DAY}
+        codes = {unit_code(key) for key in taken.files.schedule if key.source != ScheduleSource.FROM_DAY}
+        codes |= {day_of(key.start_ms) * 2 + 1 for key in taken.files.schedule if key.source == ScheduleSource.FROM_DAY}
         self.codes: I64 = np.array(sorted(codes), np.int64)
         self.high_water: I64 = np.zeros(len(codes), np.int64)
         self.skipped = np.zeros(len(codes), np.bool_)
@@ -77,4 +77,4 @@ class Units:
 
 def unit_code(key: ScheduleKey) -> int:
     """The unit of a schedule file that has the message_log as its source."""
-    return key.start_ms * 2 + int(key.source == Source.DAY)
+    return key.start_ms * 2 + int(key.source == ScheduleSource.DAY)

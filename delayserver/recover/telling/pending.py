@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from delayserver.protocol.receipts import derived_message_id, format_receipt
 from delayserver.recover.checking.survey import survey
 from delayserver.recover.checking.whole_rows import RowsAt, readable_rows
-from delayserver.recover.checking.window_check import Rows, Visited
+from delayserver.recover.checking.window_check import ScheduleRows, Visited
 from delayserver.recover.reading.capture import Capture
 from delayserver.recover.reading.due_range import Range
 from delayserver.recover.reading.file_read import Progress, no_progress
@@ -26,7 +26,7 @@ from store.tables.names import SUBJECT
 MINUTE_MS: Final = 60_000
 
 
-class Pending:
+class PendingOnDisk:
     """Counts per minute of due time (`minutes`: start_ms to messages) and per subject code. `redeliveries` counts those that
     wait in the pipeline, by the codes of subject and consumer group: their messages count as delivered, and a group has
     still to get them."""
@@ -75,7 +75,7 @@ class Pending:
             mask &= rows.subject == self._subject
         return mask
 
-    def _count(self, all_rows: Rows, rows: NDArray[np.intp]) -> None:
+    def _count(self, all_rows: ScheduleRows, rows: NDArray[np.intp]) -> None:
         due_ms = all_rows.due_ms[rows]
         self.messages += len(rows)
         _add(self.minutes, due_ms - due_ms % MINUTE_MS)

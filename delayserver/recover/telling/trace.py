@@ -103,7 +103,7 @@ class Life:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class TracedMessage:
     """Which message: one of the three. `message_id` may be a client's or one that the server derived."""
 
     sequence: int = 0
@@ -121,7 +121,7 @@ class Trace:
         self.unread: list[Finding] = []
         """Damage that may hide evidence of messages without an end, or of a message without any record."""
 
-    def run(self, wanted: Wanted) -> list[Life]:
+    def run(self, wanted: TracedMessage) -> list[Life]:
         """A life for each message meant: a client's id can name several. Empty: nothing is known of it."""
         sequences = [wanted.sequence] if wanted.sequence else self._by_id(wanted.message_id)
         found = [self._life(sequence, wanted.due_ms) for sequence in sequences]

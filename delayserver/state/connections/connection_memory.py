@@ -34,7 +34,7 @@ SIZE_WEIGHT: Final = 8
 """A frame goes before one that came earlier, if that is larger by an eighth of the bytes that got room in between."""
 
 
-class Turns:
+class FrameTurns:
     """How a connection is told that its frame may come, or may not any more."""
 
     __slots__ = ("granted", "withdrawn")
@@ -48,10 +48,10 @@ def _nobody() -> None:
     """A connection that has ended."""
 
 
-_NO_TURNS: Final = Turns(_nobody, _nobody)
+_NO_TURNS: Final = FrameTurns(_nobody, _nobody)
 
 
-class Share:
+class MemoryShare:
     """The memory of one connection, in bytes. Only `ConnectionMemory` changes it."""
 
     __slots__ = (
@@ -66,7 +66,7 @@ class Share:
         "unsent_bytes",
     )
 
-    def __init__(self, party: Party, turns: Turns) -> None:
+    def __init__(self, party: Party, turns: FrameTurns) -> None:
         self.party = party
         self.turns = turns
         # Of the unfinished frame: its whole length once it is granted, before that what has come.
@@ -123,15 +123,15 @@ class ConnectionMemory:
         self._client_bytes_max = client_bytes_max
         # Bytes taken from the pool. Replies, and one frame at a time, may exceed `bytes_max`.
         self.used_bytes = 0
-        self._shares: set[Share] = set()
+        self._shares: set[MemoryShare] = set()
         # Frames that wait for room in the share of their client, in their order.
-        self._behind: dict[Party, dict[Share, None]] = {}
+        self._behind: dict[Party, dict[MemoryShare, None]] = {}
         # Frames that wait for the pool. The heap also has entries of frames that wait no more.
-        self._waiting: set[Share] = set()
-        self._line: list[tuple[int, int, Share]] = []
+        self._waiting: set[MemoryShare] = set()
+        self._line: list[tuple[int, int, MemoryShare]] = []
         self._numbers = itertools.count()
         # Frames that have room; bytes of the pool that large ones have.
-        self._granted: set[Share] = set()
+        self._granted: set[MemoryShare] = set()
         self._large_bytes = 0
         # The sum of the lengths of all frames that got room so far: the time by which frames stand in line.
         self._passed_bytes = 0
@@ -162,13 +162,13 @@ class ConnectionMemory:
             return bytes_max
         return min(bytes_max, max(left_bytes // connections, self.allowance_bytes))
 
-    def join(self, party: Party, turns: Turns) -> Share:
+    def join(self, party: Party, turns: FrameTurns) -> MemoryShare:
         """A new connection of a client."""
-        share = Share(party, turns)
+        share = MemoryShare(party, turns)
         self._shares.add(share)
         return share
 
-    def move(self, share: Share, party: Party) -> None:
+    def move(self, share: MemoryShare, party: Party) -> None:
         """The connection counts for this client from now on, with all that it holds."""
         before = share.party
         if party is before:
@@ -187,7 +187,7 @@ class ConnectionMemory:
         self._advance(before)
         self._grant(party)
 
-    def leave(self, share: Share) -> None:
+    def leave(self, share: MemoryShare) -> None:
         """The connection has ended and holds nothing; idempotent."""
         if share in self._shares:
             self._give_up(share)
@@ -198,7 +198,7 @@ class ConnectionMemory:
 
     # -- frames
 
-    def begin_frame(self, share: Share, length: int, come: int) -> bool:
+    def begin_frame(self, share: MemoryShare, length: int, come: int) -> bool:
         """`come` bytes of a frame of this length have come. True: the rest may be read. False: only when the connection is
         told."""
         if self._waits(share):
@@ -218,17 +218,17 @@ class ConnectionMemory:
         self._serve()
         return share.granted
 
-    def end_frame(self, share: Share) -> None:
+    def end_frame(self, share: MemoryShare) -> None:
         """The frame is whole, or given up."""
         if share.frame_bytes:
             self._give_up(share)
             self._hold(share, 0, share.ready_bytes, share.unsent_bytes)
             self._grant(share.party)
 
-    def _waits(self, share: Share) -> bool:
+    def _waits(self, share: MemoryShare) -> bool:
         return share in self._waiting or share in self._behind.get(share.party, ())
 
-    def _give_up(self, share: Share) -> None:
+    def _give_up(self, share: MemoryShare) -> None:
         """Its frame has no room any more, and waits for none."""
         party = share.party
         if share in self._behind.get(party, ()):
@@ -244,13 +244,13 @@ class ConnectionMemory:
             share.grant(granted=False)
             party.admit(-1)
 
-    def _leave_behind(self, share: Share) -> None:
+    def _leave_behind(self, share: MemoryShare) -> None:
         behind = self._behind[share.party]
         del behind[share]
         if not behind:
             del self._behind[share.party]
 
-    def _more(self, share: Share) -> int:
+    def _more(self, share: MemoryShare) -> int:
         """The bytes of the pool that its frame still needs. They are counted for its client while it waits for the pool."""
         before = share.come_bytes + share.ready_bytes + share.unsent_bytes
         return self._beyond(before - share.come_bytes + share.length) - self._beyond(before)
@@ -274,7 +274,7 @@ class ConnectionMemory:
             self._stand(share)
             behind = self._behind.get(party)
 
-    def _stand(self, share: Share) -> None:
+    def _stand(self, share: MemoryShare) -> None:
         self._waiting.add(share)
         share.party.use(self._more(share))
         if len(self._line) > 2 * len(self._waiting) + 16:
@@ -298,7 +298,7 @@ class ConnectionMemory:
                 self._large_bytes += share.length
             share.turns.granted()
 
-    def _head(self) -> Share | None:
+    def _head(self) -> MemoryShare | None:
         """The first frame in line."""
         while self._line:
             key, _, share = self._line[0]
@@ -307,7 +307,7 @@ class ConnectionMemory:
             heapq.heappop(self._line)
         return None
 
-    def _has_room(self, share: Share) -> bool:
+    def _has_room(self, share: MemoryShare) -> bool:
         """Whether a frame may have room. While no frame has any, one gets it anyway: unread replies must not block all."""
         if not self._granted:
             return True
@@ -315,13 +315,13 @@ class ConnectionMemory:
             return False
         return self.used_bytes + self._more(share) <= self.bytes_max
 
-    def _take_back(self, share: Share) -> bool:
+    def _take_back(self, share: MemoryShare) -> bool:
         """Takes from frames that stand behind this one what has not come of them, if that gives it room. The last one in
         line goes first."""
         wanted = self.used_bytes + self._more(share) - self.bytes_max
         if share.length > LARGE_BYTES:
             wanted = max(wanted, self._large_bytes + share.length - int(self.bytes_max * LARGE_PART))
-        slow: list[Share] = []
+        slow: list[MemoryShare] = []
         for each in sorted(self._granted, key=lambda each: each.key, reverse=True):
             if wanted <= 0 or each.key <= share.key:
                 break
@@ -342,15 +342,15 @@ class ConnectionMemory:
 
     # -- requests and replies
 
-    def hold_ready(self, share: Share, ready_bytes: int) -> None:
+    def hold_ready(self, share: MemoryShare, ready_bytes: int) -> None:
         """So many bytes of whole requests wait to be begun."""
         self._hold_beside(share, ready_bytes, share.unsent_bytes)
 
-    def hold_unsent(self, share: Share, unsent_bytes: int) -> None:
+    def hold_unsent(self, share: MemoryShare, unsent_bytes: int) -> None:
         """So many bytes of replies wait to be sent."""
         self._hold_beside(share, share.ready_bytes, unsent_bytes)
 
-    def _hold_beside(self, share: Share, ready_bytes: int, unsent_bytes: int) -> None:
+    def _hold_beside(self, share: MemoryShare, ready_bytes: int, unsent_bytes: int) -> None:
         less = ready_bytes + unsent_bytes < share.ready_bytes + share.unsent_bytes
         waits = share in self._waiting
         if waits:
@@ -361,7 +361,7 @@ class ConnectionMemory:
         if less and (self._behind or self._waiting):
             self._grant(share.party)
 
-    def may_begin(self, share: Share) -> bool:
+    def may_begin(self, share: MemoryShare) -> bool:
         """Whether the connection may begin its next request."""
         unsent_bytes = share.unsent_bytes
         return not unsent_bytes or (
@@ -370,7 +370,7 @@ class ConnectionMemory:
             and share.party.used_bytes < self._client_bytes_max
         )
 
-    def reply_bytes(self, share: Share) -> int:
+    def reply_bytes(self, share: MemoryShare) -> int:
         """How large a reply may be whose size is free to choose; 0: none is to be made now."""
         if not share.unsent_bytes and not self.used_bytes:  # so no frame waits either
             return self._client_bytes_max
@@ -379,12 +379,12 @@ class ConnectionMemory:
         left = min(self.bytes_max - self.used_bytes, self._client_bytes_max - share.party.used_bytes)
         return self.allowance_bytes if self.short else max(left, self.allowance_bytes)
 
-    def progress_bytes(self, share: Share, bytes_left: int) -> int:
+    def progress_bytes(self, share: MemoryShare, bytes_left: int) -> int:
         """The part of so many unread bytes of replies that a client must read in the time after which it is cut."""
         hurry = self.short and share.held_bytes > self.allowance_bytes
         return min(PROGRESS_BYTES, bytes_left) if hurry else 1
 
-    def hurry_bytes(self, share: Share) -> int:
+    def hurry_bytes(self, share: MemoryShare) -> int:
         """How many bytes of its frame must come in the time of one look. 0: the frame has time."""
         if not share.granted or not self._waiting:
             return 0
@@ -395,7 +395,7 @@ class ConnectionMemory:
     def _beyond(self, held_bytes: int) -> int:
         return held_bytes - self.allowance_bytes if held_bytes > self.allowance_bytes else 0
 
-    def _hold(self, share: Share, frame_bytes: int, ready_bytes: int, unsent_bytes: int) -> None:
+    def _hold(self, share: MemoryShare, frame_bytes: int, ready_bytes: int, unsent_bytes: int) -> None:
         before = self._beyond(share.held_bytes)
         share.hold(frame_bytes, ready_bytes, unsent_bytes)
         more = self._beyond(share.held_bytes) - before

@@ -21,7 +21,7 @@ from delayserver.state.memory.group_wheels import GroupWheels
 from delayserver.state.memory.left_rows import LeftRows
 from delayserver.state.memory.loaded_rows import LoadedRows
 from delayserver.state.windows.windows import Windows
-from store.logs.schedule_log import Source
+from store.logs.schedule_log import ScheduleSource
 from store.logs.windows import day_starts
 from store.records.batches import I64
 from wheel.due_rows import DueRows
@@ -162,7 +162,7 @@ class Residency:
         code = rows["window_ms"] * 4 + rows["source"]
         for value in np.unique(code).tolist():
             mine = np.flatnonzero(code == value)
-            found[mine] = ask(value // 4, Source(value % 4).name, offset[mine], due_ms[mine], sequence[mine])
+            found[mine] = ask(value // 4, ScheduleSource(value % 4).name, offset[mine], due_ms[mine], sequence[mine])
         return found
 
     # -- out of the wheel, to be loaded again

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from store.logs.schedule_log import ScheduleIndex, Source
+from store.logs.schedule_log import ScheduleIndex, ScheduleSource
 from store.records.columns import has_any
 
 ROW = np.dtype(
@@ -67,7 +67,7 @@ _RARE_FROM_INDEX = ("order_keys_offset", "order_keys_length", "order_hash", "tag
 
 
 def make_rows(
-    index: ScheduleIndex, window_ms: int, source: Source, loaded_us: int, uncertain: bool = False
+    index: ScheduleIndex, window_ms: int, source: ScheduleSource, loaded_us: int, uncertain: bool = False
 ) -> NDArray[Any]:
     """Index rows of the wheel for rows of one schedule file. `uncertain`: an attempt may have been made before a crash."""
     rows = np.zeros(len(index.sequence), dtype=ROW)

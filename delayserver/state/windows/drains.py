@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from delayserver.runtime.marks import Mark
-from store.logs.schedule_log import ScheduleKey, ScheduleLog, Source
+from store.logs.schedule_log import ScheduleKey, ScheduleLog, ScheduleSource
 from store.tables.days import DayTable, SealedDay
 
 
@@ -59,7 +59,7 @@ class Drains:
         return sum(
             [
                 max(self._schedule.end(key) - self.positions.get(key.start_ms, 0), 0)
-                for key in [ScheduleKey(day.start_ms, Source.DAY) for day in self.drainable()]
+                for key in [ScheduleKey(day.start_ms, ScheduleSource.DAY) for day in self.drainable()]
                 if key in self._schedule
             ]
         )

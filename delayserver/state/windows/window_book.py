@@ -14,12 +14,12 @@ from sortedcontainers import SortedSet
 
 from delayserver.runtime.marks import Mark
 from store.logs.dispatch_log import DispatchKey, DispatchLog
-from store.logs.schedule_log import ScheduleKey, ScheduleLog, Source
+from store.logs.schedule_log import ScheduleKey, ScheduleLog, ScheduleSource
 from store.logs.windows import DAY_MS, day_of, window_of
 from store.tables.days import DayTable
 from wheel.cursors import LoadCursors
 
-_FINE = (Source.DIRECT, Source.FROM_DAY)
+_FINE = (ScheduleSource.DIRECT, ScheduleSource.FROM_DAY)
 
 
 class WindowBook:
@@ -57,7 +57,7 @@ class WindowBook:
 
     def is_delivered_from(self, key: ScheduleKey) -> bool:
         """Whether messages leave from this file: from those of windows, and of whole days."""
-        return key.source != Source.DAY or self._days.is_whole(key.start_ms)
+        return key.source != ScheduleSource.DAY or self._days.is_whole(key.start_ms)
 
     def is_outcome_file(self, key: DispatchKey) -> bool:
         """Whether this file holds the outcomes of a window, or of a whole day."""
@@ -85,7 +85,7 @@ class WindowBook:
 
     def files(self, start_ms: int) -> list[ScheduleKey]:
         """The schedule files that a window may have."""
-        sources = (Source.DAY,) if self._days.is_whole(start_ms) else _FINE
+        sources = (ScheduleSource.DAY,) if self._days.is_whole(start_ms) else _FINE
         return [ScheduleKey(start_ms, source) for source in sources]
 
     def outcome_file(self, start_ms: int) -> DispatchKey:
@@ -142,7 +142,7 @@ class WindowBook:
         ]
 
     def _may_have_lost_rows(self, key: DispatchKey, known: Container[ScheduleKey]) -> bool:
-        sources = (Source.DAY,) if key.coarse else _FINE
+        sources = (ScheduleSource.DAY,) if key.coarse else _FINE
         files = [ScheduleKey(key.start_ms, source) for source in sources]
         files = [file for file in files if file in self._schedule]
         orphans = self._orphaned(key.start_ms) if self.is_outcome_file(key) else 0

@@ -15,7 +15,7 @@ from delayserver.broker.actions.retries import RetryBatch
 from delayserver.broker.limits import BrokerLimits
 from delayserver.broker.pulled import PulledBatch
 from delayserver.broker.queues.groups import GroupKey
-from delayserver.broker.queues.queue import Run
+from delayserver.broker.queues.queue import StoredRun
 from delayserver.broker.reads import Steps, having_read, read_at_once
 from delayserver.broker.service.broker import Broker
 from store.records.batches import StoredBatch
@@ -69,7 +69,7 @@ class DirectBroker(Broker):
         return self.at_once(partial(self.group_rows.row, key))
 
 
-def record_place(broker: DirectBroker, position: int) -> tuple[Run, str, int]:
+def record_place(broker: DirectBroker, position: int) -> tuple[StoredRun, str, int]:
     """The run of the subject's queue that has a position, with the file of its record and the record's offset in it."""
     run = broker.at_once(lambda: broker.state.messages.run_at((SUBJECT, 0), position))
     base, segment = broker.state.files.store.log.locate(run.store_offset)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from delayserver.config import toml_file
-from delayserver.config.checking import Problem, find_problems
+from delayserver.config.checking import ConfigProblem, find_problems
 from delayserver.config.listing import DEFAULT, FILE, FLAG, effective_settings
 from delayserver.config.places import lines_of
 from delayserver.config.toml_file import SECRETS, keys_of
@@ -139,7 +139,7 @@ def test_no_toml_and_no_file_are_problems(tmp_path: Path) -> None:
     assert (problem.place, problem.line) == (path, 2)
     assert problem.text.startswith("is not TOML")
     missing = str(tmp_path / "missing.toml")
-    assert find_problems(missing, []) == [Problem(missing, None, "cannot be read: No such file or directory")]
+    assert find_problems(missing, []) == [ConfigProblem(missing, None, "cannot be read: No such file or directory")]
 
 
 def test_nothing_is_wrong_with_the_sample_and_the_defaults() -> None:

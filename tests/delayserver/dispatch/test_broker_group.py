@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from delayserver.config.settings import DispatchSettings, GroupSettings, NodeSettings, RouteSettings
-from delayserver.dispatch.broker_node import Node, choose
+from delayserver.dispatch.broker_node import BrokerNode, choose
 from delayserver.runtime.clock import SystemClock
 from delayserver.state.memory import attempted
 from delayserver.state.memory.node_health import NodeHealth
@@ -425,7 +425,7 @@ def test_the_log_says_once_that_a_node_is_down_and_once_that_it_is_back(caplog: 
 def test_smooth_round_robin_spreads_by_weight_over_the_ready_nodes() -> None:
     settings = DispatchSettings()
     nodes = [
-        Node(FakeBroker(SystemClock()), NodeHealth("n:1", weight, settings, lambda: 0.0), Capabilities())
+        BrokerNode(FakeBroker(SystemClock()), NodeHealth("n:1", weight, settings, lambda: 0.0), Capabilities())
         for weight in (5, 1, 1, 0)
     ]
     taken = [nodes.index(node) for _ in range(14) if (node := choose(nodes, 0))]
@@ -510,7 +510,7 @@ def spread(weights: list[int], hold_ms: list[float], seed: int, batches: int = 6
     """How many batches each node gets from workers that each give the next one when the last is answered."""
     chance = Random(seed)
     nodes = [
-        Node(FakeBroker(SystemClock()), NodeHealth("n:1", each, DispatchSettings(), lambda: 0.0), Capabilities())
+        BrokerNode(FakeBroker(SystemClock()), NodeHealth("n:1", each, DispatchSettings(), lambda: 0.0), Capabilities())
         for each in weights
     ]
     given, busy = [0] * len(nodes), list[tuple[float, int, int]]()

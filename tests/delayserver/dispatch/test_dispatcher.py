@@ -17,7 +17,7 @@ from delayserver.state.replay_round import Round
 from store.errors import CorruptionError
 from store.indexes.outcome_index import OutcomeIndex
 from store.logs.dispatch_log import DispatchKey
-from store.logs.schedule_log import Source
+from store.logs.schedule_log import ScheduleSource
 from store.records.batches import MessageBatch
 from tests.fakes.host import Boot, faked_settings
 from wheel.keys import Key
@@ -241,7 +241,7 @@ async def test_a_refill_leaves_unpublished_rows_to_their_publication(boot: Boot)
     log = server.parts.files.log
     (entry,) = log.read(server.parts.state.positions.replayed.value, log.synced, 1 << 20)
     assert isinstance(entry.batch, MessageBatch)
-    server.parts.replay.placing.place_batch(entry.batch, Round(entry.end, 0), Source.DIRECT)
+    server.parts.replay.placing.place_batch(entry.batch, Round(entry.end, 0), ScheduleSource.DIRECT)
     (group,) = server.parts.dispatch.groups
     group.rows.spilled.add(due_ms // 60_000 * 60_000)
     await server.parts.load.refill.read_back(group.rows, None)

@@ -5,19 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from delayserver.dispatch.judge import Fate, Policy, judge, unanswered_elsewhere
+from delayserver.dispatch.judge import JudgePolicy, RowFate, judge, unanswered_elsewhere
 from delayserver.state.memory.rows import ROW, SEVERAL_NODES
 from delayserver.targets.answer import Answer, RowAnswer
 
 STORED, DUPLICATE, REFUSED, UNKNOWN = RowAnswer.STORED, RowAnswer.DUPLICATE, RowAnswer.REFUSED, RowAnswer.UNKNOWN
 REJECTED, FAILED, RECORDED = RowAnswer.REJECTED, RowAnswer.FAILED, RowAnswer.RECORDED
-DELIVERED, DEAD, AGAIN, ASIDE = Fate.DELIVERED, Fate.DEAD, Fate.AGAIN, Fate.ASIDE
+DELIVERED, DEAD, AGAIN, ASIDE = RowFate.DELIVERED, RowFate.DEAD, RowFate.AGAIN, RowFate.ASIDE
 NODE, OTHER = 7, 8
-FOR_EVER = Policy(NODE, alone=False, idempotent=True, dead_letter_attempts=0)
-THREE_TIMES = Policy(NODE, alone=False, idempotent=True, dead_letter_attempts=3)
-ALONE = Policy(NODE, alone=True, idempotent=True, dead_letter_attempts=3)
-FULL = Policy(NODE, alone=False, idempotent=True, dead_letter_attempts=0, unknown_full=True)
-NO_KEYS = Policy(NODE, alone=True, idempotent=False, dead_letter_attempts=0)
+FOR_EVER = JudgePolicy(NODE, alone=False, idempotent=True, dead_letter_attempts=0)
+THREE_TIMES = JudgePolicy(NODE, alone=False, idempotent=True, dead_letter_attempts=3)
+ALONE = JudgePolicy(NODE, alone=True, idempotent=True, dead_letter_attempts=3)
+FULL = JudgePolicy(NODE, alone=False, idempotent=True, dead_letter_attempts=0, unknown_full=True)
+NO_KEYS = JudgePolicy(NODE, alone=True, idempotent=False, dead_letter_attempts=0)
 
 # The answers, the fates, and whether the node failed.
 ANSWERS = {
@@ -37,7 +37,7 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize(("codes", "fates", "failed"), ANSWERS.values(), ids=ANSWERS.keys())
-def test_an_answer_gives_each_row_its_fate(codes: list[int], fates: list[Fate], failed: bool) -> None:
+def test_an_answer_gives_each_row_its_fate(codes: list[int], fates: list[RowFate], failed: bool) -> None:
     rows = np.zeros(len(codes), ROW)
     rows["attempts"] = 9
     judged = judge(rows, Answer(np.array(codes, np.uint8)), FOR_EVER)
@@ -60,7 +60,7 @@ ANSWERS_WHEN_FULL = {
 
 @pytest.mark.parametrize(("codes", "fates", "failed"), ANSWERS_WHEN_FULL.values(), ids=ANSWERS_WHEN_FULL.keys())
 def test_a_node_that_leaves_too_many_messages_unknown_gets_a_pause(
-    codes: list[int], fates: list[Fate], failed: bool
+    codes: list[int], fates: list[RowFate], failed: bool
 ) -> None:
     judged = judge(np.zeros(len(codes), ROW), Answer(np.array(codes, np.uint8)), FULL)
     assert judged.fate.tolist() == fates and judged.failed == failed
@@ -86,7 +86,7 @@ LIMITS = {
     ("code", "attempts", "uncertain", "where", "policy", "fate"), LIMITS.values(), ids=LIMITS.keys()
 )
 def test_a_row_is_given_up_only_if_no_node_can_have_it(
-    code: int, attempts: int, uncertain: int, where: int, policy: Policy, fate: Fate
+    code: int, attempts: int, uncertain: int, where: int, policy: JudgePolicy, fate: RowFate
 ) -> None:
     rows = np.zeros(1, ROW)
     rows["attempts"], rows["uncertain"], rows["unanswered_node"] = attempts, uncertain, where
@@ -106,7 +106,7 @@ COPIES = {
 
 @pytest.mark.parametrize(("policy", "where", "unanswered", "copies"), COPIES.values(), ids=COPIES.keys())
 def test_hand_overs_without_an_answer_may_be_copies_where_the_node_cannot_tell(
-    policy: Policy, where: int, unanswered: int, copies: int
+    policy: JudgePolicy, where: int, unanswered: int, copies: int
 ) -> None:
     rows = np.zeros(2, ROW)
     rows["uncertain"][0], rows["unanswered_node"][0], rows["unanswered"][0] = 1, where, unanswered

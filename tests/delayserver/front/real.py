@@ -15,7 +15,7 @@ import trio
 from delayserver.config.settings import ListenSettings, Settings, StorageSettings
 from delayserver.net.certificates import Contexts
 from delayserver.net.tls_transport import TlsListener
-from delayserver.net.transport import Listener, SocketListener
+from delayserver.net.transport import SocketListener, StreamListener
 from delayserver.protocol.errors import DelayServerError
 from delayserver.protocol.frames import FrameDecoder, decode_reply, encode_request
 from delayserver.server.delay_server import DelayServer
@@ -155,7 +155,7 @@ def at_the_door(
             **(parts or {}),
         )
         server = DelayServer(settings)
-        listener: Listener = SocketListener(("127.0.0.1",), 0)
+        listener: StreamListener = SocketListener(("127.0.0.1",), 0)
         if certificates is not None:
             listener = TlsListener(listener, certificates)
         ready = trio.Event()

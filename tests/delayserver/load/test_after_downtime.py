@@ -17,7 +17,7 @@ from delayserver.replay import day_tier
 from delayserver.replay.day_tier import by_windows
 from delayserver.server.delay_server import DelayServer
 from delayserver.state.memory.rows import ROW
-from store.logs.schedule_log import ScheduleKey, Source
+from store.logs.schedule_log import ScheduleKey, ScheduleSource
 from store.records.batches import MessageBatch
 from tests.delayserver.replay.test_day_tier import drain_slowly
 from tests.fakes.host import Boot, Client, Host, faked_settings
@@ -235,7 +235,7 @@ def test_a_batch_cut_by_windows_keeps_every_row_in_sequence_order(seed: int) -> 
 def due_rows(chance: Random, count: int) -> DueRows:
     payload = np.zeros(count, dtype=ROW)
     payload["window_ms"] = [chance.randrange(4) * MINUTE_MS for _ in range(count)]
-    payload["source"] = [chance.choice([Source.DIRECT, Source.FROM_DAY]) for _ in range(count)]
+    payload["source"] = [chance.choice([ScheduleSource.DIRECT, ScheduleSource.FROM_DAY]) for _ in range(count)]
     payload["uncertain"] = [chance.random() < 0.3 for _ in range(count)]
     payload["subject"] = [chance.randrange(3) for _ in range(count)]
     return DueRows(payload["window_ms"] + 5, np.arange(count, dtype=np.int64), payload)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from delayserver.load import loader
 from delayserver.protocol.columns import pack_column
 from delayserver.state.memory.loaded_rows import LoadedRows
-from store.logs.schedule_log import ScheduleKey, Source
+from store.logs.schedule_log import ScheduleKey, ScheduleSource
 from store.records.segment import FILE_DISPATCH, FileHeader
 from tests.fakes.host import Boot, Client, Host, faked_settings
 from wheel.keys import Key
@@ -140,7 +140,7 @@ async def test_damage_in_one_window_is_reported_and_the_others_go_on(boot: Boot)
         await client.put(f"w{window}" + "x" * 200, first_ms + window * 60_000 + 5_000)
     await host.settled()
     await host.stop()
-    path = host.server.parts.files.schedule.path(ScheduleKey(first_ms, Source.DIRECT))
+    path = host.server.parts.files.schedule.path(ScheduleKey(first_ms, ScheduleSource.DIRECT))
     host.disk.flip_bit(path, 64 + 90)
     host.clock.step(first_ms - 60_000 - host.now_ms)
     await host.start()

@@ -16,7 +16,7 @@ from delayserver.server.delay_server import DelayServer
 from delayserver.state.replay_round import Round
 from store.failed_reads import PATIENCE_MS
 from store.logs.dispatch_log import DispatchKey, DispatchLog
-from store.logs.schedule_log import Source
+from store.logs.schedule_log import ScheduleSource
 from store.records.batches import MessageBatch, OutcomeBatch
 from store.records.file_header import FILE_DISPATCH, FILE_HEADER_BYTES, FILE_SCHEDULE, FileHeader
 from store.records.record import HEADER_BYTES, decode_header
@@ -50,10 +50,10 @@ def drain_slowly(host: Host, pause_ms: int) -> None:
     host.before_run = slow
 
 
-def sources(host: Host) -> dict[Source, int]:
+def sources(host: Host) -> dict[ScheduleSource, int]:
     """Rows by source of their file."""
     schedule = host.server.parts.files.schedule
-    rows = dict.fromkeys(Source, 0)
+    rows = dict.fromkeys(ScheduleSource, 0)
     for key in schedule.keys():
         rows[key.source] += schedule.rows(key)
     return rows
@@ -83,10 +83,10 @@ def check_done(host: Host, count: int = 20) -> None:
 async def test_far_messages_rest_in_one_file_a_day_and_reach_their_minutes_in_time(boot: Boot) -> None:
     host = await boot.started(coarse_settings())
     start_ms = await put_far(host, await host.client())
-    assert sources(host) == {Source.DIRECT: 0, Source.FROM_DAY: 0, Source.DAY: 21}
+    assert sources(host) == {ScheduleSource.DIRECT: 0, ScheduleSource.FROM_DAY: 0, ScheduleSource.DAY: 21}
     host.clock.step(start_ms - HOUR_MS // 2 - host.now_ms)
     await host.sleep_ms(40_000)
-    assert sources(host) == {Source.DIRECT: 0, Source.FROM_DAY: 21, Source.DAY: 0}
+    assert sources(host) == {ScheduleSource.DIRECT: 0, ScheduleSource.FROM_DAY: 21, ScheduleSource.DAY: 0}
     host.check_balance(pending=18)
     host.clock.step(start_ms + HOUR_MS - 2_000 - host.now_ms)
     await host.until(lambda: len(host.fake().stored) == 18, within_ms=120_000)
@@ -172,15 +172,15 @@ async def test_a_record_after_the_seal_goes_to_its_minute_while_the_day_drains(
     await host.settled()
     await host.sleep_ms(2_000)
     host.clock.step(start_ms - HOUR_MS // 2 - host.now_ms)
-    await host.until(lambda: sources(host)[Source.FROM_DAY] > 5, within_ms=40_000)
+    await host.until(lambda: sources(host)[ScheduleSource.FROM_DAY] > 5, within_ms=40_000)
     assert host.server.parts.files.days.draining(), "the day was drained before the test could send"
     await client.put("late", due_ms, message_id="y")
     await client.put("copy of early", due_ms, message_id="x")
     await host.until(lambda: not host.server.parts.files.days.draining(), within_ms=40_000)
     await host.settled()
     rows = sources(host)
-    assert rows[Source.DIRECT] == 2
-    assert rows[Source.FROM_DAY] == 22
+    assert rows[ScheduleSource.DIRECT] == 2
+    assert rows[ScheduleSource.FROM_DAY] == 22
     assert host.check_balance()["deduplicated"] == 2
 
 
@@ -236,7 +236,7 @@ async def test_a_crash_at_any_operation_of_sealing_and_draining_changes_nothing(
         await (host.lose_power(operations) if power else host.kill())
         await host.start()
         await host.sleep_ms(500)
-        assert sources(host)[Source.DAY] == 0, operations
+        assert sources(host)[ScheduleSource.DAY] == 0, operations
         assert not host.server.damage.corruption, operations
         host.check_balance(pending=4)
         host.clock.step(start_ms + 2 * HOUR_MS - host.now_ms)
@@ -257,7 +257,7 @@ async def test_a_checkpoint_lost_while_a_day_drains_gives_the_same_balance(
     start_ms = await put_far(host, await host.client())
     await host.sleep_ms(1_500)
     host.clock.step(start_ms - HOUR_MS // 2 - host.now_ms)
-    await host.until(lambda: sources(host)[Source.FROM_DAY] > 5, within_ms=40_000)
+    await host.until(lambda: sources(host)[ScheduleSource.FROM_DAY] > 5, within_ms=40_000)
     await host.kill()
     host.disk.remove("/data/checkpoint")
     await host.start()
@@ -341,7 +341,7 @@ async def test_a_damaged_record_of_a_day_holds_back_its_own_rows_only_and_the_fi
     path = damage_record(host, f"schedule_log/{path_of_day(start_ms)}", -2)
     host.clock.step(start_ms - HOUR_MS // 2 - host.now_ms)
     await host.sleep_ms(70_000)
-    assert sources(host)[Source.FROM_DAY] == 22
+    assert sources(host)[ScheduleSource.FROM_DAY] == 22
     if restart:
         await host.restart_killed()
         await host.sleep_ms(70_000)
@@ -458,7 +458,7 @@ async def test_outcomes_of_a_day_are_read_beside_the_event_loop(boot: Boot) -> N
     reads = PlacesOfReads(host.workers, host.disk, path)
     host.clock.step(start_ms - HOUR_MS // 2 - host.now_ms)
     await host.sleep_ms(40_000)
-    assert sources(host)[Source.DAY] == 0
+    assert sources(host)[ScheduleSource.DAY] == 0
     assert reads.beside and not reads.on_loop
     host.clock.step(start_ms + HOUR_MS - 2_000 - host.now_ms)
     await host.until(lambda: len(host.fake().stored) == 18, within_ms=120_000)
@@ -508,10 +508,10 @@ async def test_a_day_that_the_disk_cannot_read_for_a_moment_is_drained_when_it_c
     host.disk.unreadable[path] = [(FILE_HEADER_BYTES, FILE_HEADER_BYTES + HEADER_BYTES)]
     host.clock.step(start_ms - HOUR_MS // 2 - host.now_ms)
     await host.sleep_ms(5_000)
-    assert sources(host)[Source.DAY] == 21
+    assert sources(host)[ScheduleSource.DAY] == 21
     del host.disk.unreadable[path]
     await host.sleep_ms(40_000)
-    assert sources(host) == {Source.DIRECT: 0, Source.FROM_DAY: 21, Source.DAY: 0}
+    assert sources(host) == {ScheduleSource.DIRECT: 0, ScheduleSource.FROM_DAY: 21, ScheduleSource.DAY: 0}
     host.clock.step(start_ms + HOUR_MS - 2_000 - host.now_ms)
     await host.until(lambda: len(host.fake().stored) == 18, within_ms=120_000)
     await host.settled()
@@ -556,7 +556,7 @@ async def test_outcomes_that_the_disk_cannot_read_at_the_end_of_a_day_move_to_it
     host.clock.step(start_ms - HOUR_MS // 2 - host.now_ms)
     await host.sleep_ms(40_000)
     assert failed
-    assert sources(host) == {Source.DIRECT: 0, Source.FROM_DAY: 21, Source.DAY: 0}
+    assert sources(host) == {ScheduleSource.DIRECT: 0, ScheduleSource.FROM_DAY: 21, ScheduleSource.DAY: 0}
     host.clock.step(start_ms + HOUR_MS - 2_000 - host.now_ms)
     await host.until(lambda: len(host.fake().stored) == 18, within_ms=120_000)
     await host.settled()

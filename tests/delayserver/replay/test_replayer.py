@@ -14,7 +14,7 @@ from delayserver.server.delay_server import DelayServer
 from delayserver.state.positions.log_queue import LINGER_MS, LogQueue
 from delayserver.state.replay_round import Round
 from store.failed_reads import PATIENCE_MS
-from store.logs.schedule_log import Source
+from store.logs.schedule_log import ScheduleSource
 from tests.fakes.disk import FakeDisk
 from tests.fakes.host import Boot, Host, faked_settings
 from tests.fakes.rows import messages
@@ -175,7 +175,7 @@ async def test_rounds_over_more_files_than_may_be_open_begin_with_those_that_are
         rows = messages(1 + number * windows, windows).with_columns(
             due_ms=start_ms + 60_000 * np.arange(windows, dtype=np.int64)
         )
-        server.parts.replay.placing.place_batch(rows, Round(0, 0), Source.DIRECT)
+        server.parts.replay.placing.place_batch(rows, Round(0, 0), ScheduleSource.DIRECT)
     assert schedule_rows(host) == windows * rounds
     table = host.server.parts.files.schedule.open_file_count()
     assert disk.counts["open"] - opens == (rounds - 1) * (windows - table)

@@ -20,7 +20,7 @@ from delayserver.recover.reading.findings import Findings
 from delayserver.replay import day_tier
 from delayserver.state.decisions import decided
 from store.logs.dispatch_log import DispatchKey
-from store.logs.schedule_log import ScheduleKey, Source
+from store.logs.schedule_log import ScheduleKey, ScheduleSource
 from store.logs.windows import day_of
 from store.records.batches import I64, OutcomeBatch
 from store.records.membership import is_member
@@ -64,7 +64,7 @@ async def out(host: Host, count: int, within_ms: int = 60_000) -> None:
 
 
 def minutes(host: Host) -> int:
-    return sum(key.source != Source.DAY for key in host.server.parts.files.schedule.keys())
+    return sum(key.source != ScheduleSource.DAY for key in host.server.parts.files.schedule.keys())
 
 
 def check(host: Host) -> tuple[int, int]:
@@ -118,7 +118,7 @@ async def test_the_day_is_retired_with_the_counts_of_each_of_its_minutes(boot: B
     await out(host, 9)
     await host.sleep_ms(30_000)
     opened = host.server.parts.opened
-    assert ScheduleKey(day_ms, Source.DAY) not in opened.files.schedule
+    assert ScheduleKey(day_ms, ScheduleSource.DAY) not in opened.files.schedule
     assert DispatchKey(day_ms, True) not in opened.files.dispatch
     assert len(opened.files.ledger) == 10
     assert opened.files.ledger.window(day_ms).delivered.tolist() == [1]
@@ -134,7 +134,7 @@ async def test_the_day_is_retired_with_the_counts_of_each_of_its_minutes(boot: B
             host.disk.remove("/data/checkpoint")
         await host.start()
         await host.sleep_ms(3_000)
-        assert ScheduleKey(day_ms, Source.DAY) not in host.server.parts.files.schedule
+        assert ScheduleKey(day_ms, ScheduleSource.DAY) not in host.server.parts.files.schedule
         host.check_balance(pending=0)
         assert len(host.fake().stored) == 9
         assert check(host) == (10, 0)
@@ -211,7 +211,7 @@ async def test_a_lost_file_of_a_day_is_rebuilt_and_nothing_is_delivered_again(bo
     await put_over_day(await host.client(), day_ms, 20)
     await go_to(host, day_ms + 2 * DAY_MS)
     await out(host, 20)
-    path = host.server.parts.files.schedule.path(ScheduleKey(day_ms, Source.DAY))
+    path = host.server.parts.files.schedule.path(ScheduleKey(day_ms, ScheduleSource.DAY))
     await host.stop()
     host.disk.remove("/data/days" if lost == "days" else path)
     rebuild(host)
@@ -258,7 +258,7 @@ async def test_a_message_that_comes_while_the_day_is_retired_keeps_its_files_and
     host.clock.step(4 * HOUR_MS)
     await host.sleep_ms(8_000)
     opened = host.server.parts.opened
-    assert ScheduleKey(day_ms, Source.DAY) in opened.files.schedule and opened.files.ledger.has_between(
+    assert ScheduleKey(day_ms, ScheduleSource.DAY) in opened.files.schedule and opened.files.ledger.has_between(
         day_ms, day_ms + DAY_MS
     )
     host.check_balance(pending=0)
@@ -284,7 +284,7 @@ async def test_a_file_that_a_retired_day_got_again_is_missed_when_it_is_lost(boo
     await go_to(host, day_ms + 2 * DAY_MS)
     await out(host, 5)
     await host.sleep_ms(20_000)
-    assert ScheduleKey(day_ms, Source.DAY) not in host.server.parts.files.schedule
+    assert ScheduleKey(day_ms, ScheduleSource.DAY) not in host.server.parts.files.schedule
     host.clock.step(now_ms - host.now_ms)
     client = await host.client()
     await client.put("again", day_ms + 77 * MINUTE_MS)
@@ -293,7 +293,7 @@ async def test_a_file_that_a_retired_day_got_again_is_missed_when_it_is_lost(boo
     await host.settled()
     opened = host.server.parts.opened
     paths = {
-        "schedule_log": opened.files.schedule.path(ScheduleKey(day_ms, Source.DAY)),
+        "schedule_log": opened.files.schedule.path(ScheduleKey(day_ms, ScheduleSource.DAY)),
         "dispatch_log": opened.files.dispatch.path(DispatchKey(day_ms, True)),
     }
     await host.stop()
@@ -391,10 +391,12 @@ async def test_a_whole_day_whose_file_is_empty_is_retired(boot: Boot) -> None:
     host = boot(settings())
     server = await host.start()
     day_ms = far_day(host)
-    server.parts.files.schedule.prepare([ScheduleKey(day_ms, Source.DAY)])  # as a loss of power leaves it
+    server.parts.files.schedule.prepare([ScheduleKey(day_ms, ScheduleSource.DAY)])  # as a loss of power leaves it
     await go_to(host, day_ms + DAY_MS + HOUR_MS, crash=Host.kill)
     await host.until(lambda: host.server.parts.files.days.is_whole(day_ms))
     host.clock.step(4 * HOUR_MS)
-    await host.until(lambda: ScheduleKey(day_ms, Source.DAY) not in host.server.parts.files.schedule, within_ms=60_000)
+    await host.until(
+        lambda: ScheduleKey(day_ms, ScheduleSource.DAY) not in host.server.parts.files.schedule, within_ms=60_000
+    )
     host.check_balance(pending=0)
     check(host)

@@ -11,7 +11,7 @@ import pytest
 from delayserver.server.delay_server import DelayServer
 from delayserver.state.replay_round import Round
 from store.errors import DiskFullError
-from store.logs.schedule_log import Found, ScheduleKey, Source
+from store.logs.schedule_log import FoundRows, ScheduleKey, ScheduleSource
 from store.records.batches import I64, MessageBatch
 from store.records.record import HEADER_BYTES, BadRecordError, decode_header
 from store.records.segment import FILE_HEADER_BYTES, Appended
@@ -46,7 +46,7 @@ def never_finish(host: Host) -> Callable[[DelayServer], None]:
         async def slow() -> None:
             await host.sleep_ms(2_000)
             rows = sources(host)
-            if not rows[Source.DAY] or rows[Source.FROM_DAY] < rows[Source.DAY]:
+            if not rows[ScheduleSource.DAY] or rows[ScheduleSource.FROM_DAY] < rows[ScheduleSource.DAY]:
                 await step()
 
         server.parts.replay.tier.step = slow  # type: ignore[method-assign]
@@ -70,7 +70,7 @@ async def test_a_message_cancelled_while_its_day_drains_into_a_loaded_window_is_
     host.clock.step(due_ms - 25_000 - host.now_ms)
     drain_slowly(host, 2_000)
     await host.start()
-    await host.until(lambda: sources(host)[Source.FROM_DAY] == 2, within_ms=40_000)
+    await host.until(lambda: sources(host)[ScheduleSource.FROM_DAY] == 2, within_ms=40_000)
     assert await (await host.client()).cancel(last) == ["cancelled"]
     await host.settled()
     await host.sleep_ms(60_000)
@@ -140,14 +140,14 @@ async def test_a_search_in_a_thread_beside_the_end_of_a_day_finds_its_messages(b
     find = schedule.find
     ended: list[int] = []
 
-    def held_up(key: ScheduleKey, sequences: I64) -> Found:
+    def held_up(key: ScheduleKey, sequences: I64) -> FoundRows:
         """The worker thread stands still here, while the event loop and the replayer go on."""
-        if not ended and key.source == Source.DAY:
+        if not ended and key.source == ScheduleSource.DAY:
             ended.append(key.start_ms)
             server.parts.files.days.seal(until, server.parts.state.positions.replayed_sequence.value, [key.start_ms])
             for _, batch in schedule.batches(key):
                 assert isinstance(batch, MessageBatch)
-                server.parts.replay.placing.place_batch(batch, Round(0, 0), Source.FROM_DAY)
+                server.parts.replay.placing.place_batch(batch, Round(0, 0), ScheduleSource.FROM_DAY)
             server.parts.files.days.drained(key.start_ms)
             schedule.remove(key)
         return find(key, sequences)

@@ -13,7 +13,7 @@ from delayserver.state.counts.latency import LatencyHistogram
 from delayserver.state.memory.routes import Routes
 from delayserver.state.windows.window_book import WindowBook
 from store.logs.dispatch_log import DispatchKey, DispatchLog
-from store.logs.schedule_log import ScheduleKey, ScheduleLog, Source
+from store.logs.schedule_log import ScheduleKey, ScheduleLog, ScheduleSource
 from store.logs.window_files import FileUse
 from store.tables.days import DayTable
 from store.tables.names import SUBJECT, Names
@@ -119,9 +119,9 @@ def test_buckets_hold_every_row_once_in_the_order_of_their_sequences(seed: int) 
         for row in range(len(part.batch)):
             single = part.batch.take(np.array([row]))
             due_ms, sequence = int(single.due_ms[0]), int(single.sequence[0])
-            length = DAY_MS if part.key.source == Source.DAY else MINUTE_MS
+            length = DAY_MS if part.key.source == ScheduleSource.DAY else MINUTE_MS
             assert part.key.start_ms <= due_ms < part.key.start_ms + length
-            assert (part.key.source == Source.DAY) == bool(coarse is not None and coarse[sequence - 1])
+            assert (part.key.source == ScheduleSource.DAY) == bool(coarse is not None and coarse[sequence - 1])
             seen[sequence] = bytes(single.bodies)
     assert seen == {
         sequence: bytes(batch.take(np.array([row])).bodies) for row, sequence in enumerate(batch.sequence.tolist())
@@ -133,7 +133,7 @@ def test_a_window_is_incomplete_until_each_row_has_an_outcome_and_again_after_a_
     schedule = ScheduleLog(disk, "/s", 1, MINUTE_MS, FileUse(8))
     dispatch = DispatchLog(disk, "/d", 1, MINUTE_MS, FileUse(8))
     book = WindowBook(schedule, dispatch, DayTable(disk, "/days", 0, {}), MINUTE_MS)
-    key = ScheduleKey(MINUTE_MS, Source.DIRECT)
+    key = ScheduleKey(MINUTE_MS, ScheduleSource.DIRECT)
     schedule.append(key, messages(1, 3, due_ms=MINUTE_MS, span_ms=1_000))
     book.open()
     assert book.oldest_incomplete_ms == MINUTE_MS
@@ -163,7 +163,7 @@ def test_incomplete_windows_that_are_loaded_are_not_looked_at_again_until_they_l
     book, cursors = WindowBook(schedule, dispatch, DayTable(disk, "/days", 0, {}), MINUTE_MS), Cursors(MINUTE_MS)
     starts = [MINUTE_MS * number for number in range(1, 9)]
     for start in starts:
-        schedule.append(ScheduleKey(start, Source.DIRECT), messages(start, 1, due_ms=start))
+        schedule.append(ScheduleKey(start, ScheduleSource.DIRECT), messages(start, 1, due_ms=start))
     book.open()
     for start in [starts[0], *starts[2:6]]:
         cursors.finish_load(cursors.begin_load(start, {}))

@@ -10,7 +10,7 @@ import trio
 from delayserver.state.positions.readiness import Stage
 from store.disk.filesystem import write_atomically
 from store.errors import CorruptionError, FormatError, LockedError, StoreError
-from store.logs.schedule_log import ScheduleKey, Source
+from store.logs.schedule_log import ScheduleKey, ScheduleSource
 from store.records.record import HEADER_BYTES, decode_header
 from store.records.segment import FILE_DISPATCH, FileHeader
 from tests.fakes.disk import FakeDisk
@@ -351,7 +351,7 @@ async def test_schedule_files_are_found_by_name_in_utc(boot: Boot) -> None:
     host = await boot.started()
     await (await host.client()).put("m", 1_772_366_400_000)
     await host.settled()
-    path = host.server.parts.files.schedule.path(ScheduleKey(1_772_366_400_000, Source.DIRECT))
+    path = host.server.parts.files.schedule.path(ScheduleKey(1_772_366_400_000, ScheduleSource.DIRECT))
     assert "2026-03-01" in path or "20260301" in path
 
 

@@ -17,7 +17,7 @@ from delayserver.upkeep.on_their_way import OnTheirWay
 from delayserver.upkeep.window_removal import WindowRemoval
 from store.errors import DiskError, DiskFullError, StoreError
 from store.logs.dispatch_log import DispatchKey
-from store.logs.schedule_log import ScheduleKey, Source
+from store.logs.schedule_log import ScheduleKey, ScheduleSource
 from store.records.batches import I64, MessageBatch
 from store.records.file_header import FILE_DISPATCH, FILE_SCHEDULE, FileHeader
 from store.tables.ledger import Ledger
@@ -188,7 +188,7 @@ async def test_a_message_placed_while_its_window_enters_the_ledger_is_kept_and_n
     server.parts.state.log_queue.arrived.ring()
     await host.sleep_ms(100)
     late = (await client.put("late", due_ms, message_id="two"))["receipt"]
-    window = ScheduleKey(due_ms // MINUTE_MS * MINUTE_MS, Source.DIRECT)
+    window = ScheduleKey(due_ms // MINUTE_MS * MINUTE_MS, ScheduleSource.DIRECT)
 
     async def enter_beside_replay(name: str, work: Callable[[], Any]) -> Any:
         if name != "_enter":
@@ -198,7 +198,7 @@ async def test_a_message_placed_while_its_window_enters_the_ledger_is_kept_and_n
         log = server.parts.files.log
         (entry,) = log.read(server.parts.state.positions.replayed.value, log.synced, 1 << 20)
         assert isinstance(entry.batch, MessageBatch)
-        server.parts.replay.placing.place_batch(entry.batch, Round(entry.end, 0), Source.DIRECT)
+        server.parts.replay.placing.place_batch(entry.batch, Round(entry.end, 0), ScheduleSource.DIRECT)
         return work() if moment == "before it is counted" else None
 
     async def nothing(_: OnTheirWay) -> set[int]:

@@ -17,7 +17,7 @@ from uvicorn.server import ServerState
 from delayserver.config.settings import HttpSettings
 from delayserver.web.addresses import counted_address
 from delayserver.web.bodies import LINES
-from delayserver.web.http_protocol import BODY, HEAD, BoundedProtocol, Connections
+from delayserver.web.http_protocol import BODY, HEAD, BoundedProtocol, HttpConnections
 from delayserver.web.problems import Problem
 from delayserver.web.process import within_descriptors
 
@@ -33,7 +33,7 @@ def with_a_connection(test: Callable[[BoundedProtocol, socket.socket], Awaitable
         loop = asyncio.get_running_loop()
         config = uvicorn.Config(_application, lifespan="off", log_config=None)
         config.load()
-        connections, state = Connections(HttpSettings()), ServerState()
+        connections, state = HttpConnections(HttpSettings()), ServerState()
         made: list[BoundedProtocol] = []
 
         def protocol() -> BoundedProtocol:
@@ -188,17 +188,17 @@ async def _fine(_scope: Any, _receive: Any, send: Any) -> None:
     await send({"type": "http.response.body"})
 
 
-def over_tls(settings: HttpSettings, test: Callable[[int, ssl.SSLContext, Connections], Awaitable[None]]) -> None:
+def over_tls(settings: HttpSettings, test: Callable[[int, ssl.SSLContext, HttpConnections], Awaitable[None]]) -> None:
     """Run a test with a server of TLS: its port, the context of a client that trusts it, and its connections."""
     authority, serving = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(serving)
     trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     authority.configure_trust(trusting)
 
-    served(Connections(settings, serving), lambda port, connections: test(port, trusting, connections))
+    served(HttpConnections(settings, serving), lambda port, connections: test(port, trusting, connections))
 
 
-def served(connections: Connections, test: Callable[[int, Connections], Awaitable[None]]) -> None:
+def served(connections: HttpConnections, test: Callable[[int, HttpConnections], Awaitable[None]]) -> None:
     """Run a test with a server that has these connections: its port."""
 
     async def run() -> None:
@@ -218,7 +218,7 @@ def served(connections: Connections, test: Callable[[int, Connections], Awaitabl
 def test_a_refusal_over_tls_is_answered_and_ends_no_more_than_its_connection() -> None:
     """TLS of asyncio cannot end one direction alone."""
 
-    async def refuse(port: int, trusting: ssl.SSLContext, _: Connections) -> None:
+    async def refuse(port: int, trusting: ssl.SSLContext, _: HttpConnections) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting)
         writer.write(b"GET / HTTP/1.1\r\n")
         assert (await reader.readline()).startswith(b"HTTP/1.1 408 ")
@@ -231,7 +231,7 @@ def test_silent_handshakes_give_way_to_others(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("delayserver.web.handshakes.HANDSHAKES_MAX", 2)
     monkeypatch.setattr("delayserver.web.handshakes.HANDSHAKE_S", 3600.0)
 
-    async def crowd(port: int, trusting: ssl.SSLContext, connections: Connections) -> None:
+    async def crowd(port: int, trusting: ssl.SSLContext, connections: HttpConnections) -> None:
         loop = asyncio.get_running_loop()
         # They are there at once, so the first one gives way before its handshake has begun, and the next one later.
         silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(3)]
@@ -257,7 +257,7 @@ def test_silent_handshakes_give_way_to_others(monkeypatch: pytest.MonkeyPatch) -
 def test_a_handshake_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("delayserver.web.handshakes.HANDSHAKE_S", 0.01)
 
-    async def dawdle(port: int, _: ssl.SSLContext, connections: Connections) -> None:
+    async def dawdle(port: int, _: ssl.SSLContext, connections: HttpConnections) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         assert await reader.read() == b"" and len(connections) == 0
         writer.close()
@@ -269,7 +269,7 @@ def test_one_address_takes_no_more_than_its_share_of_the_connections(monkeypatch
     # The loopback addresses of this test stand for machines, but for the first one.
     monkeypatch.setattr("delayserver.web.http_protocol.counted_address", lambda host: host.removeprefix("127.0.0.1"))
 
-    async def crowd(port: int, connections: Connections) -> None:
+    async def crowd(port: int, connections: HttpConnections) -> None:
         opened = []
 
         async def status(address: str) -> bytes:
@@ -294,7 +294,7 @@ def test_one_address_takes_no_more_than_its_share_of_the_connections(monkeypatch
         for _, writer in opened:
             writer.transport.abort()
 
-    served(Connections(HttpSettings(connections_of_address_max=2)), crowd)
+    served(HttpConnections(HttpSettings(connections_of_address_max=2)), crowd)
 
 
 @pytest.mark.parametrize(

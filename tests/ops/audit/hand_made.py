@@ -12,7 +12,7 @@ from delayserver.protocol.outcomes import Outcome
 from store.disk.filesystem import RealFileSystem
 from store.logs.dispatch_log import DispatchKey, DispatchLog
 from store.logs.message_log import MessageLog
-from store.logs.schedule_log import ScheduleKey, ScheduleLog, Source
+from store.logs.schedule_log import ScheduleKey, ScheduleLog, ScheduleSource
 from store.records.batches import CancelBatch, LedgerBatch, MessageBatch, OutcomeBatch
 from store.records.redelivery import ATTEMPTS
 from store.tables import checkpoint as checkpoint_file
@@ -64,7 +64,7 @@ class HandMade:
         log.sync()
         schedule = ScheduleLog(fs, f"{path}/schedule_log", self.server_id, WINDOW_MS)
         for sequence in self.scheduled:
-            schedule.append(ScheduleKey(self.start_ms, Source.DIRECT), self._messages([sequence]))
+            schedule.append(ScheduleKey(self.start_ms, ScheduleSource.DIRECT), self._messages([sequence]))
         schedule.sync()
         dispatch = DispatchLog(fs, f"{path}/dispatch_log", self.server_id, WINDOW_MS, reserve_bytes=0)
         for outcome in self.outcomes:

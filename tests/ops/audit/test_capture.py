@@ -10,7 +10,7 @@ require_pyspark()
 
 from ops.audit.capture import BROKER_LOG, DISPATCH_LOG, SCHEDULE_LOG, capture, capture_all  # noqa: E402
 from store.disk.filesystem import RealFile, RealFileSystem  # noqa: E402
-from store.logs.schedule_log import ScheduleKey, ScheduleLog, Source  # noqa: E402
+from store.logs.schedule_log import ScheduleKey, ScheduleLog, ScheduleSource  # noqa: E402
 from store.records.batches import LedgerBatch, MessageBatch  # noqa: E402
 from store.records.file_header import FILE_HEADER_BYTES  # noqa: E402
 from store.tables.ledger import Ledger  # noqa: E402
@@ -42,7 +42,7 @@ class Listed(RealFileSystem):
 def test_a_file_that_goes_while_it_is_captured_counts_as_vanished(tmp_path: Path) -> None:
     path = HandMade(tmp_path / "data", messages=[1]).write()
     schedule = ScheduleLog(RealFileSystem(), f"{path}/schedule_log", 7, WINDOW_MS)
-    schedule.append(ScheduleKey(START_MS, Source.DAY), MessageBatch.filled(1, sequence=1, due_ms=START_MS))
+    schedule.append(ScheduleKey(START_MS, ScheduleSource.DAY), MessageBatch.filled(1, sequence=1, due_ms=START_MS))
     schedule.sync()
     schedule.close()
     captured = capture(DrainsTheDay(), [path], SCHEDULE_LOG)

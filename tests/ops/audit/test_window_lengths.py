@@ -10,7 +10,7 @@ require_pyspark()
 
 from ops.audit.capture import DISPATCH_LOG, SCHEDULE_LOG, capture_all  # noqa: E402 - behind the check that Spark is there
 from store.disk.filesystem import RealFileSystem  # noqa: E402
-from store.logs.schedule_log import ScheduleKey, ScheduleLog, Source  # noqa: E402
+from store.logs.schedule_log import ScheduleKey, ScheduleLog, ScheduleSource  # noqa: E402
 from store.records.batches import MessageBatch  # noqa: E402
 from store.tables import checkpoint as checkpoint_file  # noqa: E402
 from store.tables.checkpoint import Checkpoint  # noqa: E402
@@ -21,7 +21,7 @@ from tests.ops.audit.hand_made import START_MS, HandMade  # noqa: E402
 def test_each_server_has_windows_of_its_own_length(tmp_path: Path) -> None:
     paths = (HandMade(tmp_path / "a", 7, messages=[1], scheduled=[1]).write(), HandMade(tmp_path / "b", 8).write())
     schedule = ScheduleLog(RealFileSystem(), f"{paths[1]}/schedule_log", 8, 1_000)
-    schedule.append(ScheduleKey(START_MS, Source.DIRECT), MessageBatch.filled(1, sequence=1, due_ms=START_MS))
+    schedule.append(ScheduleKey(START_MS, ScheduleSource.DIRECT), MessageBatch.filled(1, sequence=1, due_ms=START_MS))
     schedule.sync()
     schedule.close()
     assert evidence_of(*paths).window_ms == {7: 60_000, 8: 1_000}

@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 from store.errors import CorruptionError
 from store.indexes.id_index import IdIndex, confirm_by_bytes, id_keys
 from store.indexes.index_cache import IndexCache
-from store.logs.schedule_log import ScheduleKey, ScheduleLog, Source
+from store.logs.schedule_log import ScheduleKey, ScheduleLog, ScheduleSource
 from store.logs.window_ids import load_id_index, read_stored_ids
 from store.records.batches import I64, MessageBatch
 from store.records.id_hash import hash_id, hash_ids
 from tests.fakes.disk import FakeDisk
 from tests.fakes.rows import messages
 
-KEY = ScheduleKey(1_795_252_500_000, Source.DIRECT)
+KEY = ScheduleKey(1_795_252_500_000, ScheduleSource.DIRECT)
 Identity = tuple[bytes, int, int]
 IDENTITIES = st.lists(
     st.tuples(st.sampled_from([b"", b"a", b"b", b"ab", b"ba"]), st.integers(1, 2), st.integers(5, 6)), max_size=10

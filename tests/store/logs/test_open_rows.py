@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from store.indexes.outcome_index import OutcomeIndex
 from store.logs.dispatch_log import DispatchKey, DispatchLog
 from store.logs.open_rows import Unit, open_rows, read_open_rows, units_of, unmatched, without_row
-from store.logs.schedule_log import ScheduleKey, ScheduleLog, Source
+from store.logs.schedule_log import ScheduleKey, ScheduleLog, ScheduleSource
 from store.logs.windows import day_of
 from store.records.batches import I64, OutcomeBatch
 from tests.fakes.disk import FakeDisk
@@ -65,7 +65,11 @@ def test_the_open_rows_of_files_are_those_of_a_model(
 ) -> None:
     """`d`: the file of the day; `f` and `m`: those of a minute, with rows from the day and from the message_log."""
     schedule, dispatch = logs(FakeDisk())
-    files = {"d": (DAY, Source.DAY), "f": (MINUTE, Source.FROM_DAY), "m": (MINUTE, Source.DIRECT)}
+    files = {
+        "d": (DAY, ScheduleSource.DAY),
+        "f": (MINUTE, ScheduleSource.FROM_DAY),
+        "m": (MINUTE, ScheduleSource.DIRECT),
+    }
     for name, (start_ms, source) in files.items():
         for sequence in sorted(sequence for sequence, (rows, _) in places.items() if name in rows):
             schedule.append(ScheduleKey(start_ms, source), messages(sequence, 1))
@@ -91,17 +95,17 @@ def test_the_open_rows_of_files_are_those_of_a_model(
 
 def test_what_comes_behind_the_end_of_a_unit_is_not_read() -> None:
     schedule, dispatch = logs(FakeDisk())
-    schedule.append(ScheduleKey(MINUTE, Source.DIRECT), messages(1, 3))
+    schedule.append(ScheduleKey(MINUTE, ScheduleSource.DIRECT), messages(1, 3))
     dispatch.append(DispatchKey(MINUTE, False), outcomes([1]))
     [(_, unit)] = units_of(schedule, dispatch, ())
-    schedule.append(ScheduleKey(MINUTE, Source.DIRECT), messages(4, 3))
+    schedule.append(ScheduleKey(MINUTE, ScheduleSource.DIRECT), messages(4, 3))
     dispatch.append(DispatchKey(MINUTE, False), outcomes([2]))
     assert read_open_rows(schedule, dispatch, unit, NAMES)["sequence"].tolist() == [2, 3]
 
 
 def test_messages_count_as_open_where_their_outcomes_cannot_be_read(disk: FakeDisk) -> None:
     schedule, dispatch = logs(disk)
-    schedule.append(ScheduleKey(MINUTE, Source.DIRECT), messages(1, 3))
+    schedule.append(ScheduleKey(MINUTE, ScheduleSource.DIRECT), messages(1, 3))
     place = dispatch.append(DispatchKey(MINUTE, False), outcomes([1]))
     dispatch.append(DispatchKey(MINUTE, False), outcomes([2]))
     dispatch.sync()

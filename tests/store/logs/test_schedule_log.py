@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from store.errors import CorruptionError, FormatError
 from store.indexes.schedule_index import batch_sums
-from store.logs.schedule_log import ScheduleIndex, ScheduleKey, ScheduleLog, Source, index_rows
+from store.logs.schedule_log import ScheduleIndex, ScheduleKey, ScheduleLog, ScheduleSource, index_rows
 from store.records.batches import MessageBatch
 from store.records.columns import gather_ragged
 from store.records.id_hash import hash_id
@@ -24,13 +24,13 @@ from tests.fakes.schedule_files import DAY, KEY, MINUTE, ROOT, assert_same, fill
 
 def test_files_are_named_by_window_and_source(disk: FakeDisk) -> None:
     log = opened(disk)
-    for key in (KEY, ScheduleKey(MINUTE, Source.FROM_DAY), DAY):
+    for key in (KEY, ScheduleKey(MINUTE, ScheduleSource.FROM_DAY), DAY):
         log.append(key, messages(1, 2))
     assert disk.files() == [
         f"{ROOT}/2026-11-21/0915.day.log", f"{ROOT}/2026-11-21/0915.direct.log", f"{ROOT}/2026-11-21/day.log",
     ]  # fmt: skip
-    assert log.keys() == [DAY, KEY, ScheduleKey(MINUTE, Source.FROM_DAY)]
-    assert log.keys_between(MINUTE, MINUTE + 1) == [KEY, ScheduleKey(MINUTE, Source.FROM_DAY)]
+    assert log.keys() == [DAY, KEY, ScheduleKey(MINUTE, ScheduleSource.FROM_DAY)]
+    assert log.keys_between(MINUTE, MINUTE + 1) == [KEY, ScheduleKey(MINUTE, ScheduleSource.FROM_DAY)]
 
 
 def test_a_file_that_is_not_there_is_empty() -> None:
@@ -214,7 +214,7 @@ def test_after_a_crash_a_replay_above_the_high_water_marks_restores_each_message
     steps: list[tuple[int, int, bool]], seed: int
 ) -> None:
     """The source is replayed from its start; each file skips what it has. Nothing is lost and nothing is doubled."""
-    disk, keys = FakeDisk(), [ScheduleKey(MINUTE + 60_000 * minute, Source.DIRECT) for minute in range(4)]
+    disk, keys = FakeDisk(), [ScheduleKey(MINUTE + 60_000 * minute, ScheduleSource.DIRECT) for minute in range(4)]
     log, source, sequence = opened(disk, 2), [], 1
     synced: dict[ScheduleKey, int] = {}
     marks = log.marks()
@@ -262,7 +262,7 @@ def test_a_torn_tail_is_cut_off(cut: int, disk: FakeDisk) -> None:
 def test_only_files_behind_the_checkpoint_are_opened(disk: FakeDisk) -> None:
     log = opened(disk)
     for minute in range(20):
-        log.append(ScheduleKey(MINUTE + 60_000 * minute, Source.DIRECT), messages(1, 2))
+        log.append(ScheduleKey(MINUTE + 60_000 * minute, ScheduleSource.DIRECT), messages(1, 2))
     log.sync()
     marks = log.marks()
     log.append(KEY, messages(10, 2))
@@ -275,7 +275,7 @@ def test_only_files_behind_the_checkpoint_are_opened(disk: FakeDisk) -> None:
 
 def test_a_missing_and_a_shortened_file_are_reported(disk: FakeDisk) -> None:
     log, _ = filled(disk, [4, 4])
-    other = ScheduleKey(MINUTE + 60_000, Source.DIRECT)
+    other = ScheduleKey(MINUTE + 60_000, ScheduleSource.DIRECT)
     log.append(other, messages(1, 2))
     log.sync()
     marks = log.marks()
@@ -405,7 +405,7 @@ def test_a_file_of_another_server_is_refused(disk: FakeDisk) -> None:
 
 def three_windows(disk: FakeDisk, rows: list[int]) -> tuple[ScheduleLog, list[ScheduleKey]]:
     log = opened(disk)
-    keys = [ScheduleKey(MINUTE + 60_000 * minute, Source.DIRECT) for minute in range(3)]
+    keys = [ScheduleKey(MINUTE + 60_000 * minute, ScheduleSource.DIRECT) for minute in range(3)]
     for key, count in zip(keys, rows, strict=True):
         log.append(key, messages(1, count))
     log.sync()

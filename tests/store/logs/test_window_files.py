@@ -14,7 +14,7 @@ import pytest
 
 from store.disk.filesystem import RealFileSystem
 from store.errors import DiskFullError, StoreError, SyncFailedError
-from store.logs.schedule_log import ScheduleKey, ScheduleLog, Source
+from store.logs.schedule_log import ScheduleKey, ScheduleLog, ScheduleSource
 from store.logs.window_files import FileUse
 from store.logs.windows import DAY_MS
 from store.records.batches import MessageBatch
@@ -25,7 +25,7 @@ from tests.fakes.schedule_files import DAY, KEY, MINUTE, ROOT, assert_same, fill
 
 def test_the_bound_on_open_files_holds_and_files_closed_to_make_room_are_synced_later(disk: FakeDisk) -> None:
     log = opened(disk, 3)
-    keys = [ScheduleKey(MINUTE + 60_000 * minute, Source.DIRECT) for minute in range(10)]
+    keys = [ScheduleKey(MINUTE + 60_000 * minute, ScheduleSource.DIRECT) for minute in range(10)]
     for key in keys:
         log.append(key, messages(1, 2))
         assert log.open_file_count() <= 3
@@ -45,7 +45,7 @@ def test_a_file_closed_to_make_room_is_not_durable_before_its_sync(disk: FakeDis
     log = opened(disk, 1)
     log.append(KEY, messages(1, 2))
     before = log.mark(KEY)
-    log.append(ScheduleKey(MINUTE + 60_000, Source.DIRECT), messages(1, 1))
+    log.append(ScheduleKey(MINUTE + 60_000, ScheduleSource.DIRECT), messages(1, 1))
     assert log.mark(KEY) == before and before.rows == 0
     log.sync([KEY])
     assert log.mark(KEY).rows == 2
@@ -58,10 +58,10 @@ def test_a_reader_keeps_its_file_open_while_others_are_evicted(disk: FakeDisk) -
     reading = log.batches(KEY)
     parts = [next(reading)[1]]
     for minute in range(1, 4):
-        log.append(ScheduleKey(MINUTE + 60_000 * minute, Source.DIRECT), messages(1, 1))
+        log.append(ScheduleKey(MINUTE + 60_000 * minute, ScheduleSource.DIRECT), messages(1, 1))
     parts += [batch for _, batch in reading]
     assert_same(MessageBatch.concatenate(parts), rows)
-    log.append(ScheduleKey(MINUTE + 60_000 * 9, Source.DIRECT), messages(1, 1))
+    log.append(ScheduleKey(MINUTE + 60_000 * 9, ScheduleSource.DIRECT), messages(1, 1))
     assert log.open_file_count() == 1
 
 
@@ -116,7 +116,7 @@ def test_the_real_disk_behaves_like_the_fake(tmp_path: object) -> None:
     for part in parts:
         log.append(KEY, part)
         log.append(DAY, part)
-        log.append(ScheduleKey(MINUTE, Source.FROM_DAY), part)
+        log.append(ScheduleKey(MINUTE, ScheduleSource.FROM_DAY), part)
     log.sync()
     marks = log.marks()
     log.close()
@@ -203,7 +203,7 @@ def test_tiny_and_large_records_decode_alike() -> None:
 
 def test_a_sync_in_another_thread_beside_appends_loses_nothing(tmp_path: object) -> None:
     log = ScheduleLog(RealFileSystem(), f"{tmp_path}/schedule_log", 7, 60_000, FileUse(2))
-    keys = [ScheduleKey(MINUTE + 60_000 * minute, Source.DIRECT) for minute in range(4)]
+    keys = [ScheduleKey(MINUTE + 60_000 * minute, ScheduleSource.DIRECT) for minute in range(4)]
     done = threading.Event()
 
     def sync_until_done() -> None:
@@ -227,7 +227,7 @@ def test_a_sync_in_another_thread_beside_appends_loses_nothing(tmp_path: object)
 
 def test_files_of_a_round_are_made_together_and_only_those_that_are_missing(disk: FakeDisk) -> None:
     log = opened(disk, 40)
-    keys = [ScheduleKey(MINUTE + 60_000 * minute, Source.DIRECT) for minute in range(100)]
+    keys = [ScheduleKey(MINUTE + 60_000 * minute, ScheduleSource.DIRECT) for minute in range(100)]
     log.append(keys[7], messages(1, 2))
     most = 0
     opened_before = disk.counts["open"]
@@ -252,7 +252,7 @@ def test_files_of_a_round_are_made_together_and_only_those_that_are_missing(disk
 
 @pytest.mark.parametrize("point", range(1, 14))
 def test_a_crash_while_files_are_made_together_leaves_no_damage(point: int) -> None:
-    keys = [ScheduleKey(MINUTE + 60_000 * minute, Source.DIRECT) for minute in range(3)]
+    keys = [ScheduleKey(MINUTE + 60_000 * minute, ScheduleSource.DIRECT) for minute in range(3)]
     for seed in range(5):
         disk = FakeDisk()
         log = opened(disk)
@@ -273,7 +273,7 @@ def test_where_one_of_many_files_finds_no_room_none_is_made(disk: FakeDisk) -> N
     log = opened(disk)
     log.append(KEY, messages(1, 1))
     disk.capacity_bytes = disk.used_bytes + 2 * PAGE
-    keys = [ScheduleKey(MINUTE + 60_000 * minute, Source.DIRECT) for minute in range(1, 9)]
+    keys = [ScheduleKey(MINUTE + 60_000 * minute, ScheduleSource.DIRECT) for minute in range(1, 9)]
     with pytest.raises(DiskFullError):
         log.prepare(keys)
     assert log.keys() == [KEY] and len(disk.files(ROOT)) == 1
@@ -300,7 +300,7 @@ class SyncedBeside(RealFileSystem):
 def test_a_file_that_goes_while_others_are_synced_takes_no_other_files_mark_along(again: bool, tmp_path: Path) -> None:
     fs = SyncedBeside()
     log = ScheduleLog(fs, f"{tmp_path}/log", 1, 60_000, FileUse(64))
-    gone, other = KEY, ScheduleKey(KEY.start_ms + 10 * DAY_MS, Source.DIRECT)
+    gone, other = KEY, ScheduleKey(KEY.start_ms + 10 * DAY_MS, ScheduleSource.DIRECT)
     log.append(gone, messages(1, 1))
     log.append(other, messages(2, 1))
 

@@ -18,11 +18,11 @@ from store.tables.checkpoint import (
     OUTCOMES,
     Checkpoint,
     CoarseDays,
+    ColumnTable,
     DispatchFiles,
     LostFiles,
     PendingSubjects,
     ScheduleFiles,
-    Table,
 )
 from tests.fakes.disk import SimulatedCrash, new_disk
 
@@ -50,7 +50,7 @@ def sample(replayed: int = 99) -> Checkpoint:
 def same(left: Checkpoint, right: Checkpoint) -> bool:
     for name in Checkpoint.__slots__:
         a, b = getattr(left, name), getattr(right, name)
-        if isinstance(a, Table):
+        if isinstance(a, ColumnTable):
             if not all(np.array_equal(getattr(a, column), getattr(b, column)) for column, _, _ in a.columns):
                 return False
         elif a != b:

@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 
 from delayserver.cli.demo import ending_on_signals
-from delayserver.cli.demo.run import Demo, Progress, quantiles
+from delayserver.cli.demo.run import Demo, Measurements, quantiles
 from delayserver.cli.demo.view import BOUNDS_MS, _panel
 
 
@@ -87,10 +87,10 @@ def test_the_verdict_is_bad_when_something_went_wrong(bad: str) -> None:
     nothing = np.empty(0)
     counts = {"delivered": 9 if bad == "missing" else 10, "early": int(bad == "early")}
     counts["duplicates"] = int(bad == "duplicates")
-    assert not Progress(scheduled=10, dispatched_ms=nothing, received_ms=nothing, **counts).ok
+    assert not Measurements(scheduled=10, dispatched_ms=nothing, received_ms=nothing, **counts).ok
 
 
-def note(demo: Demo, sequence: list[int], dispatched_us: int, received_us: int) -> Progress:
+def note(demo: Demo, sequence: list[int], dispatched_us: int, received_us: int) -> Measurements:
     """The progress behind one pull of these messages. No server delivers early or twice for a test."""
     rows = np.array(sequence, np.int64)
     due_ms = np.full(len(rows), 10, np.int64)
@@ -113,7 +113,7 @@ def test_every_part_of_the_panel_has_a_line_of_its_own_within_80_columns() -> No
     late_ms = np.array([0.2, 3.0, 120.0])
     console = Console(width=80, file=io.StringIO(), force_terminal=True, color_system=None)
     with console.capture() as captured:
-        console.print(_panel(Progress(500, 250, 0, 0, late_ms, late_ms)))
+        console.print(_panel(Measurements(500, 250, 0, 0, late_ms, late_ms)))
     lines = captured.get().splitlines()
     assert [line.split()[0] for line in lines[:2]] == ["arrived", "late"]
     assert set(lines[2].strip()) <= set("━╸╺")

@@ -5,17 +5,17 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delayserver.client.listening.flow_control import Ask, FlowControl, Share
+from delayserver.client.listening.flow_control import Ask, FlowControl, FlowShare
 
 
-def pull(flow: FlowControl, share: Share, sizes: list[int]) -> None:
+def pull(flow: FlowControl, share: FlowShare, sizes: list[int]) -> None:
     ask = flow.next_ask(share)
     assert ask is not None
     flow.asked(share, ask)
     flow.answered(share, sizes)
 
 
-def handle_all(flow: FlowControl, share: Share, size: int) -> None:
+def handle_all(flow: FlowControl, share: FlowShare, size: int) -> None:
     while share.held_messages:
         flow.started(share)
         flow.ended(share, size)
@@ -131,9 +131,9 @@ def test_flow_control_never_exceeds_its_bounds_and_an_empty_source_may_always_as
     messages_max = data.draw(st.integers(1, 50))
     bytes_max = data.draw(st.integers(1, 5000))
     flow = FlowControl(messages_max, bytes_max, data.draw(st.integers(1, 60)))
-    shares: list[Share] = []
-    sizes: dict[Share, list[int]] = {}
-    running: dict[Share, list[int]] = {}
+    shares: list[FlowShare] = []
+    sizes: dict[FlowShare, list[int]] = {}
+    running: dict[FlowShare, list[int]] = {}
     most_sources = 0
     for _ in range(data.draw(st.integers(1, 60))):
         step = data.draw(st.sampled_from(["join", "ask", "answer", "fail", "start", "end", "back", "slow", "leave"]))

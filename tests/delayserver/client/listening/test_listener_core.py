@@ -10,7 +10,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from delayserver.client.listening.handling import ACK, GIVE_BACK, NACK, Handling, Verdict, verdict_of
-from delayserver.client.listening.listener_core import UNSETTLED_MAX, ListenerCore, ListenerSettings, Source
+from delayserver.client.listening.listener_core import UNSETTLED_MAX, ListenerCore, ListenerSettings, SubjectSource
 from delayserver.client.listening.settlements import Settlement
 from delayserver.client.values.retry import Retry
 from delayserver.protocol.errors import InvalidArgument
@@ -21,7 +21,7 @@ def core_of(**settings: float) -> ListenerCore:
     return ListenerCore("shop", ListenerSettings(**settings))  # type: ignore[arg-type]
 
 
-def bring(core: ListenerCore, source: Source, *numbers: int, now_s: float = 0.0, body: bytes = b"") -> None:
+def bring(core: ListenerCore, source: SubjectSource, *numbers: int, now_s: float = 0.0, body: bytes = b"") -> None:
     ask = core.next_ask(source)
     assert ask is not None
     core.asked(source, ask)
@@ -29,7 +29,7 @@ def bring(core: ListenerCore, source: Source, *numbers: int, now_s: float = 0.0,
     core.check_invariants()
 
 
-def bring_keyed(core: ListenerCore, source: Source, keys: str, first: int = 1, now_s: float = 0.0) -> None:
+def bring_keyed(core: ListenerCore, source: SubjectSource, keys: str, first: int = 1, now_s: float = 0.0) -> None:
     """Deliveries `first` and so on with these order keys, a letter each; "-" is none."""
     ask = core.next_ask(source)
     assert ask is not None
@@ -60,7 +60,7 @@ def start(core: ListenerCore, now_s: float = 0.0) -> Handling:
     return handling
 
 
-def sent(core: ListenerCore, source: Source, now_s: float = 0.0) -> dict[Verdict, list[int]]:
+def sent(core: ListenerCore, source: SubjectSource, now_s: float = 0.0) -> dict[Verdict, list[int]]:
     return {each.verdict: each.deliveries for each in core.take(source, now_s)}
 
 
@@ -464,9 +464,9 @@ class Model:
         self.core = core_of(
             concurrency=data.draw(st.integers(1, 4)), prefetch_messages=data.draw(st.integers(1, 30)), ack_timeout_s=20
         )
-        self.sources: list[Source] = []
+        self.sources: list[SubjectSource] = []
         self.running: list[Handling] = []
-        self.requests: list[tuple[Source, Settlement]] = []
+        self.requests: list[tuple[SubjectSource, Settlement]] = []
         self.now_s = 0.0
         self.number = 0
         self.connection = 0
@@ -512,7 +512,7 @@ class Model:
         elif name in ("pull", "take", "retire") and self.sources:
             self.of_source(name, data.draw(st.sampled_from(self.sources)))
 
-    def of_source(self, name: str, source: Source) -> None:
+    def of_source(self, name: str, source: SubjectSource) -> None:
         core, data = self.core, self.data
         if name == "retire":
             core.retire(source)
@@ -533,7 +533,7 @@ class Model:
         elif (due_s := core.settle_due_s(source, self.now_s)) is not None and due_s <= self.now_s:
             self.requests += [(source, settlement) for settlement in core.take(source, self.now_s)]
 
-    def answer(self, source: Source, settlement: Settlement, well: bool) -> None:
+    def answer(self, source: SubjectSource, settlement: Settlement, well: bool) -> None:
         if not well:
             self.lost |= {each.delivery.delivery for each in self.core.settle_failed(source, settlement, self.now_s)}
             return

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from delayserver.protocol.errors import InvalidArgument
-from store.logs.schedule_log import Source
+from store.logs.schedule_log import ScheduleSource
 from tests.delayserver.replay.test_day_tier import sources
 from tests.fakes.host import Boot, Client, Host, faked_settings, small_settings
 
@@ -96,7 +96,7 @@ async def test_a_far_day_is_one_bucket_and_stays_right_while_it_goes_to_its_minu
 
     async def looked_at() -> None:
         rows = sources(host)
-        if rows[Source.DAY] and rows[Source.FROM_DAY] == rows[Source.DAY]:
+        if rows[ScheduleSource.DAY] and rows[ScheduleSource.FROM_DAY] == rows[ScheduleSource.DAY]:
             seen.append(counts(await ask(client, "hour")))
         await step()
 

@@ -14,7 +14,7 @@ from delayserver.protocol.errors import InvalidArgument, NotReady
 from delayserver.replay.placing import Placing
 from delayserver.server.delay_server import DelayServer
 from delayserver.state.replay_round import Round
-from store.logs.schedule_key import Source
+from store.logs.schedule_key import ScheduleSource
 from store.records.batches import MessageBatch
 from store.tables import checkpoint
 from tests.fakes.host import DATA_DIR, Boot, Client, Host, faked_settings, small_settings
@@ -193,7 +193,7 @@ async def test_a_day_that_goes_to_its_minutes_while_it_is_counted_counts_once(
     await host.start()
     await reached.wait()
     schedule = host.server.parts.files.schedule
-    [key] = [key for key in schedule.keys() if key.source == Source.DAY]
+    [key] = [key for key in schedule.keys() if key.source == ScheduleSource.DAY]
     placed = Placing.place_drained
 
     async def placed_one(placing: Placing, batch: MessageBatch) -> Round:

@@ -16,7 +16,7 @@ from delayserver.recover.reading.capture import Capture, capture
 from delayserver.recover.reading.due_range import Range
 from delayserver.recover.reading.findings import Findings
 from store.disk.filesystem import RealFile, RealFileSystem
-from store.logs.schedule_log import ScheduleKey, Source
+from store.logs.schedule_log import ScheduleKey, ScheduleSource
 from store.logs.windows import window_of
 from store.records.batches import LedgerBatch
 from store.tables.ledger import Ledger
@@ -57,7 +57,7 @@ def test_a_window_that_retention_removes_during_a_check_counts_once(
         taken.tables.read_ledger_again()
     if before != 301:
         retire(made, start_ms, 301)
-    key = ScheduleKey(start_ms, Source.DIRECT)
+    key = ScheduleKey(start_ms, ScheduleSource.DIRECT)
     Path(taken.schedule_path(key)).unlink()
     if not schedule_was_there:
         del taken.files.schedule[key]

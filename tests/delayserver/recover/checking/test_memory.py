@@ -13,7 +13,7 @@ from delayserver.recover.checking.log_check import LogCheck
 from delayserver.recover.mending.copies import mark_copies
 from delayserver.recover.mending.marks import Marks
 from delayserver.recover.mending.restore import Restore
-from delayserver.recover.reading.balance import ACCEPTED, Balance
+from delayserver.recover.reading.balance import ACCEPTED, SubjectBalances
 from delayserver.recover.reading.capture import capture
 from delayserver.recover.reading.due_range import Range
 from delayserver.recover.reading.file_read import Reader
@@ -22,7 +22,7 @@ from delayserver.recover.reading.outcome_rows import OutcomeRows
 from delayserver.recover.reading.units import Units
 from store.disk.filesystem import RealFileSystem
 from store.logs.message_log import MessageLog
-from store.logs.schedule_log import ScheduleKey, ScheduleLog, Source
+from store.logs.schedule_log import ScheduleKey, ScheduleLog, ScheduleSource
 from store.records.batches import CancelBatch, MessageBatch
 from store.records.file_header import FILE_HEADER_BYTES
 from store.records.id_hash import hash_ids
@@ -128,7 +128,7 @@ def test_a_rebuild_holds_some_of_the_messages_that_it_restores(stopped: Made, tm
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     schedule = ScheduleLog(RealFileSystem(), f"{made.path}/schedule_log", taken.server_id, taken.files.window_ms)
-    key = ScheduleKey(due_ms, Source.DIRECT)
+    key = ScheduleKey(due_ms, ScheduleSource.DIRECT)
     schedule.recover_all({})
     assert sum(len(batch) for _, batch in schedule.batches(key)) == 64 * 32
     taken.close()
@@ -141,7 +141,7 @@ def test_a_message_restored_beside_its_original_is_a_duplicate_and_the_original_
 ) -> None:
     made = copy(stopped, tmp_path / "data")
     taken = capture(RealFileSystem(), str(made.path), Findings())
-    key = ScheduleKey(60_000, Source.DIRECT)
+    key = ScheduleKey(60_000, ScheduleSource.DIRECT)
     taken.files.schedule[key] = FILE_HEADER_BYTES
     kept = named({5: b"a", 9: b"b"})
     lost = [named({4: b"c", 6: b"a", 7: b"d"}), named({8: b"c", 10: b"e"})]
@@ -152,7 +152,7 @@ def test_a_message_restored_beside_its_original_is_a_duplicate_and_the_original_
 
 def test_copies_among_many_ids_are_those_that_a_plain_search_finds(stopped: Made) -> None:
     taken = capture(RealFileSystem(), str(stopped.path), Findings())
-    key = ScheduleKey(60_000, Source.DIRECT)
+    key = ScheduleKey(60_000, ScheduleSource.DIRECT)
     taken.files.schedule[key] = FILE_HEADER_BYTES
     draw = np.random.default_rng(8)
     sequences = np.arange(400) + 1
@@ -168,7 +168,7 @@ def test_copies_among_many_ids_are_those_that_a_plain_search_finds(stopped: Made
 
 
 def test_a_subject_code_that_no_table_holds_costs_an_entry_and_not_a_table_up_to_it() -> None:
-    balance, other = Balance(), Balance()
+    balance, other = SubjectBalances(), SubjectBalances()
     tracemalloc.start()
     balance.add(ACCEPTED, np.array([3, 0xFFFF_FFF0, 3, 0xFFFF_FFFF], np.uint32))
     other.add(ACCEPTED, np.full(5, 0xFFFF_FFFF, np.uint32))

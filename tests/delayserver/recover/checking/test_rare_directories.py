@@ -15,7 +15,7 @@ from delayserver.recover.checking.check import Check, check_directory, whole_win
 from delayserver.recover.mending import restore
 from delayserver.recover.mending.mender import carry_out
 from delayserver.recover.mending.repair_plan import plan_repair
-from delayserver.recover.reading.balance import Balance
+from delayserver.recover.reading.balance import SubjectBalances
 from delayserver.recover.reading.capture import capture
 from delayserver.recover.reading.due_range import Range
 from delayserver.recover.reading.file_read import FileRead
@@ -139,7 +139,7 @@ async def test_a_check_is_clean_beside_a_server_that_meets_a_new_subject_meanwhi
     await client.put("m", host.now_ms + 3_600_000, subject="new")
     await host.sleep_ms(3_000)
 
-    def publish(_tier: str, _start_ms: int, balance: Balance) -> None:
+    def publish(_tier: str, _start_ms: int, balance: SubjectBalances) -> None:
         subjects.update(map(taken.tables.subject_name, balance.rows()[0].tolist()))
 
     Check(taken, whole_windows(None, None, taken.files.window_ms), findings, publish, lambda *_: None).run()

@@ -9,7 +9,7 @@ import pytest
 
 from delayserver.client import Client
 from store.disk.filesystem import RealFileSystem
-from store.logs.schedule_log import ScheduleKey, ScheduleLog, Source
+from store.logs.schedule_log import ScheduleKey, ScheduleLog, ScheduleSource
 from store.logs.windows import DAY_MS, window_starts
 from store.tables.days import DayTable
 from tests.delayserver.recover.directories import SMALL, Made, ServerProcess, copy, in_process
@@ -20,13 +20,13 @@ def seal_and_drain(made: Made, rows_drained: int) -> None:
     fs, path = RealFileSystem(), str(made.path)
     log = ScheduleLog(fs, f"{path}/schedule_log", int(made.server_id, 16), 60_000)
     log.recover_all({})
-    [day] = [key for key in log.keys() if key.source == Source.DAY]
+    [day] = [key for key in log.keys() if key.source == ScheduleSource.DAY]
     DayTable.open(fs, f"{path}/days", 0).seal(day.start_ms + DAY_MS, 398, [day.start_ms])
     [(_, batch)] = log.batches(day)
     drained = batch.slice(0, rows_drained)
     starts = window_starts(drained.due_ms, 60_000)
     for start in np.unique(starts).tolist():
-        log.append(ScheduleKey(start, Source.FROM_DAY), drained.take(np.flatnonzero(starts == start)))
+        log.append(ScheduleKey(start, ScheduleSource.FROM_DAY), drained.take(np.flatnonzero(starts == start)))
     log.sync()
     log.close()
 

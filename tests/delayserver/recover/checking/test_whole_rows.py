@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 
 from delayserver.recover.checking.whole_rows import RowsAt, readable_rows
-from delayserver.recover.checking.window_check import Rows, Visited
+from delayserver.recover.checking.window_check import ScheduleRows, Visited
 from delayserver.recover.mending.rewriting import write_file
 from delayserver.recover.reading.capture import Capture, capture
 from delayserver.recover.reading.file_read import Reader
 from delayserver.recover.reading.findings import Findings
 from store.disk.filesystem import RealFileSystem
-from store.logs.schedule_log import ScheduleKey, Source
+from store.logs.schedule_log import ScheduleKey, ScheduleSource
 from store.records.batches import MessageBatch
 from store.records.file_header import FILE_SCHEDULE, FileHeader
 from tests.delayserver.recover import damaging
 from tests.delayserver.recover.directories import Made, copy
 
 START_MS = 1_200_000
-KEY = ScheduleKey(START_MS, Source.DIRECT)
+KEY = ScheduleKey(START_MS, ScheduleSource.DIRECT)
 RECORDS, ROWS = 10, 4
 
 
@@ -50,7 +50,7 @@ def rows_at(taken: Capture, sequences: list[int]) -> RowsAt:
     sequence = np.arange(RECORDS * ROWS) + 1
     same = np.full(len(sequence), START_MS)
     ones = np.ones(len(sequence), np.uint32)
-    rows = Rows(sequence, same, same, same * 0, same * 0, ones, ones * 0, offset)
+    rows = ScheduleRows(sequence, same, same, same * 0, same * 0, ones, ones * 0, offset)
     visited = Visited(str(path), taken.files.schedule[KEY], KEY, rows, np.zeros(len(sequence), np.uint8))
     return RowsAt.of(visited, np.flatnonzero(np.isin(sequence, sequences)))
 

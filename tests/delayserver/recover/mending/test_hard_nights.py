@@ -17,7 +17,7 @@ from delayserver.recover.reading.findings import Findings
 from store.disk.filesystem import RealFileSystem
 from store.errors import StoreError
 from store.logs.message_log import MessageLog
-from store.logs.schedule_key import ScheduleKey, ScheduleLayout, Source
+from store.logs.schedule_key import ScheduleKey, ScheduleLayout, ScheduleSource
 from store.logs.windows import DAY_MS
 from store.tables import identity
 from tests.delayserver.recover import damaging
@@ -41,7 +41,7 @@ def file_of_pending(made: Made) -> Path:
     """The schedule file of the window that is due in an hour: two records, of which only a checkpoint says that they were
     durable."""
     due_ms = int(made.receipts["pending"].split("-")[1], 16)
-    name = ScheduleLayout(60_000).name(ScheduleKey(due_ms - due_ms % 60_000, Source.DIRECT))
+    name = ScheduleLayout(60_000).name(ScheduleKey(due_ms - due_ms % 60_000, ScheduleSource.DIRECT))
     return made.path / "schedule_log" / name
 
 
@@ -192,7 +192,9 @@ async def drained_with_copy(host: Host) -> int:
 
 def sum_of_minutes(host: Host) -> int:
     keys = host.server.parts.files.schedule.keys()
-    return sum(key.source == Source.FROM_DAY for key in keys) * all(key.source != Source.DAY for key in keys)
+    return sum(key.source == ScheduleSource.FROM_DAY for key in keys) * all(
+        key.source != ScheduleSource.DAY for key in keys
+    )
 
 
 @pytest.mark.parametrize("outcomes", ["kept", "lost"])

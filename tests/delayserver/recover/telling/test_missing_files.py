@@ -15,7 +15,7 @@ from delayserver.recover.reading.findings import Findings
 from store.disk.filesystem import RealFileSystem
 from store.logs.dispatch_log import DispatchKey
 from store.logs.message_log import MessageLog
-from store.logs.schedule_log import ScheduleKey, Source
+from store.logs.schedule_log import ScheduleKey, ScheduleSource
 from store.logs.windows import window_of
 from store.records.batches import LedgerBatch
 from store.tables import checkpoint as checkpoint_file
@@ -32,7 +32,7 @@ def files_of_window(made: Made, name: str) -> tuple[Path, Path]:
     """The schedule file and the dispatch file of the window of a message."""
     taken = capture(RealFileSystem(), str(made.path), Findings())
     start = start_of(made, name, taken.files.window_ms)
-    schedule, dispatch = taken.schedule_path(ScheduleKey(start, Source.DIRECT)), DispatchKey(start, False)
+    schedule, dispatch = taken.schedule_path(ScheduleKey(start, ScheduleSource.DIRECT)), DispatchKey(start, False)
     taken.close()
     return Path(schedule), Path(taken.dispatch_path(dispatch))
 

@@ -12,7 +12,7 @@ from delayserver.recover.reading.capture import Capture, capture
 from delayserver.recover.reading.due_range import Range
 from delayserver.recover.reading.findings import Findings
 from delayserver.recover.telling.export import ACCEPTED_FILE, DISPATCHED_FILE, Export
-from delayserver.recover.telling.pending import Pending
+from delayserver.recover.telling.pending import PendingOnDisk
 from store.disk.filesystem import File, RealFileSystem
 from store.records.batches import LedgerBatch
 from store.tables.ledger import Ledger
@@ -85,7 +85,7 @@ def test_a_window_that_goes_before_it_is_read_has_nothing_pending_where_the_ledg
         ledger.close()
     for path in (schedule, dispatch):
         path.unlink()
-    found = Pending(taken, Range(), None)
+    found = PendingOnDisk(taken, Range(), None)
     found.run()
     taken.close()
     assert [finding.file for finding in found.unread] == ([] if retired else [str(schedule)])

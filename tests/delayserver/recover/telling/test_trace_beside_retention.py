@@ -33,7 +33,7 @@ def test_a_file_that_goes_while_a_trace_reads_it_ends_no_trace(
     monkeypatch.setattr(Capture, "open", then_gone)
     taken = capture(RealFileSystem(), str(made.path), Findings())
     sequence = int(made.receipts["pending"][-12:], 16)
-    wanted = trace.Wanted(sequence=sequence) if by == "sequence" else trace.Wanted(message_id="pending")
+    wanted = trace.TracedMessage(sequence=sequence) if by == "sequence" else trace.TracedMessage(message_id="pending")
     [life] = trace.Trace(taken).run(wanted)
     taken.close()
     assert {item.what for item in life.evidence} == {"accepted"}
@@ -57,6 +57,6 @@ def test_a_message_whose_window_is_retired_meanwhile_is_not_pending(stopped: Mad
     ledger.close()
     for key in taken.files.dispatch:
         Path(taken.dispatch_path(key)).unlink(missing_ok=True)
-    [life] = trace.Trace(taken).run(trace.Wanted(sequence=sequence))
+    [life] = trace.Trace(taken).run(trace.TracedMessage(sequence=sequence))
     taken.close()
     assert life.state == "retired"

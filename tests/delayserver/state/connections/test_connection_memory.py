@@ -12,8 +12,8 @@ from delayserver.state.connections.connection_memory import (
     LARGE_BYTES,
     PROGRESS_BYTES,
     ConnectionMemory,
-    Share,
-    Turns,
+    FrameTurns,
+    MemoryShare,
 )
 from delayserver.state.connections.parties import Party
 
@@ -25,22 +25,22 @@ class Memory(ConnectionMemory):
 
     def __init__(self, bytes_max: int, allowance_bytes: int, unsent_bytes_max: int, client_bytes_max: int) -> None:
         super().__init__(bytes_max, allowance_bytes, unsent_bytes_max, client_bytes_max)
-        self.granted: list[Share] = []
-        self.withdrawn: list[Share] = []
-        self.told: dict[Share, bool] = {}
+        self.granted: list[MemoryShare] = []
+        self.withdrawn: list[MemoryShare] = []
+        self.told: dict[MemoryShare, bool] = {}
 
-    def connect(self, party: Party | None = None) -> Share:
+    def connect(self, party: Party | None = None) -> MemoryShare:
         """A new connection, of a client of its own by default."""
-        made: list[Share] = []
-        turns = Turns(lambda: self._tell(made[0], may=True), lambda: self._tell(made[0], may=False))
+        made: list[MemoryShare] = []
+        turns = FrameTurns(lambda: self._tell(made[0], may=True), lambda: self._tell(made[0], may=False))
         made.append(self.join(client() if party is None else party, turns))
         return made[0]
 
-    def _tell(self, share: Share, *, may: bool) -> None:
+    def _tell(self, share: MemoryShare, *, may: bool) -> None:
         self.told[share] = may
         (self.granted if may else self.withdrawn).append(share)
 
-    def begin(self, share: Share, length: int, come: int = 4) -> bool:
+    def begin(self, share: MemoryShare, length: int, come: int = 4) -> bool:
         """Some bytes of a frame come."""
         return self.begin_frame(share, length, min(length, come))
 
@@ -244,9 +244,9 @@ def test_the_counts_are_right_after_every_step_and_no_connection_waits_for_ever(
     chance = Random(seed)
     memory = memory_of(client_bytes_max=60)
     parties = [client() for _ in range(4)]
-    shares: list[Share] = []
+    shares: list[MemoryShare] = []
 
-    def waits(share: Share) -> bool:
+    def waits(share: MemoryShare) -> bool:
         """Whether the last thing that the connection was told is to wait."""
         return memory.told.get(share) is False
 
