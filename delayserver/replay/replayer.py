@@ -16,7 +16,6 @@ from delayserver.replay.day_tier import DayTier
 from delayserver.replay.message_log_reader import MessageLogReader
 from delayserver.replay.rounds import Rounds
 from delayserver.runtime.runtime import Runtime
-from delayserver.state.decisions.outcome_rows import replaced_messages
 from delayserver.state.positions.log_queue import LogQueue, due_range
 from delayserver.state.replay_round import Round
 from store.logs.due_windows import window_of
@@ -114,7 +113,7 @@ class Replayer:
         batch = MessageBatch.concatenate(messages) if messages else None
         cancels = [entry.batch for entry in entries if isinstance(entry.batch, CancelBatch)]
         if batch is not None and batch.replaces_sequence.any():
-            cancels.append(replaced_messages(batch))
+            cancels.append(cancels_of_replacements(batch))
         done.begin(batch, cancels, entries[-1].end - entries[0].start)
         if batch is not None:
             if self._placing.count_skipped:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from delayserver.logs.events import EventLogger
 from delayserver.protocol.outcomes import Outcome
 from delayserver.state.decisions.decided import Decided
-from delayserver.state.decisions.outcome_rows import replaced_messages
+from delayserver.state.decisions.outcome_rows import cancels_of_replacements
 from store.errors import CorruptionError
 from store.logs.dispatch_log import OUTCOMES, DispatchKey, DispatchLog
 from store.logs.log_scan import LogScan
@@ -58,7 +58,7 @@ def cancels_in(log: MessageLog, lost: Iterable[DispatchKey], window_ms: int, rep
     for entry in scan:
         batch = entry.batch
         if isinstance(batch, MessageBatch) and batch.replaces_sequence.any():
-            batch = replaced_messages(batch)
+            batch = cancels_of_replacements(batch)
         if isinstance(batch, CancelBatch):
             mine = np.isin(window_starts(batch.due_ms, window_ms), windows)
             mine |= np.isin(day_starts(batch.due_ms), days)

@@ -60,7 +60,8 @@ class Reschedule:
     async def by_name(self, given: GivenMoves, work: Work, access: Access = EVERYTHING) -> Rescheduled:
         """Moves messages by name. If another reschedule gives a name to another message meanwhile, moves that one.
 
-        Raises NotReady, ShuttingDown, DiskFull, and the named error of the commit."""
+        A commit that fails is the error of the moves that it had. Raises NotReady, ShuttingDown, DiskFull, and StorageFailed
+        if an outcome that is part of the answer can never be written."""
         self._admission.require()
         named = await self._naming.find(given.messages, work, access)
         count = given.messages.count

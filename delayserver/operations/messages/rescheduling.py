@@ -81,6 +81,20 @@ class MovedColumns:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """n held messages: `message` i64[n] are their sequences, ascending, `due_ms` i64[n] their due times, and `place` intp[n]
+    the move of each."""
+
+    message: I64
+    due_ms: I64
+    place: Places
+
+    def take(self, rows: Places) -> _Held:
+        """Some of them."""
+        return _Held(self.message[rows], self.due_ms[rows], self.place[rows])
+
+
 class Rescheduling:
     """Moves messages in parts. Other tasks run between the parts."""
 
@@ -101,7 +115,9 @@ class Rescheduling:
                 await work.items(SLICE_ITEMS)
 
     async def move_some(self, moves: Moves, places: Places, moved: MovedColumns, ends: Ends) -> int:
-        """Moves the first of these messages with one commit. Returns their number."""
+        """Moves the first of these messages with one commit. Returns their number.
+
+        `places` are numbers of moves. The columns of this function have a row for each of them."""
         located = await self._cancellation.locate(moves.sequence[places], moves.due_ms[places])
         count, old = await self._read(located, moves.due_ms[places])
         places, located = places[:count], located.first(count)
@@ -111,37 +127,39 @@ class Rescheduling:
         cancelled = np.flatnonzero(answer == CANCELLED)
         if len(cancelled):
             # No await from here to the commit, because the messages are held.
-            held, place = named, first = distinct_messages(located.message, cancelled)
-            answer[cancelled] = _ALREADY_CANCELLED  # named twice in one request
-            answer[place] = CANCELLED
-            found, row = _rows_of(old, held)
-            refused = self._refused(moves.new_due_ms[places[place]], found)
-            if refused:
-                back = np.array(list(refused))
-                self._cancellation.give_back(held[back], due_ms[place[back]], ends)
-                moved.errors.update({int(places[place[index]]): error for index, error in refused.items()})
-                moved_on = np.setdiff1d(np.arange(len(held)), back)
-                held, place, row = held[moved_on], place[moved_on], row[moved_on]
-            if len(held):
-                batch = _replacing(old.take(row), moves, places[place])
-                await self._commit(batch, due_ms[place], places[place], moved, ends)
-            if len(first) < len(cancelled) and moved.errors:
-                repeated = np.setdiff1d(cancelled, first)
-                answered = first[np.searchsorted(named, located.message[repeated])]
-                refused_again = _repeat_errors(moved.errors, places[repeated], places[answered])
-                answer[repeated[refused_again]] = CANCELLED  # as where the message is named first
+            message, first = distinct_messages(located.message, cancelled)
+            await self._replace(_Held(message, due_ms[first], places[first]), old, moves, moved, ends)
+            if len(first) < len(cancelled):
+                # The request names a message again: it has moved once, or is refused again.
+                again = np.setdiff1d(cancelled, first)
+                named_first = places[first[np.searchsorted(message, located.message[again])]]
+                refused = _repeat_errors(moved.errors, places[again], named_first)
+                answer[again[~refused]] = _ALREADY_CANCELLED
         await self._cancellation.durable(located.message, answer)
         moved.outcome[places] = answer
         return count
 
-    async def _commit(self, batch: MessageBatch, due_ms: I64, places: Places, moved: MovedColumns, ends: Ends) -> None:
+    async def _replace(self, held: _Held, old: MessageBatch, moves: Moves, moved: MovedColumns, ends: Ends) -> None:
+        """Commits a new message for each held one, and gives back those that cannot be sent. Enters both in `moved`."""
+        found, row = _rows_of(old, held.message)
+        refused = self._refused(moves.new_due_ms[held.place], found)
+        if refused:
+            back = held.take(np.array(list(refused)))
+            self._cancellation.give_back(back.message, back.due_ms, ends)
+            moved.errors.update(zip(back.place.tolist(), refused.values(), strict=True))
+            others = np.setdiff1d(np.arange(len(row)), list(refused))
+            held, row = held.take(others), row[others]
+        if len(row):
+            await self._commit(_replacing(old.take(row), moves, held.place), held, moved, ends)
+
+    async def _commit(self, batch: MessageBatch, held: _Held, moved: MovedColumns, ends: Ends) -> None:
         try:
-            committed = await self._cancellation.commit_held(batch, batch.replaces_sequence, due_ms, ends)
+            committed = await self._cancellation.commit_held(batch, held.message, held.due_ms, ends)
         except DelayServerError as error:
-            moved.errors.update(dict.fromkeys(places.tolist(), kept(error)))
+            moved.errors.update(dict.fromkeys(held.place.tolist(), kept(error)))
             return
-        moved.new_sequence[places] = committed.first_sequence + np.arange(len(batch))
-        _note_ids(moved, batch, places)
+        moved.new_sequence[held.place] = committed.first_sequence + np.arange(len(batch))
+        _note_ids(moved, batch, held.place)
 
     async def _read(self, located: Located, due_ms: I64) -> tuple[int, MessageBatch]:
         message = np.where(located.found, located.message, 0)

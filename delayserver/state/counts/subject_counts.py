@@ -124,11 +124,11 @@ class SubjectCounts:
 
     def accept(self, batch: MessageBatch) -> None:
         """Messages were committed. Writer: the accepted log."""
-        self._accepted.add(_of_balance(batch))
+        self._accepted.add(counted_subjects(batch))
 
     def place(self, batch: MessageBatch) -> None:
         """Messages are in their schedule files, and published. Writer: the publisher."""
-        self._placed.add(_of_balance(batch))
+        self._placed.add(counted_subjects(batch))
         self.redeliveries.place(batch)
 
     def end(self, batches: Sequence[OutcomeBatch], redeliveries: Sequence[RedeliveryRows]) -> None:
@@ -204,7 +204,7 @@ class SubjectCounts:
             assert (self.pending() >= 0).all()
 
 
-def _of_balance(batch: MessageBatch) -> U32:
+def counted_subjects(batch: MessageBatch) -> U32:
     """Subjects of the messages that count: internal records do not."""
     if not has_any(batch.origin_sequence):
         return batch.subject

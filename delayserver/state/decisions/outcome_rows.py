@@ -46,7 +46,7 @@ def _outcome_codes(batch: CancelBatch) -> U8 | int:
     return np.where(batch.outcome == 0, np.uint8(Outcome.CANCELLED), batch.outcome)
 
 
-def replaced_messages(batch: MessageBatch) -> CancelBatch:
+def cancels_of_replacements(batch: MessageBatch) -> CancelBatch:
     """The cancels that lie in messages which replace others: those of a reschedule or a commit, and timers."""
     rows = np.flatnonzero(batch.replaces_sequence)
     return CancelBatch.filled(
