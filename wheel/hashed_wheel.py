@@ -45,8 +45,8 @@ import numpy.typing as npt
 
 from wheel.due_rows import DueRows
 from wheel.keys import DUE_MS_NONE, Int64s, Mask, groups, key_order, rows_through
-from wheel.run import Opaque, SortedRun, merge_columns
 from wheel.runs import RUN_ROWS_MAX, SortedRuns
+from wheel.sorted_run import Opaque, SortedRun, merge_columns
 from wheel.span_runs import SpanRuns
 from wheel.tick_slots import TickSlots
 

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from wheel.keys import DUE_MS_NONE, Int64s, Mask, rows_before, rows_through
-from wheel.run import Opaque, SortedRun, merge_columns
+from wheel.sorted_run import Opaque, SortedRun, merge_columns
 
 RUN_ROWS_MAX: Final = 16_384
 """A batch enters as runs of at most this size: copying one (to sort, merge or release it) takes under 0.5 ms."""

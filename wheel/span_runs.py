@@ -9,8 +9,8 @@ import numpy as np
 from sortedcontainers import SortedDict
 
 from wheel.keys import DUE_MS_NONE, Int64s, Mask, groups
-from wheel.run import Opaque, SortedRun
 from wheel.runs import SortedRuns
+from wheel.sorted_run import Opaque, SortedRun
 
 MERGE_RUNS_MIN: Final = 4
 """Small runs in a span that has begun, from which on one merge is cheaper than cutting each of them at every tick."""

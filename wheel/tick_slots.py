@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from wheel.keys import DUE_MS_NONE, Int64s, Mask, groups
-from wheel.run import Opaque, SortedRun
 from wheel.runs import SortedRuns
+from wheel.sorted_run import Opaque, SortedRun
 
 
 class TickSlots:

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
-from delayserver.broker.limits import NACK_DELAY_MS_MAX
-from delayserver.broker.redelivery import RedeliveryPolicy
+from delayserver.broker.broker_limits import NACK_DELAY_MS_MAX
+from delayserver.broker.redelivery_policy import RedeliveryPolicy
 
 # The redelivery number of a stored message has 16 bits. Ten thousand attempts at the longest default pause take a month.
 ATTEMPTS_MAX: Final = 10_000
@@ -23,7 +23,7 @@ WAIT: Final = "wait"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupPolicy:
+class ConsumerPolicy:
     """The settings of one consumer group.
 
     `attempts`: how often a message is handed out before it becomes a dead letter; 0 or None: without end.
@@ -61,8 +61,8 @@ class GroupPolicy:
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
 
-FIELDS: Final = tuple([each.name for each in fields(GroupPolicy)])
-DEFAULT_POLICY: Final = GroupPolicy()
+FIELDS: Final = tuple([each.name for each in fields(ConsumerPolicy)])
+DEFAULT_POLICY: Final = ConsumerPolicy()
 
 _BOUNDS: Final = {
     "attempts": (0, ATTEMPTS_MAX),
@@ -76,7 +76,7 @@ class PolicyFault(ValueError):
     """A policy that makes no sense. The text names the field and its valid values."""
 
 
-def policy_from(values: Mapping[str, Any]) -> GroupPolicy:
+def policy_from(values: Mapping[str, Any]) -> ConsumerPolicy:
     """The policy of fields by name; a field that is missing or None is not set. Raises PolicyFault."""
     for name in values:
         if name not in FIELDS:
@@ -91,7 +91,7 @@ def policy_from(values: Mapping[str, Any]) -> GroupPolicy:
             raise PolicyFault(f"{name} must be a text of 1 to {FILTER_CHARACTERS_MAX} characters")
     if values.get("failed_key") not in (None, SKIP, WAIT):
         raise PolicyFault(f"failed_key must be {SKIP} or {WAIT}, not {str(values['failed_key'])[:64]!r}")
-    policy = GroupPolicy(**dict(values) | {"factor": _factor(values.get("factor"))})
+    policy = ConsumerPolicy(**dict(values) | {"factor": _factor(values.get("factor"))})
     if policy.first_level is not None and (policy.first_ms, policy.factor, policy.cap_ms) != (None, None, None):
         raise PolicyFault("give either first_level, or first_ms, factor and cap_ms: pauses come from one of the two")
     if policy.first_ms is not None and policy.cap_ms is not None and policy.first_ms > policy.cap_ms:

@@ -49,7 +49,7 @@ from delayserver.client.values.messages import (
     ServerInfo,
     Status,
 )
-from delayserver.client.values.pulled import PulledColumns
+from delayserver.client.values.pulled_columns import PulledColumns
 from delayserver.client.values.retry import Retry
 from delayserver.client.values.timing import Instant, Seconds, Span
 from delayserver.protocol.errors import DelayServerError

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from delayserver.config.places import Path, lines_of
 from delayserver.config.settings import Settings
 from delayserver.config.toml_file import (
     ConfigError,
@@ -20,6 +19,7 @@ from delayserver.config.toml_file import (
     with_flag,
     with_secret,
 )
+from delayserver.config.toml_lines import Path, lines_of
 
 _AT_LINE = re.compile(r"\(at line (\d+), column \d+\)")
 

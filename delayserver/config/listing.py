@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
-from delayserver.config.places import Path, lines_of
 from delayserver.config.settings import Settings
 from delayserver.config.toml_file import SECRETS, keys_of, load_settings, text_of
+from delayserver.config.toml_lines import Path, lines_of
 
 DEFAULT, FILE, FLAG = "default", "file", "--set"
 _LISTS = ("groups", "routes")

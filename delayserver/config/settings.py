@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from delayserver.targets.options import NodeOptions
+from delayserver.targets.node_options import NodeOptions
 
 MIB = 1 << 20
 

@@ -21,7 +21,7 @@ from delayserver.config.settings import GroupSettings, NodeSettings, Settings
 from delayserver.config.units import parse_delay_levels, parse_duration_ms, parse_size_bytes
 from delayserver.protocol.addresses import parse_address
 from delayserver.targets.registry import capabilities_of, kind_of, read_address
-from store.logs.windows import check_window_ms
+from store.logs.due_windows import check_window_ms
 
 DAY_MS: Final = 86_400_000
 U32_MAX: Final = 2**32 - 1

@@ -39,7 +39,7 @@ from delayserver.targets.answer import Answer
 from delayserver.targets.target import DeliveryError
 from store.errors import CorruptionError, DiskError
 from store.records.batches import U32, StoredBatch
-from store.records.redelivery import REDELIVERY
+from store.records.shared_column import REDELIVERY
 from wheel.due_rows import DueRows
 
 # So many rows with an order key show whether a node that counts as down is back. They wait for it, so these are few.

@@ -16,7 +16,7 @@ from store.errors import CorruptionError, DiskError, UnreadableError
 from store.indexes.schedule_index import batch_sums
 from store.logs.schedule_log import ScheduleKey, ScheduleLog, ScheduleSource
 from store.records.batches import OutcomeBatch, StoredBatch
-from store.records.columns import constant_column
+from store.records.column_batch import constant_column
 from store.records.id_hash import hash_ids
 from wheel.due_rows import DueRows
 

@@ -48,7 +48,7 @@ class JudgePolicy:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """`fate`: Fate codes u8[n]. `unanswered`: True for rows that the node may have, bool[n]. `failed`: the node gets
+    """`fate`: RowFate codes u8[n]. `unanswered`: True for rows that the node may have, bool[n]. `failed`: the node gets
     a pause. `complete`: the target has all rows."""
 
     fate: U8

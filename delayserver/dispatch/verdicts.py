@@ -20,7 +20,7 @@ from delayserver.state.memory.rows import SEVERAL_NODES
 from delayserver.targets.answer import RowAnswer
 from store.records.batches import I64, U8, U32
 from store.records.expiry import expired_rows
-from store.records.redelivery import ATTEMPTS, REDELIVERY
+from store.records.shared_column import ATTEMPTS, REDELIVERY
 from wheel.due_rows import DueRows
 
 events = EventLogger()

@@ -11,7 +11,13 @@ A crash is the program's. On trio it cancels the block. Elsewhere the next call 
 interrupt that trio raises amid the server's work is a crash for the server, and the program gets the interrupt.
 """
 
-from delayserver.embedded.errors import EmbeddedClosed, EmbeddedError, EmbeddedFailed, EmbeddedForked, EmbeddedNotReady
+from delayserver.embedded.embedded_errors import (
+    EmbeddedClosed,
+    EmbeddedError,
+    EmbeddedFailed,
+    EmbeddedForked,
+    EmbeddedNotReady,
+)
 from delayserver.embedded.opening import AsyncEmbedded, Embedded, open, open_async
 
 __all__ = [

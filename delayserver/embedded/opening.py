@@ -15,8 +15,8 @@ from delayserver.client.blocking.client import Client
 from delayserver.client.blocking.line import LineConnection
 from delayserver.config.settings import for_memory
 from delayserver.config.toml_file import load_settings
-from delayserver.embedded.listener import ADDRESS
 from delayserver.embedded.pipe_connection import PipeConnection, PipeStream
+from delayserver.embedded.pipe_listener import ADDRESS
 from delayserver.embedded.running import Running, ServerThread, in_a_thread, in_this_loop
 from store.disk.filesystem import RealFileSystem
 from store.disk.memory_filesystem import MemoryFileSystem

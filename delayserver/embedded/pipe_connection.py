@@ -13,13 +13,13 @@ from delayserver.client.connections.exchanging import ExchangingConnection, rema
 from delayserver.embedded.bells import TaskBell, ThreadBell
 from delayserver.embedded.pipe import PIPE_BYTES_MAX
 from delayserver.embedded.running import Running
-from delayserver.protocol.frames import Reply
+from delayserver.protocol.frames import ReplyFrame
 
 
 class PipeConnection(ExchangingConnection):
     """The same as `SocketConnection`, over a pipe. Raises the `EmbeddedError` of a server that is gone."""
 
-    def __init__(self, running: Running, noticed: Callable[[Reply], None]) -> None:
+    def __init__(self, running: Running, noticed: Callable[[ReplyFrame], None]) -> None:
         super().__init__(noticed)
         self._bell = ThreadBell()
         self._incoming, self._outgoing = running.connect(self._bell, self._bell).pipes
@@ -43,7 +43,7 @@ class PipeConnection(ExchangingConnection):
         """Close; may be called again."""
         self.shut_down()
 
-    def _exchange(self, request_id: int, frame: bytes, timeout_s: float) -> Reply:
+    def _exchange(self, request_id: int, frame: bytes, timeout_s: float) -> ReplyFrame:
         deadline_s = time.monotonic() + timeout_s
         self._send_all(frame, deadline_s)
         while True:

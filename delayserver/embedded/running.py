@@ -13,9 +13,9 @@ import anyio.to_thread
 import trio
 
 from delayserver.config.settings import Settings
-from delayserver.embedded.errors import EmbeddedClosed, EmbeddedFailed, EmbeddedForked, EmbeddedNotReady
-from delayserver.embedded.listener import PipeListener, PipeTransport
+from delayserver.embedded.embedded_errors import EmbeddedClosed, EmbeddedFailed, EmbeddedForked, EmbeddedNotReady
 from delayserver.embedded.pipe import PipeBell
+from delayserver.embedded.pipe_listener import PipeListener, PipeTransport
 from delayserver.runtime.runtime import Runtime
 from delayserver.runtime.workers import ThreadWorkers
 from delayserver.server.delay_server import DelayServer

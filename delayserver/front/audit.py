@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from delayserver.front.connection import Connection, SlowHandler
 from delayserver.logs.events import AUDIT_LOGGER, EventLogger
-from delayserver.protocol import operations as names_of
+from delayserver.protocol import operation_names as names_of
 from delayserver.protocol.errors import DelayServerError
-from delayserver.protocol.frames import Request
+from delayserver.protocol.frames import RequestFrame
 
 events = EventLogger(AUDIT_LOGGER)
 
@@ -45,7 +45,7 @@ def tell_reload_by_signal(result: str) -> None:
     _tell_act("the operator of the process", "this machine", names_of.RELOAD, "", result)
 
 
-def asker(connection: Connection, request: Request) -> str:
+def asker(connection: Connection, request: RequestFrame) -> str:
     """The address of the client that asks. A gateway names its client; since it may be any peer, its own address stands
     beside."""
     claimed = request.arguments.get("client_address")
@@ -63,7 +63,7 @@ def tell_refused_token(address: str) -> None:
 
 
 def _told(handler: SlowHandler) -> SlowHandler:
-    def telling(connection: Connection, request: Request) -> Awaitable[dict[str, Any] | None]:
+    def telling(connection: Connection, request: RequestFrame) -> Awaitable[dict[str, Any] | None]:
         if not _is_act(request):
             return handler(connection, request)
         try:
@@ -77,7 +77,7 @@ def _told(handler: SlowHandler) -> SlowHandler:
 
 
 async def _answered(
-    answer: Awaitable[dict[str, Any] | None], connection: Connection, request: Request
+    answer: Awaitable[dict[str, Any] | None], connection: Connection, request: RequestFrame
 ) -> dict[str, Any] | None:
     try:
         result = await answer
@@ -89,7 +89,7 @@ async def _answered(
     return result
 
 
-def _is_act(request: Request) -> bool:
+def _is_act(request: RequestFrame) -> bool:
     """False for requests of these operations that only look."""
     arguments = request.arguments
     if request.operation == names_of.POLICY:
@@ -97,7 +97,7 @@ def _is_act(request: Request) -> bool:
     return not (request.operation in (names_of.TOKEN, names_of.DEAD_LETTERS) and arguments.get("action") == "list")
 
 
-def _tell(connection: Connection, request: Request, result: str, reply: dict[str, Any] | None = None) -> None:
+def _tell(connection: Connection, request: RequestFrame, result: str, reply: dict[str, Any] | None = None) -> None:
     arguments = request.arguments
     what = {name: arguments[name][:_TEXT_CHARACTERS_MAX] for name in _TOLD if type(arguments.get(name)) is str}
     if request.operation == names_of.TOKEN and reply is not None and "id" not in what:

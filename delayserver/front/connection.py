@@ -22,7 +22,7 @@ from delayserver.logs.events import EventLogger
 from delayserver.net.transport import Transport
 from delayserver.operations.access.access import EVERYTHING, Access
 from delayserver.operations.nodes.servers import Peer
-from delayserver.protocol import operations as names_of
+from delayserver.protocol import operation_names as names_of
 from delayserver.protocol.arguments import integer
 from delayserver.protocol.errors import (
     DeadlinePassed,
@@ -44,7 +44,7 @@ from delayserver.protocol.frames import (
     FirstFrames,
     FrameDecoder,
     OneWayRefused,
-    Request,
+    RequestFrame,
     decode_request,
     encode_error,
     encode_reply,
@@ -63,10 +63,10 @@ from store.errors import StoreError
 
 Read = TypeVar("Read")
 
-QuickHandler = Callable[["Connection", Request], None]
+QuickHandler = Callable[["Connection", RequestFrame], None]
 # The awaitable gives the result, or None if the handler has replied itself. The call that makes the awaitable runs at
 # once, in the order of the requests. Tasks that begin in the same event-loop iteration run in no fixed order.
-SlowHandler = Callable[["Connection", Request], Awaitable[dict[str, Any] | None]]
+SlowHandler = Callable[["Connection", RequestFrame], Awaitable[dict[str, Any] | None]]
 
 # Slow requests (pulls, lookups) of one connection in parallel; each is a task of a few KiB.
 SLOW_REQUESTS_MAX = 1024
@@ -592,13 +592,13 @@ class Connection:
             self._answer_error(request, self._named(request.operation, error))
             self._end_one_way_behind(last_one_way)
 
-    def _require_time(self, request: Request) -> None:
+    def _require_time(self, request: RequestFrame) -> None:
         """Raises DeadlinePassed for a request whose `deadline_ms` came before its turn, and InvalidArgument."""
         deadline_ms = request.arguments.get("deadline_ms")
         if deadline_ms is not None and self._fair.has_passed(integer(request.arguments, "deadline_ms", 0, 1 << 62)):
             raise DeadlinePassed(f"its turn came after its deadline_ms, {deadline_ms}; nothing of it was done")
 
-    def _begin_slow(self, request: Request, payload: bytes | memoryview) -> None:
+    def _begin_slow(self, request: RequestFrame, payload: bytes | memoryview) -> None:
         slow = self._handlers.slow.get(request.operation)
         if slow is None:
             known = ", ".join(sorted([*self._handlers.quick, *self._handlers.slow]))
@@ -615,7 +615,7 @@ class Connection:
         # The task does not get the request, so that an operation that waits does not keep the arguments in memory.
         self._nursery.start_soon(self._serve_slow, answer, request.id, request.operation)
 
-    def _begin_large(self, slow: SlowHandler, request: Request, payload: bytes | memoryview) -> None:
+    def _begin_large(self, slow: SlowHandler, request: RequestFrame, payload: bytes | memoryview) -> None:
         """Begins a large request, one at a time. A second one waits undecoded and is decoded again when it begins."""
         if self._large_runs:
             self._ready.appendleft(payload)
@@ -628,7 +628,7 @@ class Connection:
         self._handlers.began_slow()
         self._nursery.start_soon(self._serve_large, slow, request)
 
-    async def _serve_large(self, slow: SlowHandler, request: Request) -> None:
+    async def _serve_large(self, slow: SlowHandler, request: RequestFrame) -> None:
         """Takes a turn, then serves a request with many items."""
         try:
             await self._fair.take(self._account, SLICE_ITEMS)
@@ -663,7 +663,7 @@ class Connection:
         finally:
             self._slow -= 1
 
-    def goes_on(self, request: Request, answer: Callable[[], Awaitable[dict[str, Any] | None]]) -> bool:
+    def goes_on(self, request: RequestFrame, answer: Callable[[], Awaitable[dict[str, Any] | None]]) -> bool:
         """Whether a quick request goes on as a task, which replies. Not where as many requests wait as may wait."""
         if not self.open or self._nursery is None or self._slow >= SLOW_REQUESTS_MAX:
             return False
@@ -679,7 +679,7 @@ class Connection:
     def _reply_result(self, request_id: int, result: dict[str, Any]) -> None:
         self.reply(encode_reply(request_id, result))
 
-    def _answer_error(self, request: Request, error: DelayServerError) -> None:
+    def _answer_error(self, request: RequestFrame, error: DelayServerError) -> None:
         """Tells the client of an error of its request: in a reply, or in the next one."""
         if is_one_way(request):
             self.refuse_one_way(_messages_of(request), error)
@@ -863,12 +863,12 @@ class Connection:
         self._watching_unsent = False
 
 
-def is_one_way(request: Request) -> bool:
+def is_one_way(request: RequestFrame) -> bool:
     """True if the request gets no reply."""
     return request.operation in names_of.ONE_WAY and request.arguments.get("one_way") is True
 
 
-def _messages_of(request: Request) -> int:
+def _messages_of(request: RequestFrame) -> int:
     """The number of messages of a request that was refused as a whole; 1 if the request does not name it."""
     messages, count = request.arguments.get("messages"), request.arguments.get("count")
     if type(messages) is list:
@@ -876,7 +876,7 @@ def _messages_of(request: Request) -> int:
     return count if type(count) is int and 0 < count < 1 << 31 else 1
 
 
-def _is_large(request: Request) -> bool:
+def _is_large(request: RequestFrame) -> bool:
     """True if the request has more than LARGE_ITEMS items, or LARGE_DELIVERIES deliveries.
 
     `redispatch` and `groups` are always large: their counts are unknown."""
@@ -892,5 +892,5 @@ def _is_large(request: Request) -> bool:
     return any(type(items) is list and len(items) > LARGE_ITEMS for items in lists)
 
 
-def _refuse(_connection: Connection, _request: Request) -> None:
+def _refuse(_connection: Connection, _request: RequestFrame) -> None:
     raise ShuttingDown("the server is stopping", retry_after_ms=1000)

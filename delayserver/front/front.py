@@ -18,9 +18,9 @@ from delayserver.net.transport import RECEIVE_BYTES, StreamListener, Transport
 from delayserver.operations.access.access import EVERYTHING
 from delayserver.operations.access.tokens import TokenBook
 from delayserver.operations.nodes.servers import Servers
-from delayserver.protocol import operations as names_of
+from delayserver.protocol import operation_names as names_of
 from delayserver.protocol.errors import TooManyConnections
-from delayserver.protocol.frames import CLOCK_STEPPED, Request, encode_error, encode_notice, encode_reply
+from delayserver.protocol.frames import CLOCK_STEPPED, RequestFrame, encode_error, encode_notice, encode_reply
 from delayserver.runtime.fair_turns import FairTurns
 from delayserver.runtime.marks import Bell
 from delayserver.runtime.runtime import Runtime
@@ -154,10 +154,10 @@ class Front:
                 if connection.access is EVERYTHING and not self._servers.is_proven(connection.peer):
                     connection.expect_token()
 
-    def _refuse(self, _connection: Connection, _request: Request) -> None:
+    def _refuse(self, _connection: Connection, _request: RequestFrame) -> None:
         raise self._readiness.refusal()
 
-    def _ping(self, connection: Connection, request: Request) -> None:
+    def _ping(self, connection: Connection, request: RequestFrame) -> None:
         """The server's clock. Behind one-way requests the reply waits until it is known what of them was refused."""
         request_id = request.id
 

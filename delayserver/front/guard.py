@@ -13,9 +13,9 @@ from typing import Any, Final
 from delayserver.front.connection import Connection, QuickHandler, SlowHandler
 from delayserver.operations.access.access import ADMIN, CONSUME, EVERYTHING, LOOK, SEND, Access
 from delayserver.operations.nodes.servers import Servers
-from delayserver.protocol import operations as names_of
+from delayserver.protocol import operation_names as names_of
 from delayserver.protocol.errors import Forbidden, Unauthenticated
-from delayserver.protocol.frames import Request
+from delayserver.protocol.frames import RequestFrame
 from delayserver.runtime.acting import act_for
 
 Check = Callable[[Access, dict[str, Any]], None]
@@ -206,7 +206,7 @@ class Guard:
             return handler
         ask = self._ask(name)
 
-        def guarded(connection: Connection, request: Request) -> None:
+        def guarded(connection: Connection, request: RequestFrame) -> None:
             act_for(connection.access.token_id)
             ask(connection, request)
             handler(connection, request)
@@ -216,14 +216,14 @@ class Guard:
     def _before_slow(self, name: str, handler: SlowHandler) -> SlowHandler:
         ask = self._ask(name)
 
-        def guarded(connection: Connection, request: Request) -> Awaitable[dict[str, Any] | None]:
+        def guarded(connection: Connection, request: RequestFrame) -> Awaitable[dict[str, Any] | None]:
             act_for(connection.access.token_id)
             ask(connection, request)
             return handler(connection, request)
 
         return guarded
 
-    def _ask(self, name: str) -> Callable[[Connection, Request], None]:
+    def _ask(self, name: str) -> Callable[[Connection, RequestFrame], None]:
         """Raises Unauthenticated, Forbidden, ServerNotProven, RateLimited. An operation without a rule is a bug."""
         servers = self._servers
         if name in OF_SERVERS:
@@ -231,7 +231,7 @@ class Guard:
         rule = RULES[name]
         roles, check, operator = rule.roles | {ADMIN}, rule.check, rule.operator
 
-        def ask(connection: Connection, request: Request) -> None:
+        def ask(connection: Connection, request: RequestFrame) -> None:
             access = connection.access
             if access is EVERYTHING:
                 if operator:

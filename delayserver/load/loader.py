@@ -16,7 +16,7 @@ import numpy as np
 import trio
 
 from delayserver.config.settings import WheelSettings
-from delayserver.load.turns import (
+from delayserver.load.load_turn import (
     NEAR_MS,
     NEAR_SHARE,
     SOON_MS,

@@ -16,7 +16,7 @@ from store.errors import FormatError
 from store.failed_reads import READ_TRIES, FailedReads
 from store.logs.schedule_log import ScheduleIndex, ScheduleKey, ScheduleLog, ScheduleSource
 from store.records.batches import FLAG_PREPARED
-from store.records.columns import has_any
+from store.records.column_batch import has_any
 from store.records.scan import Damage
 from wheel.keys import KEY_HIGHEST, Key
 

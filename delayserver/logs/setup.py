@@ -14,7 +14,7 @@ from typing import Final, TextIO
 
 from delayserver.logs.events import ADMINISTRATIVE_ACT, AUDIT_LOGGER
 from delayserver.logs.limit import LineLimit
-from delayserver.logs.lines import JsonLines, TextLines, event_of
+from delayserver.logs.log_lines import JsonLines, TextLines, event_of
 
 FORMATS: Final = ("auto", "text", "json")
 LEVELS: Final = ("debug", "info", "warning", "error")

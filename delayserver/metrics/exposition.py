@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from delayserver.metrics.lines import openmetrics_lines, text_lines
+from delayserver.metrics.metric_lines import openmetrics_lines, text_lines
 from delayserver.metrics.server_families import Reply, server_families
 
 OPENMETRICS: Final = "application/openmetrics-text"

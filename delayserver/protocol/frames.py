@@ -71,7 +71,7 @@ _REASONS: Final = (
 )
 
 
-class Request(NamedTuple):
+class RequestFrame(NamedTuple):
     """One request. The reply repeats its ``id``. ``arguments`` are a map with text keys, and not checked further."""
 
     id: int
@@ -79,7 +79,7 @@ class Request(NamedTuple):
     arguments: dict[str, Any]
 
 
-class Reply(NamedTuple):
+class ReplyFrame(NamedTuple):
     """One reply: exactly one of ``result`` and ``error`` is set. ``id`` 0: a notice of the server, or an error of the
     connection, which then closes.
     """
@@ -389,7 +389,7 @@ def with_refused(frame: bytes, refused: OneWayRefused) -> bytes:
     return encode_frame((request_id, success, content | {ONE_WAY_REFUSED: refused.to_map()}))
 
 
-def decode_request(payload: Payload, items_max: int = DEFAULT_LIMITS.frame_items_max) -> Request:
+def decode_request(payload: Payload, items_max: int = DEFAULT_LIMITS.frame_items_max) -> RequestFrame:
     """Read one request, of at most `items_max` items in all its arrays and maps.
 
     Raises `MalformedFrame` if it has no readable id. With its ``request_id``, raises `MalformedRequest` for a wrong
@@ -405,10 +405,10 @@ def decode_request(payload: Payload, items_max: int = DEFAULT_LIMITS.frame_items
         raise MalformedRequest("a request's operation is text", request_id=request_id)
     if not _is_map(arguments):
         raise MalformedRequest("a request's arguments are a map with text keys", request_id=request_id)
-    return Request(request_id, operation, arguments)
+    return RequestFrame(request_id, operation, arguments)
 
 
-def decode_reply(payload: Payload) -> Reply:
+def decode_reply(payload: Payload) -> ReplyFrame:
     """Read one reply. Raises `MalformedFrame`."""
     value = _decode(payload, len(payload), len(payload))
     if type(value) is not list or len(value) != 3 or type(value[1]) is not bool:
@@ -421,8 +421,8 @@ def decode_reply(payload: Payload) -> Reply:
     told = content.get(ONE_WAY_REFUSED)
     refused = OneWayRefused.from_map(told) if type(told) is dict else None
     if success:
-        return Reply(reply_id, content, None, refused)
-    return Reply(reply_id, None, error_from_map(content, request_id=reply_id), refused)
+        return ReplyFrame(reply_id, content, None, refused)
+    return ReplyFrame(reply_id, None, error_from_map(content, request_id=reply_id), refused)
 
 
 def _refuse_id(minimum: int) -> NoReturn:

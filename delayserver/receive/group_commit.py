@@ -28,7 +28,7 @@ from delayserver.state.positions.positions import Positions
 from delayserver.state.positions.record_writer import RecordWriter
 from store.errors import DiskFullError, StoreError
 from store.records.batches import CancelBatch, MessageBatch
-from store.records.columns import ColumnBatch
+from store.records.column_batch import ColumnBatch
 from store.records.message_rows import ROWS_MAX, MessageRows, Row, to_batch
 from store.tables.identity import SequenceReservation
 

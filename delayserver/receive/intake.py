@@ -35,7 +35,7 @@ from delayserver.protocol.receipts import DERIVED_ID_CHARACTERS, DIGITS, is_deri
 from delayserver.runtime.runtime import Runtime
 from delayserver.state.windows.closed_windows import ClosedWindows
 from store.records.batches import MessageBatch
-from store.records.columns import constant_column
+from store.records.column_batch import constant_column
 from store.records.id_hash import hash_ids
 from store.records.message_rows import Row, order_key_columns
 from store.tables.names import SUBJECT, TAG

@@ -18,7 +18,7 @@ from delayserver.state.positions.gathering import CommitGroup, Gathering
 from delayserver.state.positions.positions import Positions
 from store.errors import DiskFullError
 from store.logs.message_log import LogEntry, MessageLog
-from store.records.columns import ColumnBatch
+from store.records.column_batch import ColumnBatch
 from store.records.message_rows import MessageRows
 from store.tables.identity import SequenceReservation
 

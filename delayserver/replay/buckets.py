@@ -11,10 +11,10 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from store.logs.due_windows import day_starts, window_starts
 from store.logs.schedule_log import ScheduleKey, ScheduleSource
-from store.logs.windows import day_starts, window_starts
 from store.records.batches import MessageBatch
-from store.records.columns import ragged_offsets
+from store.records.column_batch import ragged_offsets
 
 _BLOBS = MessageBatch.schema.blobs
 

@@ -15,9 +15,9 @@ from store.errors import CorruptionError, UnreadableError
 from store.failed_reads import READ_TRIES
 from store.indexes.id_index import Confirm, IdIndex, StoredIds, confirm_by_bytes, id_keys
 from store.indexes.index_cache import IndexCache
+from store.logs.due_windows import day_of
 from store.logs.schedule_log import ScheduleKey, ScheduleSource
 from store.logs.window_ids import load_id_index, read_stored_ids
-from store.logs.windows import day_of
 from store.records.batches import I64, MessageBatch
 
 # 16 bytes an id: two million ids of windows in use. One that is dropped is read again from the columns of its files.

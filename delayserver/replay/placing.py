@@ -23,8 +23,8 @@ from delayserver.state.windows.windows import Windows
 from store.disk.filesystem import BLOCK_BYTES
 from store.errors import DiskFullError
 from store.indexes.schedule_index import batch_sums
+from store.logs.due_windows import window_starts
 from store.logs.schedule_log import ScheduleKey, ScheduleSource
-from store.logs.windows import window_starts
 from store.records.batches import MessageBatch
 
 # Before the replay reads again what the disk could not read.

@@ -16,6 +16,7 @@ from delayserver.replay.day_tier import DayTier
 from delayserver.replay.message_log_reader import MessageLogReader
 from delayserver.replay.rounds import Rounds
 from delayserver.runtime.runtime import Runtime
+from delayserver.state.decisions.outcome_rows import cancels_of_replacements
 from delayserver.state.positions.log_queue import LogQueue, due_range
 from delayserver.state.replay_round import Round
 from store.logs.due_windows import window_of

@@ -8,9 +8,9 @@ from delayserver.replay.round_outcomes import RoundOutcomes
 from delayserver.state.counts.balance import Balance
 from delayserver.state.replay_round import Round
 from delayserver.state.windows.windows import Windows
-from store.logs.windows import window_starts
+from store.logs.due_windows import window_starts
 from store.records.batches import MessageBatch
-from store.records.columns import has_any
+from store.records.column_batch import has_any
 
 
 class RoundCounts:

@@ -22,7 +22,7 @@ from store.indexes.outcome_index import OutcomeIndex
 from store.indexes.schedule_index import batch_sums, index_rows
 from store.logs.schedule_log import ScheduleSource
 from store.records.batches import FLAG_PREPARED
-from store.records.columns import has_any
+from store.records.column_batch import has_any
 from wheel.keys import Key
 
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from delayserver.broker.limits import BrokerLimits
-from delayserver.broker.redelivery import RedeliveryPolicy
+from delayserver.broker.broker_limits import BrokerLimits
+from delayserver.broker.redelivery_policy import RedeliveryPolicy
 from delayserver.broker.service.broker import Broker
+from delayserver.broker.service.broker_reads import BrokerReads
 from delayserver.broker.service.commit import BrokerCommit
 from delayserver.broker.service.local_broker import LocalBroker
 from delayserver.broker.service.publishing import Publishing
 from delayserver.broker.service.pulls import PullService
-from delayserver.broker.service.reading import BrokerReads
 from delayserver.config.settings import redelivery_kept_ms
 from delayserver.config.units import parse_delay_levels
 from delayserver.server.ground import Ground
 from delayserver.server.receive_parts import ReceiveParts
 from delayserver.server.upkeep_parts import UpkeepParts
-from delayserver.startup.opening import find_lost_broker
+from delayserver.startup.directory_opening import find_lost_broker
 from delayserver.startup.written_records import written_records
 from store.errors import StoreError
 

@@ -37,7 +37,7 @@ from delayserver.server.operations_of import operations_of
 from delayserver.server.parts import Parts, build_parts
 from delayserver.server.start_recovery import Recovery
 from delayserver.server.tasks import tasks_by_stage
-from delayserver.startup.opening import open_directory
+from delayserver.startup.directory_opening import open_directory
 from delayserver.state.connections.connection_memory import ConnectionMemory
 from delayserver.state.connections.connections import Connections
 from delayserver.state.connections.parties import Parties

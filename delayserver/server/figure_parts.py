@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from delayserver.operations.figures.metrics import GroupsReader, Metrics
-from delayserver.operations.figures.pending import PendingSubjects
+from delayserver.operations.figures.pending import PendingBySubject
 from delayserver.operations.figures.queues import QueuesReader, Receiving, Serving
 from delayserver.operations.figures.status import Status, StorageReader
 from delayserver.operations.figures.status_sections import (
@@ -17,7 +17,7 @@ from delayserver.operations.figures.status_sections import (
     ProgressReader,
     WindowsReader,
 )
-from delayserver.operations.nodes.identity import Identity
+from delayserver.operations.nodes.server_identity import Identity
 from delayserver.server.broker_parts import BrokerParts
 from delayserver.server.dispatch_parts import DispatchParts
 from delayserver.server.ground import Ground
@@ -76,7 +76,7 @@ def build_figures(
             Serving(broker.core, groups.consuming),
         ),
         GroupsReader(broker.local_broker, redeliveries, files.names),
-        PendingSubjects(state.balance, files.names),
+        PendingBySubject(state.balance, files.names),
         runtime,
     )
     return FigureParts(identity, status, metrics)

@@ -13,7 +13,7 @@ from delayserver.operations.nodes.servers import Servers
 from delayserver.runtime.room_wait import RoomWait
 from delayserver.runtime.runtime import Runtime
 from delayserver.runtime.watchdog import Watchdog
-from delayserver.startup.opening import Opened
+from delayserver.startup.directory_opening import Opened
 from delayserver.state.connections.connections import Connections
 from delayserver.state.files import Files
 from delayserver.state.positions.readiness import Readiness

@@ -12,7 +12,7 @@ from delayserver.state.memory.group_rows import GroupRows
 from delayserver.state.memory.internal_groups import InternalGroup
 from delayserver.state.memory.node_health import NodeHealth
 from delayserver.state.memory.rows import ROW
-from delayserver.targets.options import NodeOptions
+from delayserver.targets.node_options import NodeOptions
 from store.tables.names import BROKER_GROUP, Names
 from wheel.hashed_wheel import HashedWheel
 

@@ -10,7 +10,7 @@ from delayserver.operations.groups.consuming import Consuming
 from delayserver.operations.groups.filtering import FilterCompiler
 from delayserver.operations.groups.first_messages import FirstMessages
 from delayserver.operations.groups.group_filters import GroupFilters
-from delayserver.operations.groups.policies import Policies
+from delayserver.operations.groups.policies import GroupPolicies
 from delayserver.operations.groups.redelivery import Redelivery
 from delayserver.server.broker_parts import BrokerParts
 from delayserver.server.ground import Ground
@@ -24,7 +24,7 @@ class GroupParts:
     """Consumer groups."""
 
     redelivery: Redelivery
-    policies: Policies
+    policies: GroupPolicies
     first_messages: FirstMessages
     consuming: Consuming
     tokens: TokenBook
@@ -45,7 +45,7 @@ def build_groups(
         runtime,
     )
     filters = FilterCompiler(names, runtime)
-    policies = Policies(broker.core, filters, names, runtime)
+    policies = GroupPolicies(broker.core, filters, names, runtime)
     first = FirstMessages(local, names, ground.settings.broker, runtime)
     waiting = WaitingCounts(state.balance, ground.names, runtime.clock)
     directory = opened.directory

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from delayserver.front.front import SERVER
-from delayserver.operations.figures.pending import Pending
+from delayserver.operations.all_operations import DelayOperations, Operations
+from delayserver.operations.figures.pending import PendingByTime
 from delayserver.operations.figures.subjects import Subjects
 from delayserver.operations.groups.broadcasting import Broadcasting
 from delayserver.operations.groups.consumer_groups import ConsumerGroups
 from delayserver.operations.groups.dead_letters import DeadLetterOperations
-from delayserver.operations.groups.finding import Finding
+from delayserver.operations.groups.finding import StoreSearch
 from delayserver.operations.groups.queue_reads import QueueReads
 from delayserver.operations.groups.waiting_keys import WaitingKeyOperations
 from delayserver.operations.messages.cancel import Cancel
@@ -24,7 +25,6 @@ from delayserver.operations.messages.timer_files import TimerFiles
 from delayserver.operations.messages.transactions import Transactions
 from delayserver.operations.nodes.delivering import Delivering
 from delayserver.operations.nodes.routing import Routing
-from delayserver.operations.operations import DelayOperations, Operations
 from delayserver.operations.sending.admission import Admission
 from delayserver.operations.sending.prepare import Prepare, TermsDesk
 from delayserver.operations.sending.publish import Publish
@@ -56,7 +56,7 @@ def operations_of(parts: Parts, addresses: Iterable[tuple[str, int]]) -> Operati
         groups=ConsumerGroups(local, groups.redelivery, names),
         reads=reads,
         broadcasting=Broadcasting(local, reads, names, runtime),
-        finding=Finding(local, reads, names),
+        finding=StoreSearch(local, reads, names),
         dead_letters=DeadLetterOperations(local, groups.redelivery, names, clock),
         waiting_keys=WaitingKeyOperations(local, groups.redelivery, names, clock),
         policies=groups.policies,
@@ -87,7 +87,7 @@ def _delay_operations(parts: Parts, admission: Admission) -> DelayOperations:
         lookup=Lookup(server_id, naming, states, contents, parts.broker.local_broker.recently, table),
         redispatch=Redispatch(files, state.book, reader, commit, admission, ground.outside.servers, runtime),
         reload=parts.dispatch.reload,
-        pending=Pending(files, state.windows, state.balance),
+        pending=PendingByTime(files, state.windows, state.balance),
         prepare=Prepare(send, admission, intake, commit, terms, runtime.clock),
         open_transactions=OpenTransactions(
             TimerFiles(files, state.book, state.balance, state.decided, runtime.damage),

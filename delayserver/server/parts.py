@@ -16,7 +16,7 @@ from delayserver.server.receive_parts import ReceiveParts, build_receive
 from delayserver.server.replay_parts import ReplayParts, build_replay
 from delayserver.server.state_parts import StateParts, build_state
 from delayserver.server.upkeep_parts import UpkeepParts, build_upkeep
-from delayserver.startup.opening import Opened, count_accepted
+from delayserver.startup.directory_opening import Opened, count_accepted
 from delayserver.startup.pending_subjects import pending_before
 from delayserver.state.counts.balance import ANY_TIME_MS
 from delayserver.state.files import Files

@@ -28,7 +28,7 @@ from delayserver.server.http_gateway import HttpGateway
 from delayserver.server.service_manager import BEATS, ServiceManager, status_line
 from store.disk.filesystem import FileSystem, RealFileSystem
 from store.errors import StoreError
-from store.tables.tokens import FILE_NAME as TOKENS
+from store.tables.stored_tokens import FILE_NAME as TOKENS
 
 # A worker thread that holds the interpreter gives it up after this long: the event loop waits no longer than that.
 SWITCH_INTERVAL_S = 0.001

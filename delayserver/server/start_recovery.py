@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from delayserver.server.parts import Parts
+from delayserver.startup.directory_opening import count_placed
 from delayserver.startup.lost_outcomes import LostOutcomes, cancels_in
-from delayserver.startup.opening import count_placed
 from delayserver.startup.orphans import OrphanSearch, sequences_behind
 from delayserver.startup.replay_ahead import read_ahead
 

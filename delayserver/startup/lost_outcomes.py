@@ -21,10 +21,10 @@ from delayserver.state.decisions.decided import Decided
 from delayserver.state.decisions.outcome_rows import cancels_of_replacements
 from store.errors import CorruptionError
 from store.logs.dispatch_log import OUTCOMES, DispatchKey, DispatchLog
+from store.logs.due_windows import DAY_MS, day_starts, window_starts
 from store.logs.log_scan import LogScan
 from store.logs.message_log import MessageLog
 from store.logs.window_state import Loss
-from store.logs.windows import DAY_MS, day_starts, window_starts
 from store.records.batches import I64, CancelBatch, MessageBatch
 from store.records.file_header import FILE_HEADER_BYTES
 from store.tables.days import DayTable

@@ -19,11 +19,11 @@ from delayserver.state.files import Files
 from delayserver.state.windows.window_book import WindowBook
 from store.errors import CorruptionError, FormatError
 from store.logs.dispatch_log import DispatchKey, DispatchLog, count_outcomes
+from store.logs.due_windows import day_of, window_starts
 from store.logs.log_scan import LogScan
 from store.logs.message_log import MessageLog
 from store.logs.open_rows import without_row
 from store.logs.schedule_log import ScheduleKey, ScheduleLog, ScheduleSource
-from store.logs.windows import day_of, window_starts
 from store.records.batches import I64, MessageBatch, OutcomeBatch
 from store.tables.checkpoint import Checkpoint
 from store.tables.checkpoint_marks import dispatch_marks, schedule_marks

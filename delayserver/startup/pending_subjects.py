@@ -13,15 +13,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from delayserver.startup.opening import FoundCheckpoint
+from delayserver.startup.directory_opening import FoundCheckpoint
 from delayserver.state.counts.redeliveries import RedeliveryRows
 from delayserver.state.counts.subject_counts import OUTCOME_DEDUPLICATED, Tally, ended_subjects
 from delayserver.state.counts.waiting_ages import WaitingAges
 from delayserver.state.files import Files
 from store.errors import CorruptionError, FormatError
 from store.logs.dispatch_log import DispatchKey
+from store.logs.due_windows import DAY_MS, day_of
 from store.logs.schedule_log import ScheduleKey, ScheduleSource
-from store.logs.windows import DAY_MS, day_of
 from store.records.batches import I64, OutcomeBatch
 from store.tables.checkpoint import Checkpoint, PendingRedeliveries, PendingSubjects
 from store.tables.checkpoint_marks import dispatch_marks, schedule_marks

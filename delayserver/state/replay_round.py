@@ -13,7 +13,7 @@ import numpy as np
 
 from store.logs.schedule_log import ScheduleKey
 from store.records.batches import CancelBatch, MessageBatch
-from store.records.columns import has_any
+from store.records.column_batch import has_any
 from store.records.row_sums import U64
 from store.records.segment import Appended
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from delayserver.net.transport import Connect
 from delayserver.runtime.runtime import Runtime
-from delayserver.targets.options import NodeOptions
+from delayserver.targets.node_options import NodeOptions
 from delayserver.targets.target import Target
 
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from delayserver.targets.embedded_kind import EMBEDDED
 from delayserver.targets.kinds import Capabilities, TargetKind
-from delayserver.targets.options import NodeOptions
+from delayserver.targets.node_options import NodeOptions
 from delayserver.targets.remote_node import TCP
 
 KINDS: Final[dict[str, TargetKind]] = {

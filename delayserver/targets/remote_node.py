@@ -9,7 +9,7 @@ import numpy as np
 import trio
 from numpy.typing import NDArray
 
-from delayserver.broker.queues.windows import by_window
+from delayserver.broker.queues.window_table import by_window
 from delayserver.logs.events import EventLogger
 from delayserver.net.transport import Connect, Transport
 from delayserver.protocol.addresses import parse_address
@@ -30,7 +30,7 @@ from delayserver.protocol.errors import (
     UnsupportedVersion,
 )
 from delayserver.protocol.frames import FrameDecoder, decode_reply, encode_bulk_request
-from delayserver.protocol.operations import DELIVER, HELLO, PING, PROVE, SUPPORTED_VERSIONS, WINDOW_COMPLETE
+from delayserver.protocol.operation_names import DELIVER, HELLO, PING, PROVE, SUPPORTED_VERSIONS, WINDOW_COMPLETE
 from delayserver.protocol.outcomes import DeliverOutcome
 from delayserver.protocol.proof import make_proof
 from delayserver.targets.answer import Answer
@@ -38,8 +38,8 @@ from delayserver.targets.embedded_kind import EMBEDDED_ADDRESS
 from delayserver.targets.kinds import Capabilities, ServerIdentity, TargetKind
 from delayserver.targets.target import DeliveryError, Target
 from store.records.batches import StoredBatch
-from store.records.columns import has_any
-from store.records.redelivery import REDELIVERY
+from store.records.column_batch import has_any
+from store.records.shared_column import REDELIVERY
 
 events = EventLogger()
 

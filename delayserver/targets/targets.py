@@ -8,7 +8,7 @@ import trio
 
 from delayserver.runtime.marks import Bell
 from delayserver.targets.kinds import Capabilities, Surroundings
-from delayserver.targets.options import NodeOptions
+from delayserver.targets.node_options import NodeOptions
 from delayserver.targets.registry import capabilities_of, kind_of
 from delayserver.targets.target import Target
 

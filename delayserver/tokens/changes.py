@@ -10,8 +10,8 @@ from delayserver.protocol.arguments import shown
 from delayserver.protocol.errors import InvalidArgument
 from delayserver.protocol.schema.structs import arguments_of, read_request
 from delayserver.protocol.schema.tokens import CreateToken
-from delayserver.protocol.tokens import NAME_CHARACTERS_MAX, ROLES, SUBJECTS_MAX, ParsedToken
-from store.tables.tokens import TOKENS_MAX, StoredSecret, StoredToken
+from delayserver.protocol.token_text import NAME_CHARACTERS_MAX, ROLES, SUBJECTS_MAX, ParsedToken
+from store.tables.stored_tokens import TOKENS_MAX, StoredSecret, StoredToken
 
 PATTERN_BYTES_MAX = 255
 

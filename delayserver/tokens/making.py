@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from delayserver.protocol.tokens import ID_BITS, SECRET_BYTES, make_token, parse_token
+from delayserver.protocol.token_text import ID_BITS, SECRET_BYTES, make_token, parse_token
 
 
 def new_secret(chance: random.Random) -> tuple[str, str, bytes]:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 import msgspec
 
 from delayserver.protocol.schema.tokens import Token, TokenWithText
-from store.tables.tokens import StoredToken
+from store.tables.stored_tokens import StoredToken
 
 
 def shown(token: StoredToken) -> Token:

@@ -20,9 +20,9 @@ from delayserver.state.windows.closed_windows import ClosedWindows
 from delayserver.state.windows.windows import Windows
 from store.errors import CorruptionError, DiskError, DiskFullError, FormatError, UnreadableError
 from store.logs.dispatch_log import DispatchKey
+from store.logs.due_windows import window_starts
 from store.logs.open_rows import unmatched
-from store.logs.schedule_log import ScheduleKey, Source
-from store.logs.windows import window_starts
+from store.logs.schedule_log import ScheduleKey, ScheduleSource
 from store.records.batches import I64, U32, LedgerBatch
 
 # Pause after a compaction of the ledger that failed.
@@ -169,7 +169,7 @@ class LedgerEntries:
         day lost all its messages, the first minute stands for it."""
         retired_to = self._retired.up_to(start_ms)
         outcomes = self._dispatch.outcomes(DispatchKey(start_ms, True))
-        day = ScheduleKey(start_ms, Source.DAY)
+        day = ScheduleKey(start_ms, ScheduleSource.DAY)
         columns = self._schedule.read_columns(day, ("sequence", "due_ms", "subject", "origin_sequence"))
         sequence = columns["sequence"]
         self._compare(

@@ -13,9 +13,9 @@ import numpy as np
 from delayserver.runtime.runtime import Runtime
 from delayserver.state.positions.gathering import Gathering
 from delayserver.state.positions.positions import Positions
+from store.logs.due_windows import window_starts
 from store.logs.log_scan import LogScan
 from store.logs.message_log import MessageLog
-from store.logs.windows import window_starts
 from store.records.batches import I64, MessageBatch
 from store.records.message_rows import MessageRows
 

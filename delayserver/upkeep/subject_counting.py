@@ -23,8 +23,8 @@ from delayserver.state.files import Files
 from delayserver.state.positions.positions import Positions
 from delayserver.state.windows.windows import Windows
 from store.errors import StoreError
+from store.logs.due_windows import day_of
 from store.logs.open_rows import Unit, read_open_rows, units_of
-from store.logs.windows import day_of
 from store.records.batches import I64, U32
 
 # Rows read in one hop to a thread: some 10 ms. A stop waits no longer.

@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect
 from delayserver.protocol.limits import Limits
 from delayserver.web.answers import NO_JSON, read_json
 from delayserver.web.problems import Problem, invalid
-from delayserver.web.room import Holding, RequestMemory
+from delayserver.web.request_memory import Holding, RequestMemory
 
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Scope: TypeAlias = MutableMapping[str, Any]

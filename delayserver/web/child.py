@@ -15,7 +15,7 @@ import sys
 
 from delayserver.config.settings import HttpSettings, TlsSettings
 from delayserver.logs.setup import set_up
-from delayserver.web.process import Upstream, serve_http
+from delayserver.web.gateway_process import Upstream, serve_http
 from delayserver.web.secured import Secured
 
 

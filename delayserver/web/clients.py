@@ -18,11 +18,11 @@ from delayserver.client import AsyncClient
 from delayserver.client.connections.tls import TLS
 from delayserver.client.values.messages import ServerInfo
 from delayserver.protocol.errors import Forbidden, QueueFull, RateLimited, Unauthenticated
-from delayserver.protocol.tokens import ADMIN, LOOK
+from delayserver.protocol.token_text import ADMIN, LOOK
 from delayserver.web.bodies import TOKEN
 from delayserver.web.idempotency import FirstTries
-from delayserver.web.routes import TokenRoutes
 from delayserver.web.singles import Singles
+from delayserver.web.token_routes import TokenRoutes
 
 STRANGE_HOST: Final = "delayserver.strange_host"
 """The entry of an ASGI scope that has the problem of a request under a name that is not this machine's; None for none. It

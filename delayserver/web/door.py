@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Final
 
 from delayserver.config.settings import HttpSettings
-from delayserver.protocol.tokens import parse_token
+from delayserver.protocol.token_text import parse_token
 from delayserver.web.answers import Send, problem_answer
 from delayserver.web.bodies import TOKEN, Receive, Scope
 from delayserver.web.clients import STRANGE_HOST

@@ -27,12 +27,13 @@ from delayserver.web.answers import EVENTS, JSON, Send, json_answer, problem_ans
 from delayserver.web.bodies import NDJSON, BodyReader, Receive, Scope
 from delayserver.web.clients import Clients
 from delayserver.web.cloud_events import STRUCTURED
-from delayserver.web.consuming import HttpConsuming
-from delayserver.web.finding import FindQuery, FindReply, HttpFinding
 from delayserver.web.group_acts import GroupActs
 from delayserver.web.health import Probes
+from delayserver.web.http_consuming import HttpConsuming
+from delayserver.web.http_finding import FindQuery, FindReply, HttpFinding
+from delayserver.web.http_sending import HttpSending
 from delayserver.web.live import Live
-from delayserver.web.messages import Messages
+from delayserver.web.message_endpoints import Messages
 from delayserver.web.openapi import openapi_document
 from delayserver.web.origins import DELIBERATE
 from delayserver.web.pages import Pages
@@ -49,7 +50,6 @@ from delayserver.web.queries import (
     WaitingKeysQuery,
 )
 from delayserver.web.router import Endpoint, EndpointAnswer, Router
-from delayserver.web.routes import NOT_HERE
 from delayserver.web.schemas import (
     AckReply,
     AckRequest,
@@ -90,10 +90,10 @@ from delayserver.web.schemas import (
     WaitingKeysShown,
 )
 from delayserver.web.scraping import ROUTE, Scraping
-from delayserver.web.sending import HttpSending
 from delayserver.web.sessions import Sessions
 from delayserver.web.signing_in import LOGIN, LOGOUT, SESSION, SigningIn
 from delayserver.web.streams import AT_END, Streams
+from delayserver.web.token_routes import NOT_HERE
 from delayserver.web.transacting import Transacting
 
 events = EventLogger()

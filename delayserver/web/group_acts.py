@@ -17,7 +17,8 @@ from delayserver.protocol.schema.dead_letters import DeadLetter
 from delayserver.web.answers import json_answer, read_json, read_query
 from delayserver.web.bodies import BodyForm, BodyReader, shown_body
 from delayserver.web.clients import Clients, TokenClient
-from delayserver.web.consuming import REQUEST_BYTES_MAX, unless_gone
+from delayserver.web.due_times import TEXT_MAX
+from delayserver.web.http_consuming import REQUEST_BYTES_MAX, unless_gone
 from delayserver.web.problems import Problem, invalid
 from delayserver.web.queries import LettersQuery, ReadQuery, WaitingKeysQuery
 from delayserver.web.schemas import (
@@ -35,7 +36,6 @@ from delayserver.web.schemas import (
     WaitingKeyShown,
     WaitingKeysShown,
 )
-from delayserver.web.timing import TEXT_MAX
 
 _seek_decoder = msgspec.json.Decoder(Seek)
 _policy_decoder = msgspec.json.Decoder(PolicyChange)

@@ -20,8 +20,8 @@ from uvicorn.server import ServerState
 
 from delayserver.config.settings import HttpSettings
 from delayserver.runtime.free_memory import give_back
-from delayserver.web.addresses import counted_address
 from delayserver.web.bodies import LINES
+from delayserver.web.client_addresses import counted_address
 from delayserver.web.exchange import Exchange
 from delayserver.web.handshakes import Handshakes
 from delayserver.web.problems import PROBLEM_JSON, TITLES, Problem

@@ -7,12 +7,12 @@ from typing import Any, Final
 
 import msgspec
 
+from delayserver.web.api_words import HEADERS, PATHS, Words, words_of
 from delayserver.web.bodies import NDJSON
 from delayserver.web.cloud_events import STRUCTURED
 from delayserver.web.problems import PROBLEM_JSON, TITLES
 from delayserver.web.router import Endpoint
 from delayserver.web.schemas import ProblemDocument
-from delayserver.web.words import HEADERS, PATHS, Words, words_of
 
 COMMON_ERRORS: Final = (400, 401, 403, 408, 429, 431, 502, 503, 504)
 """The errors that every request can meet."""

@@ -9,7 +9,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from delayserver.protocol.tokens import parse_token
+from delayserver.protocol.token_text import parse_token
 from delayserver.web.answers import json_answer, read_json
 from delayserver.web.bodies import TOKEN, BodyReader
 from delayserver.web.clients import Clients

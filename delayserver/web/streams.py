@@ -12,7 +12,7 @@ from typing import Final
 
 from delayserver.protocol.errors import QueueFull
 from delayserver.web.bodies import TOKEN, Scope
-from delayserver.web.room import Holding, RequestMemory
+from delayserver.web.request_memory import Holding, RequestMemory
 
 AT_END: Final = "delayserver.at_end"
 """The entry of an ASGI scope that has the `ExitStack` which ends with the request."""

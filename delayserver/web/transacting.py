@@ -15,7 +15,8 @@ from delayserver.protocol.errors import Forbidden
 from delayserver.web.answers import json_answer, read_json, read_query
 from delayserver.web.bodies import BodyReader, message_body, message_bytes_max
 from delayserver.web.clients import Clients
-from delayserver.web.consuming import REQUEST_BYTES_MAX
+from delayserver.web.due_times import due_ms_of, has_due
+from delayserver.web.http_consuming import REQUEST_BYTES_MAX
 from delayserver.web.queries import TransactionsQuery
 from delayserver.web.schemas import (
     Changes,
@@ -24,7 +25,6 @@ from delayserver.web.schemas import (
     PrepareRequest,
     Sent,
 )
-from delayserver.web.timing import due_ms_of, has_due
 from delayserver.web.trace_context import trace_of, with_trace
 
 _prepare_decoder = msgspec.json.Decoder(PrepareRequest)

@@ -16,10 +16,10 @@ from ops.audit.fields import Field, arrow_type
 from ops.audit.part_reader import Chunk
 from store.disk.filesystem import RealFileSystem
 from store.errors import CorruptionError
-from store.logs.windows import DAY_MS
+from store.logs.due_windows import DAY_MS
 from store.records.batches import FLAG_PREPARED, FLAG_PUBLISHED, CancelBatch
-from store.records.columns import ragged_offsets, take_column
-from store.records.redelivery import ATTEMPTS, REDELIVERY
+from store.records.column_batch import ragged_offsets, take_column
+from store.records.shared_column import ATTEMPTS, REDELIVERY
 from store.tables.names import Names
 
 # Spark has no unsigned types. Codes, counts and lengths stay far below the sign bit, so their bytes serve as signed.

@@ -19,7 +19,7 @@ from ops.audit.selection import DUE_MAX, DUE_MIN
 from ops.audit.states import Horizon
 from store.disk.filesystem import FileSystem
 from store.errors import StoreError
-from store.logs.windows import DAY_MS
+from store.logs.due_windows import DAY_MS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -19,7 +19,7 @@ from ops.audit.part_reader import PartReader
 from store.disk.filesystem import FileSystem, RealFileSystem
 from store.errors import FormatError
 from store.records.batches import I64, ProgressBatch
-from store.records.columns import ColumnBatch
+from store.records.column_batch import ColumnBatch
 from store.records.file_header import FILE_HEADER_BYTES, decode_file_header
 from store.records.segment import FILE_PROGRESS
 from store.tables.names import Names

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from delayserver.protocol.outcomes import Outcome
 from ops.audit.grouping import Table, concatenated
 from ops.audit.histogram import buckets_of
-from store.records.redelivery import ATTEMPTS
+from store.records.shared_column import ATTEMPTS
 
 MINUTE_MS, HOUR_MS = 60_000, 3_600_000
 # A delivery that waits this long for its broker group marks the group as in trouble.

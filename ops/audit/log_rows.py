@@ -16,7 +16,7 @@ from ops.audit.part_reader import PartReader
 from ops.audit.selection import Selection
 from store.disk.filesystem import RealFileSystem
 from store.errors import CorruptionError, StoreError
-from store.records.columns import ColumnBatch
+from store.records.column_batch import ColumnBatch
 from store.records.segment import Damage
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ops.audit.capture import Part
 from store.disk.filesystem import FileSystem
 from store.errors import CorruptionError, FormatError
-from store.records.columns import ColumnBatch, MalformedColumnsError
+from store.records.column_batch import ColumnBatch, MalformedColumnsError
 from store.records.fast_reader import Blobs, FastReader
 from store.records.record import BATCHES
 from store.records.records import Records

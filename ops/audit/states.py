@@ -21,10 +21,10 @@ from ops.audit.latency_cells import HOUR_MS
 from ops.audit.part_reader import Chunk, PartReader
 from ops.audit.selection import Selection
 from store.disk.filesystem import RealFileSystem
-from store.logs.windows import DAY_MS
+from store.logs.due_windows import DAY_MS
 from store.records.batches import FLAG_PREPARED, CancelBatch
-from store.records.columns import ColumnBatch
-from store.records.redelivery import ATTEMPTS
+from store.records.column_batch import ColumnBatch
+from store.records.shared_column import ATTEMPTS
 from store.records.transaction_timer import TIMERS_SUBJECT
 from store.tables.names import OWN
 

@@ -14,10 +14,10 @@ from typing import Any, cast
 
 import numpy as np
 
-from delayserver.broker.files.progress import ProgressLog
+from delayserver.broker.broker_limits import BrokerLimits
+from delayserver.broker.files.progress_log import ProgressLog
 from delayserver.broker.files.store import BrokerStore
 from delayserver.broker.files.store_index import IndexRows, encode_index, search_index
-from delayserver.broker.limits import BrokerLimits
 from delayserver.broker.queues.run_blocks import RunBlocks
 from delayserver.broker.reads import Reads, having_read, read_at_once
 from ops.fuzz.memory_disk import MemoryDisk
@@ -37,7 +37,7 @@ from store.records.batches import (
     RunBatch,
     StoredBatch,
 )
-from store.records.columns import ColumnBatch
+from store.records.column_batch import ColumnBatch
 from store.records.fast_reader import FastReader
 from store.records.file_header import (
     FILE_DISPATCH,

@@ -19,8 +19,8 @@ from store.records.batches import (
     RunBatch,
     StoredBatch,
 )
+from store.records.column_batch import ColumnBatch, MalformedColumnsError, decode_columns, encode_columns
 from store.records.column_blocks import decode_blocks
-from store.records.columns import ColumnBatch, MalformedColumnsError, decode_columns, encode_columns
 from store.records.file_header import FILE_HEADER_BYTES, FORMAT_VERSION, FileHeader, decode_file_header
 from store.records.record import BATCHES, HEADER_BYTES, BadRecordError, decode_record, encode_record, record_bytes
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
-from delayserver.broker.files.checkpoint import BrokerCheckpoint, decode_checkpoint, encode_checkpoint
-from delayserver.broker.files.policies import PolicyRow, decode_policies, encode_policies
-from delayserver.broker.policy import GroupPolicy
+from delayserver.broker.files.broker_checkpoint import BrokerCheckpoint, decode_checkpoint, encode_checkpoint
+from delayserver.broker.files.policies_file import PolicyRow, decode_policies, encode_policies
+from delayserver.broker.policy import ConsumerPolicy
 from delayserver.broker.queues.queue import ConsumeQueue, SpilledBlock
 from delayserver.broker.queues.queue_columns import QueueColumns
-from delayserver.broker.queues.windows import Extent
+from delayserver.broker.queues.window_table import Extent
 from delayserver.config.toml_file import ConfigError, load_settings
-from delayserver.protocol.tokens import make_token, parse_token
+from delayserver.protocol.token_text import make_token, parse_token
 from delayserver.web.origins import check_site, is_loopback_name
 from delayserver.web.problems import Problem
 from ops.fuzz.memory_disk import MemoryDisk
@@ -27,7 +27,7 @@ from store.tables import checkpoint as checkpoint_file
 from store.tables.checkpoint import Checkpoint, CoarseDays, DispatchFiles, ScheduleFiles
 from store.tables.days import DayTable, SealedDay
 from store.tables.identity import DataDirectory, read_identity, read_reservation, rebuild_identity
-from store.tables.tokens import StoredSecret, StoredToken, read_tokens, write_tokens
+from store.tables.stored_tokens import StoredSecret, StoredToken, read_tokens, write_tokens
 
 SERVER = 5
 _DAY_MS = 86_400_000
@@ -221,8 +221,8 @@ def _check_broker_checkpoint(data: bytes) -> bool:
 
 def policies_bytes() -> bytes:
     """A table of policies with a row for each way of pauses."""
-    levels = PolicyRow(GroupPolicy(attempts=3, first_level=2), 7)
-    paused = PolicyRow(GroupPolicy(attempts=16, first_ms=10, factor=1.5, cap_ms=60_000), 8)
+    levels = PolicyRow(ConsumerPolicy(attempts=3, first_level=2), 7)
+    paused = PolicyRow(ConsumerPolicy(attempts=16, first_ms=10, factor=1.5, cap_ms=60_000), 8)
     return encode_policies({(1, 2): levels, (1, 3): paused}, SERVER)
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from store.indexes.sorted_table import SortedTable
 from store.records.batches import I64, U32, U64, MessageBatch
-from store.records.columns import gather_ragged
+from store.records.column_batch import gather_ragged
 from store.records.id_hash import mix
 
 Confirm = Callable[[I64, I64], NDArray[np.bool_]]

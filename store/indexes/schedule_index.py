@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from store.records.batches import I64, U32, MessageBatch, StoredBatch
-from store.records.columns import concatenate_columns, constant_column, has_any, ragged_offsets, take_column
+from store.records.column_batch import concatenate_columns, constant_column, has_any, ragged_offsets, take_column
 from store.records.record import RecordHeader
 from store.records.record_rows import collect_rows
 from store.records.row_sums import U64, message_sums

@@ -19,13 +19,13 @@ from store.disk.filesystem import FileSystem
 from store.disk.space_reserve import RESERVE_BYTES, SpaceReserve
 from store.errors import CorruptionError, DiskFullError
 from store.indexes.outcome_index import OutcomeIndex
+from store.logs.due_windows import DAY_MS, check_window_ms, day_name, day_of, parse_day_name, parse_time_name, time_name
 from store.logs.window_files import DEFAULT_USE, FileUse, WindowFiles
 from store.logs.window_log import WindowLog
 from store.logs.window_state import FileMark, Loss
-from store.logs.windows import DAY_MS, check_window_ms, day_name, day_of, parse_day_name, parse_time_name, time_name
 from store.records.batches import I64, OutcomeBatch
+from store.records.column_batch import ColumnBatch
 from store.records.column_blocks import Columns
-from store.records.columns import ColumnBatch
 from store.records.membership import is_member
 from store.records.record import BadRecordError, RecordHeader
 from store.records.record_reader import RecordReader

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from store.errors import CorruptionError, FormatError
 from store.indexes.outcome_index import OutcomeIndex
 from store.logs.dispatch_log import DispatchKey, DispatchLog
+from store.logs.due_windows import day_of
 from store.logs.schedule_log import ScheduleKey, ScheduleLog, ScheduleSource
-from store.logs.windows import day_of
 from store.records.batches import I64, MessageBatch
 from store.records.column_blocks import Columns
 from store.records.membership import is_member

@@ -17,8 +17,8 @@ from store.indexes.sequence_map import EVERYTHING, Gap, SequenceMap
 from store.logs.schedule_key import ScheduleKey
 from store.logs.window_files import WindowFiles
 from store.records.batches import I64, U32, MessageBatch
+from store.records.column_batch import concatenate_columns
 from store.records.column_blocks import Columns
-from store.records.columns import concatenate_columns
 from store.records.message_name import MessageName, NamesFound
 from store.records.ragged_reads import read_ragged
 from store.records.record_reader import RecordReader

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from store.logs.windows import DAY_MS, check_window_ms, day_name, day_of, parse_day_name, parse_time_name, time_name
-from store.records.columns import ColumnBatch
+from store.logs.due_windows import DAY_MS, check_window_ms, day_name, day_of, parse_day_name, parse_time_name, time_name
+from store.records.column_batch import ColumnBatch
 from store.records.segment import FILE_SCHEDULE
 
 

@@ -17,7 +17,7 @@ from store.disk.filesystem import FileSystem, read_twice
 from store.errors import CorruptionError, FormatError, StoreError
 from store.logs.open_files import OPEN_FILES_MAX, OpenFiles, Pinned
 from store.logs.window_state import FileMark, FileState, Key, Layout, Loss
-from store.records.columns import ColumnBatch
+from store.records.column_batch import ColumnBatch
 from store.records.file_header import header_verifies
 from store.records.segment import FILE_HEADER_BYTES, Appended, FileHeader, Segment
 

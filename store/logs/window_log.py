@@ -7,10 +7,10 @@ from functools import lru_cache
 from typing import Any, Generic, Protocol, TypeVar
 
 from store.errors import CorruptionError
+from store.logs.due_windows import parse_day_name
 from store.logs.window_files import WindowFiles
 from store.logs.window_recovery import WindowRecovery
 from store.logs.window_state import Loss, WindowDamage
-from store.logs.windows import parse_day_name
 
 
 class WindowKey(Hashable, Protocol):

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from store.disk.filesystem import FileSystem
 from store.errors import StoreError
-from store.logs.windows import check_window_ms
+from store.logs.due_windows import check_window_ms
 from store.records.file_header import FILE_HEADER_BYTES, decode_file_header
 
 

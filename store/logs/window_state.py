@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from store.errors import CorruptionError
-from store.records.columns import ColumnBatch
+from store.records.column_batch import ColumnBatch
 from store.records.segment import Damage
 
 Key = TypeVar("Key", bound=Hashable)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from store.records.columns import ColumnBatch
+from store.records.column_batch import ColumnBatch
 
 I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
@@ -28,7 +28,7 @@ FLAG_PUBLISHED = 1
 # its place.
 FLAG_PREPARED = 1
 # Bit of `StoredBatch.flags`, beside the one before: the node itself stored the message, as a dead letter of a consumer
-# group. `window_ms` is the place of the message that was given up, as `dead_letters.py` of the broker packs it.
+# group. `window_ms` is the place of the message that was given up, as `dead_letter_burial.py` of the broker packs it.
 FLAG_DEAD_LETTER = 2
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from store.records.batches import I64
-from store.records.columns import (
+from store.records.column_batch import (
     CONSTANT,
     PLAIN,
     STEP,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from store.disk.filesystem import Buffer
 from store.records.batches import I64, U32, U64
-from store.records.columns import ragged_offsets
+from store.records.column_batch import ragged_offsets
 
 _WORD = 8
 _SEED = np.uint64(0x9E3779B97F4A7C15)

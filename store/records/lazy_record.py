@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from store.disk.filesystem import Buffer
-from store.records.columns import (
+from store.records.column_batch import (
     CONSTANT,
     PLAIN,
     STEP,

@@ -16,7 +16,7 @@ import numpy as np
 
 from store.disk.filesystem import Buffer
 from store.records.batches import U32, MessageBatch
-from store.records.columns import CONSTANT, PLAIN, STEP, integer_column
+from store.records.column_batch import CONSTANT, PLAIN, STEP, integer_column
 from store.records.id_hash import hash_id, hash_ids
 from store.records.record import ALIGN, HEADER_BYTES, EncodedRecord, encode_header, encode_record
 from store.records.versions import schema_at

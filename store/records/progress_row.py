@@ -8,7 +8,7 @@ import struct
 from collections.abc import Sequence
 
 from store.records.batches import ProgressBatch
-from store.records.columns import CONSTANT
+from store.records.column_batch import CONSTANT
 from store.records.record import ALIGN, HEADER_BYTES, EncodedRecord, encode_header
 from store.records.versions import schema_at
 

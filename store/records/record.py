@@ -32,7 +32,7 @@ from store.records.batches import (
     RunBatch,
     StoredBatch,
 )
-from store.records.columns import (
+from store.records.column_batch import (
     ColumnBatch,
     MalformedColumnsError,
     Schema,

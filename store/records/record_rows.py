@@ -9,8 +9,8 @@ import numpy as np
 
 from store.errors import CorruptionError
 from store.records.batches import I64
+from store.records.column_batch import ColumnBatch, MalformedColumnsError
 from store.records.column_blocks import Columns
-from store.records.columns import ColumnBatch, MalformedColumnsError
 from store.records.record import RecordHeader
 from store.records.versions import decode_versions, knows
 

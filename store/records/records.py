@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from store.records.batches import I64
+from store.records.column_batch import ColumnBatch, MalformedColumnsError, Schema
 from store.records.column_blocks import Columns, decode_blocks
-from store.records.columns import ColumnBatch, MalformedColumnsError, Schema
 from store.records.record import HEADER_BYTES, RecordHeader
 from store.records.record_run import RecordRun
 from store.records.versions import schema_at, with_newer_fields

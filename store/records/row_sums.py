@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from store.disk.filesystem import Buffer
 from store.records.batches import I64, U32
-from store.records.columns import has_any
+from store.records.column_batch import has_any
 
 U64 = NDArray[np.uint64]
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from store.disk.filesystem import File
 from store.errors import CorruptionError, FormatError, UnreadableError
-from store.records.columns import ColumnBatch
+from store.records.column_batch import ColumnBatch
 from store.records.record import (
     ALIGN,
     HEADER_BYTES,

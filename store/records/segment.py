@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 from store.disk.filesystem import Buffer, File, FileSystem, directory_of, read_twice
 from store.disk.tail_image import THROUGH_BYTES_MAX, TailImage
 from store.errors import CorruptionError, DiskFullError, FormatError, StoreError, SyncFailedError
-from store.records.columns import ColumnBatch
+from store.records.column_batch import ColumnBatch
 from store.records.file_header import (
     FILE_DISPATCH,
     FILE_HEADER_BYTES,

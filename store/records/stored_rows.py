@@ -13,7 +13,7 @@ from typing import Any
 import google_crc32c
 
 from store.records.batches import FLAG_PUBLISHED, StoredBatch
-from store.records.columns import CONSTANT, PLAIN, STEP, integer_column
+from store.records.column_batch import CONSTANT, PLAIN, STEP, integer_column
 from store.records.id_hash import hash_id
 from store.records.message_rows import Row, order_key_columns
 from store.records.record import ALIGN, HEADER_BYTES, EncodedRecord, encode_header

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from store.records.batches import I64, U32, MessageBatch
-from store.records.columns import ragged_offsets
+from store.records.column_batch import ragged_offsets
 
 # The subject of timers, a name of the server's own in names.log: no client's subject has its code.
 TIMERS_SUBJECT: Final = "transactions"

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
+from store.records.column_batch import CONSTANT, ColumnBatch, Schema, constant_column, has_any
 from store.records.column_blocks import Columns, decode_blocks
-from store.records.columns import CONSTANT, ColumnBatch, Schema, constant_column, has_any
 
 _ALIGN = 8
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from store.disk.filesystem import FileSystem, read_whole, write_atomically
 from store.errors import CorruptionError, FormatError
-from store.logs.windows import TIME_MS_MAX
+from store.logs.due_windows import TIME_MS_MAX
 from store.records.batches import I64, U8, U32
 
 FILE_NAME = "checkpoint"

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from store.disk.filesystem import FileSystem, read_whole, write_atomically
 from store.errors import CorruptionError, FormatError
-from store.logs.windows import DAY_MS, TIME_MS_MAX, day_of, day_starts, window_starts
+from store.logs.due_windows import DAY_MS, TIME_MS_MAX, day_of, day_starts, window_starts
 from store.records.batches import I64
 
 # Version 2 is written where days are whole; a table without any stays readable for older programs.

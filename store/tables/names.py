@@ -15,7 +15,7 @@ import numpy as np
 from store.disk.filesystem import FileSystem
 from store.errors import CorruptionError, TableFullError
 from store.records.batches import U32, NameBatch
-from store.records.columns import ragged_offsets
+from store.records.column_batch import ragged_offsets
 from store.records.segment import FILE_HEADER_BYTES, FILE_NAMES, FileHeader, Segment, is_unfinished
 
 SUBJECT, CONSUMER_GROUP, BROKER_GROUP, TAG, OWN = 0, 1, 2, 3, 4

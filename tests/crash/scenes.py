@@ -17,7 +17,7 @@ from ops.torture.consuming import Consumer
 from ops.torture.producing import LOST, SUBJECT, Producer
 from ops.torture.record import Fate, Record
 from ops.torture.verdict import drain, judge
-from store.logs.windows import DAY_MS, day_of
+from store.logs.due_windows import DAY_MS, day_of
 from tests.crash.points import BY_NAME, COARSE, DAYS, FRESH, LOAD, RESTART, RETENTION, STOP, TORN_RESTART, Point
 from tests.crash.process import KIB, ServerUnderTest, small_settings, with_retention
 

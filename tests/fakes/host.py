@@ -28,7 +28,7 @@ from delayserver.config.settings import (
 from delayserver.front.front import SERVER
 from delayserver.protocol.errors import DelayServerError
 from delayserver.protocol.figure_fields import as_map
-from delayserver.protocol.frames import FrameDecoder, Reply, decode_reply, encode_request
+from delayserver.protocol.frames import FrameDecoder, ReplyFrame, decode_reply, encode_request
 from delayserver.runtime.runtime import Runtime
 from delayserver.server.delay_server import DelayServer
 from tests.fakes.broker import FakeBroker
@@ -102,7 +102,7 @@ class Client:
         self.transport = transport
         self._decoder = FrameDecoder(FRAME_BYTES_MAX)
         # What came and was not asked for yet.
-        self.replies: dict[int, Reply] = {}
+        self.replies: dict[int, ReplyFrame] = {}
         self._last_id = 0
 
     async def request(self, operation: str, arguments: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 
 from store.errors import CorruptionError
+from store.logs.due_windows import day_of
 from store.logs.schedule_log import ScheduleKey, ScheduleLog, ScheduleSource
 from store.logs.window_files import FileUse
-from store.logs.windows import day_of
 from store.records.batches import MessageBatch
 from tests.fakes.disk import FakeDisk
 from tests.fakes.rows import messages

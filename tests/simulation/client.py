@@ -8,7 +8,7 @@ from typing import Any
 import trio
 
 from delayserver.protocol.errors import DelayServerError
-from delayserver.protocol.frames import FrameDecoder, Reply, decode_reply, encode_request
+from delayserver.protocol.frames import FrameDecoder, ReplyFrame, decode_reply, encode_request
 from tests.simulation.failures import SimulationFailure
 from tests.simulation.network import Network, SimulatedTransport
 
@@ -125,7 +125,7 @@ class Client:
         finally:
             timeout.action = None
 
-    def _note_refused(self, reply: Reply) -> None:
+    def _note_refused(self, reply: ReplyFrame) -> None:
         """Count what the reply says of requests without one."""
         if reply.id in self._posted:
             raise SimulationFailure(f"a request without a reply got one: {reply}")

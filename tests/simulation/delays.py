@@ -18,8 +18,8 @@ from anyio.abc import ByteStream
 
 from delayserver.client.asynchronous.client import AsyncClient
 from delayserver.client.calls.core import ClientCore
-from delayserver.client.calls.retries import RESULT_UNKNOWN
-from delayserver.client.connections.addresses import cannot_connect
+from delayserver.client.calls.retry_policy import RESULT_UNKNOWN
+from delayserver.client.connections.server_addresses import cannot_connect
 from delayserver.client.values.timing import LONG_EXCHANGES_MAX, ServerClock
 from delayserver.protocol.errors import DelayServerError
 from tests.simulation.clocks import SimulatedTime

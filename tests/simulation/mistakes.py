@@ -13,22 +13,22 @@ from typing import Any
 import numpy as np
 import trio
 
-from delayserver.broker.actions import consuming, indexing, retries
+from delayserver.broker.actions import indexing, leasing, retries
 from delayserver.broker.actions.arrivals import Arrivals
-from delayserver.broker.actions.consuming import Consuming
-from delayserver.broker.actions.dead_letters import DeadLetters
+from delayserver.broker.actions.dead_letter_burial import DeadLetters
 from delayserver.broker.actions.dead_queue import DeadQueue
 from delayserver.broker.actions.earlier_leases import EarlierLeases
+from delayserver.broker.actions.group_moves import GroupMoves
+from delayserver.broker.actions.leasing import Leasing
 from delayserver.broker.actions.notes import ProgressNotes
-from delayserver.broker.actions.policies import Policies
-from delayserver.broker.actions.positions import Positions
+from delayserver.broker.actions.policy_table import PolicyTable
 from delayserver.broker.actions.presence import Presence
 from delayserver.broker.actions.retries import RetryBatch
-from delayserver.broker.actions.waiting_keys import WaitingKeys
+from delayserver.broker.actions.waiting_messages import WaitingKeys
 from delayserver.broker.files.store import BrokerStore
 from delayserver.broker.filters.filter import Filter
-from delayserver.broker.queues import deliveries
-from delayserver.broker.queues.groups import Cursor
+from delayserver.broker.queues import delivery_id
+from delayserver.broker.queues.group_cursors import Cursor
 from delayserver.broker.queues.key_order import WAITING, KeyOrder
 from delayserver.broker.queues.places import Places
 from delayserver.broker.service import publishing
@@ -42,8 +42,8 @@ from delayserver.front.connection import Connection, is_one_way
 from delayserver.front.handlers import send as send_handlers
 from delayserver.front.handlers.send import SendHandlers
 from delayserver.load import window_reader
+from delayserver.load.load_turn import LoadTurn
 from delayserver.load.loader import Loader
-from delayserver.load.turns import LoadTurn
 from delayserver.load.window_reader import WindowReader
 from delayserver.operations.groups import broadcasting, filtering
 from delayserver.operations.groups.redelivery import Redelivery
@@ -274,7 +274,7 @@ def delay_cut_short() -> list[Change]:
 
 def expiry_forgotten_by_the_broker() -> list[Change]:
     """A broker that hands out what has expired."""
-    return [(consuming, "expired_rows", lambda _: lambda _expires_ms, _now_us: None)]
+    return [(leasing, "expired_rows", lambda _: lambda _expires_ms, _now_us: None)]
 
 
 def broadcast_of_what_has_expired() -> list[Change]:
@@ -360,7 +360,7 @@ def one_attempt_more() -> list[Change]:
     def mistaken(right: Any) -> Any:
         return lambda self, key: right(self, key) + bool(right(self, key))
 
-    return [(Policies, "attempts_max", mistaken)]
+    return [(PolicyTable, "attempts_max", mistaken)]
 
 
 def given_up_for_good() -> list[Change]:
@@ -426,7 +426,7 @@ def seek_leaves_leases() -> list[Change]:
 
     def mistaken(_right: Any) -> Any:
         def delivery_ids(start: int, count: int, epoch: int, _moves: int, retry: bool) -> Any:
-            return deliveries.delivery_ids(start, count, epoch, 0, retry)
+            return delivery_id.delivery_ids(start, count, epoch, 0, retry)
 
         return delivery_ids
 
@@ -436,25 +436,25 @@ def seek_leaves_leases() -> list[Change]:
 
         return move_to
 
-    return [(consuming, "delivery_ids", mistaken), (Cursor, "move_to", as_of_no_seek)]
+    return [(leasing, "delivery_ids", mistaken), (Cursor, "move_to", as_of_no_seek)]
 
 
 def read_skips_one() -> list[Change]:
     """A read that goes on one position too far."""
 
     def mistaken(right: Any) -> Any:
-        def look(positions: Positions, subject: int, position: int, max_messages: int, max_bytes: int) -> Any:
+        def look(positions: GroupMoves, subject: int, position: int, max_messages: int, max_bytes: int) -> Any:
             looked = right(positions, subject, position, max_messages, max_bytes)
             return replace(looked, next=looked.next + 1) if looked.found is not None else looked
 
         return look
 
-    return [(Positions, "look", mistaken)]
+    return [(GroupMoves, "look", mistaken)]
 
 
 def filter_forgotten_by_a_restart() -> list[Change]:
     """A group whose filter is not there after a restart, so that it gets all messages."""
-    return [(Consuming, "lacks_filter", lambda _: lambda _self, _key: False)]
+    return [(Leasing, "lacks_filter", lambda _: lambda _self, _key: False)]
 
 
 def match_passed_over() -> list[Change]:
@@ -658,12 +658,12 @@ def let_go_without_a_word() -> list[Change]:
     """A group lags by more than the node keeps for it, and goes on behind what it lost as if nothing was."""
 
     def mistaken(right: Any) -> Any:
-        def take_passed(positions: Positions, key: Any) -> None:
+        def take_passed(positions: GroupMoves, key: Any) -> None:
             right(positions, key)
 
         return take_passed
 
-    return [(Positions, "take_passed", mistaken)]
+    return [(GroupMoves, "take_passed", mistaken)]
 
 
 def a_bad_filter_is_no_filter() -> list[Change]:

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from wheel import hashed_wheel, run, runs
+from wheel import hashed_wheel, runs, sorted_run
 from wheel.hashed_wheel import HashedWheel
 
 PAYLOAD = np.dtype([("sequence_copy", "<i8"), ("size", "<u4")])
@@ -128,7 +128,7 @@ class TinyBounds(AnyBounds):
         (runs, "MERGE_RUNS", 3),
         (runs, "MERGE_ROWS_MAX", 18),
         (runs, "SAMPLES_PER_RUN", 3),
-        (run, "RELEASE_ROWS_MIN", 2),
+        (sorted_run, "RELEASE_ROWS_MIN", 2),
         (hashed_wheel, "RUN_ROWS_MAX", 12),
         (hashed_wheel, "LOOSE_ROWS_MAX", 24),
         (hashed_wheel, "LOOSE_ROWS_PER_SPAN", 3),

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from wheel.due_rows import DueRows
 from wheel.keys import key_order, lower_bounds, rows_before, rows_through
-from wheel.run import SortedRun
 from wheel.runs import SortedRuns
+from wheel.sorted_run import SortedRun
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 COLUMN = st.integers(-5, 5) | st.integers(10**12, 10**12 + 10) | INT64

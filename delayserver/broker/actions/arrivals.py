@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from delayserver.broker.actions.delivering import (
+from delayserver.broker.actions.delivered_batch import (
     DUPLICATE,
     REFUSED,
     STORED,
@@ -28,7 +28,7 @@ from store.records.batches import I64, U8, StoredBatch
 from store.records.stored_rows import StoredRows
 
 
-class Published(NamedTuple):
+class PublishedPositions(NamedTuple):
     """Answer of `publish`: the positions of each batch's rows (i64[n] or a list), in the order in which they were given.
     `arrived`: queues with new messages. The rows are durable once `BrokerStore.synced` has reached `end`."""
 
@@ -37,7 +37,7 @@ class Published(NamedTuple):
     end: int
 
 
-Stored: TypeAlias = Callable[[Published], None]
+Stored: TypeAlias = Callable[[PublishedPositions], None]
 """Gets what was published when its records are in the store, before any consumer can get them."""
 
 
@@ -151,7 +151,7 @@ class Arrivals:
 
     def publish(
         self, batches: Sequence[StoredBatch | StoredRows], now_us: int, stored: Stored | None = None, *, durably: bool
-    ) -> Published:
+    ) -> PublishedPositions:
         """Store messages that this node made or took from clients: all of them or none. They have no window and no key,
         so a repetition is not recognised. Their `position` is not used, their `sequence` rises within a batch, and their
         `flags` have `FLAG_PUBLISHED`. With `durably` they are synced in this call, which must be small then.
@@ -174,7 +174,7 @@ class Arrivals:
         if growth_bytes:
             state.room.require_beside(growth_bytes)
         entries = state.files.store.append_all(placed, durably=durably)
-        published = Published(positions, list(ends), entries[-1].end)
+        published = PublishedPositions(positions, list(ends), entries[-1].end)
         if stored is not None:
             stored(published)
         state.files.store.keep(entries)

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from delayserver.broker.actions.dead_letters import DeadLetters, packed_properties, property_maps, without_marks
+from delayserver.broker.actions.dead_letter_burial import DeadLetters, packed_properties, property_maps, without_marks
 from delayserver.broker.actions.state import BrokerState
-from delayserver.broker.pulled import PullBudget
-from delayserver.broker.queues.groups import GroupKey
+from delayserver.broker.pulled_batch import PullBudget
+from delayserver.broker.queues.group_cursors import GroupKey
 from delayserver.broker.queues.places import Place
 from delayserver.broker.queues.ranges import Range, RangeSet, ranges_of
 from delayserver.broker.reads import ReadNeeded
@@ -22,7 +22,7 @@ from store.records.batches import I64, MessageBatch, StoredBatch
 
 
 @dataclass(frozen=True, slots=True)
-class Letters:
+class StoredLetters:
     """Stored dead letters and their positions, i64[n]. `unreadable` ones were passed over. `stop`: the position up to
     which they were looked for."""
 
@@ -40,11 +40,11 @@ class Claim:
     """Claimed dead letters of a group. `key`: its dead-letter subject, and the group."""
 
     key: GroupKey
-    letters: Letters
+    letters: StoredLetters
     parts: list[Place]
 
 
-def resent_messages(letters: Letters, subject: int, group: int, due_ms: I64, now_us: int) -> MessageBatch:
+def resent_messages(letters: StoredLetters, subject: int, group: int, due_ms: I64, now_us: int) -> MessageBatch:
     """The internal records that bring dead letters back to their group, with the properties of before and no attempts.
 
     `due_ms` i64[n]. They are few at once: the loop over their properties is no hot path."""
@@ -77,7 +77,7 @@ class DeadQueue:
         self._state = state
         self._letters = letters
 
-    def read(self, key: GroupKey, after: int, count_max: int, bytes_max: int) -> Letters:
+    def read(self, key: GroupKey, after: int, count_max: int, bytes_max: int) -> StoredLetters:
         """Dead letters behind the position `after` that were neither sent again nor dropped, also claimed ones. Raises
         ReadNeeded."""
         cursor, end = self._letters.cursor(key), self._end(key)
@@ -142,7 +142,7 @@ class DeadQueue:
         queue = self._state.queues.get((key[0], 0))
         return 0 if queue is None else queue.end
 
-    def _read(self, key: GroupKey, ranges: list[Range], count_max: int, bytes_max: int) -> Letters:
+    def _read(self, key: GroupKey, ranges: list[Range], count_max: int, bytes_max: int) -> StoredLetters:
         budget = PullBudget(count_max, bytes_max)
         unreadable, reached = 0, 0
         for start, stop in ranges:
@@ -169,8 +169,8 @@ class DeadQueue:
                 reached = position
         return self._letters_of(budget, unreadable, reached)
 
-    def _letters_of(self, budget: PullBudget, unreadable: int, reached: int) -> Letters:
+    def _letters_of(self, budget: PullBudget, unreadable: int, reached: int) -> StoredLetters:
         pulled = budget.pulled()
         if pulled is None:
-            return Letters(StoredBatch.filled(0), np.empty(0, np.int64), unreadable, reached)
-        return Letters(pulled.batch, pulled.delivery, unreadable, reached)
+            return StoredLetters(StoredBatch.filled(0), np.empty(0, np.int64), unreadable, reached)
+        return StoredLetters(pulled.batch, pulled.delivery, unreadable, reached)

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from delayserver.broker.actions.state import BrokerState
 from delayserver.broker.policy import WAIT
-from delayserver.broker.queues.groups import Cursor, GroupKey
+from delayserver.broker.queues.group_cursors import Cursor, GroupKey
 from delayserver.broker.queues.ranges import ranges_alike, ranges_of
 from store.records.batches import I64, StoredBatch
-from store.records.redelivery import attempts_before
+from store.records.shared_column import attempts_before
 
 Mask = NDArray[np.bool_]
 

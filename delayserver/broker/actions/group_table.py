@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Iterator
 from sortedcontainers import SortedDict
 
 from delayserver.broker.actions.notes import ProgressNotes
-from delayserver.broker.limits import BrokerLimits
+from delayserver.broker.broker_limits import BrokerLimits
 from delayserver.broker.queues.deadlines import Deadlines
-from delayserver.broker.queues.groups import ConsumerGroup, Cursor, GroupKey
+from delayserver.broker.queues.group_cursors import Cursor, GroupCursors, GroupKey
 from delayserver.broker.queues.queue_table import QueueTable
 from delayserver.broker.queues.ranges import Range
-from delayserver.broker.redelivery import KeptBytes
+from delayserver.broker.redelivery_policy import KeptBytes
 
 
 class Removals:
@@ -65,9 +65,9 @@ class GroupTable:
         self._queues = queues
         self._notes = notes
         self._limits = limits
-        self._groups: SortedDict[GroupKey, ConsumerGroup] = SortedDict()
+        self._groups: SortedDict[GroupKey, GroupCursors] = SortedDict()
         # The group, or None. Each pull and each ack asks, so it is the dict's own.
-        self.get: Callable[[GroupKey], ConsumerGroup | None] = self._groups.get
+        self.get: Callable[[GroupKey], GroupCursors | None] = self._groups.get
         self.removals = Removals(queues)
         self.deadlines = Deadlines()
         self.moves = 0
@@ -86,16 +86,16 @@ class GroupTable:
     def __contains__(self, key: GroupKey) -> bool:
         return key in self._groups
 
-    def __getitem__(self, key: GroupKey) -> ConsumerGroup:
-        group: ConsumerGroup = self._groups[key]
+    def __getitem__(self, key: GroupKey) -> GroupCursors:
+        group: GroupCursors = self._groups[key]
         return group
 
-    def items(self) -> Iterable[tuple[GroupKey, ConsumerGroup]]:
+    def items(self) -> Iterable[tuple[GroupKey, GroupCursors]]:
         """All groups with their keys."""
-        items: Iterable[tuple[GroupKey, ConsumerGroup]] = self._groups.items()
+        items: Iterable[tuple[GroupKey, GroupCursors]] = self._groups.items()
         return items
 
-    def values(self) -> Iterable[ConsumerGroup]:
+    def values(self) -> Iterable[GroupCursors]:
         """All groups."""
         return [group for _, group in self.items()]
 
@@ -117,7 +117,7 @@ class GroupTable:
         """The count of a group's redelivery bytes on disk."""
         return self[key].kept(self._limits.redelivery_kept_ms)
 
-    def made(self, key: GroupKey) -> ConsumerGroup:
+    def made(self, key: GroupKey) -> GroupCursors:
         """The group; a new one is made if there is none, and starts at the earliest position kept."""
         group = self.get(key)
         if group is None:
@@ -179,9 +179,9 @@ class GroupTable:
 
     # At a start
 
-    def recover(self, key: GroupKey, main: int, retry: int, moves: int = 0) -> ConsumerGroup:
+    def recover(self, key: GroupKey, main: int, retry: int, moves: int = 0) -> GroupCursors:
         """Add a group that goes on at these positions of its two queues."""
-        group = self._groups[key] = ConsumerGroup(Cursor(main, moves), Cursor(retry, moves))
+        group = self._groups[key] = GroupCursors(Cursor(main, moves), Cursor(retry, moves))
         return group
 
     def recover_removal(self, key: GroupKey, retry_end: int) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from delayserver.broker.actions.dead_queue import Claim
 from delayserver.broker.actions.retries import RetryBatch, origins, written_ids
 from delayserver.broker.actions.state import BrokerState
-from delayserver.broker.queues.groups import Cursor, GroupKey
+from delayserver.broker.queues.group_cursors import Cursor, GroupKey
 from delayserver.broker.queues.places import Place
 from delayserver.broker.queues.ranges import Range
 from delayserver.broker.reads import having_read, read_at_once

@@ -16,7 +16,7 @@ from delayserver.broker.files.store_index import IndexRows, write_index
 from store.disk.filesystem import FileSystem
 from store.errors import CorruptionError
 from store.records.batches import I64, U64, StoredBatch
-from store.records.columns import ragged_offsets
+from store.records.column_batch import ragged_offsets
 from store.records.id_hash import hash_id, hash_ids, mix
 from store.records.scan import Damage, ScanReport
 from store.records.segment import FILE_HEADER_BYTES, FILE_STORE, FileHeader, Segment

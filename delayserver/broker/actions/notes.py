@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from delayserver.broker.files.progress import (
+from delayserver.broker.files.progress_log import (
     ACKED,
     COUNTED,
     FROM,
@@ -17,7 +17,7 @@ from delayserver.broker.files.progress import (
     ProgressLog,
     ProgressRows,
 )
-from delayserver.broker.queues.groups import Cursor, GroupKey
+from delayserver.broker.queues.group_cursors import Cursor, GroupKey
 from delayserver.broker.queues.places import Place
 from delayserver.broker.queues.ranges import Range
 from delayserver.broker.queues.seen import Count

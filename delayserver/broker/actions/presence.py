@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from delayserver.broker.actions.delivering import KnownKeys, contains, delivery_keys, window_keys
+from delayserver.broker.actions.delivered_batch import KnownKeys, contains, delivery_keys, window_keys
 from delayserver.broker.actions.state import BrokerState
-from delayserver.broker.queues.windows import Window, by_window
+from delayserver.broker.queues.window_table import Window, by_window
 from delayserver.broker.reads import KEYS, ReadPlan, Steps
 from store.records.batches import I64, StoredBatch
 

@@ -1,5 +1,5 @@
 """Redelivery after a nack or an ack timeout, through the delay pipeline or from the message's place in its queue. After
-the last attempt of the group's policy the message is given up instead: `dead_letters.py` stores it.
+the last attempt of the group's policy the message is given up instead: `dead_letter_burial.py` stores it.
 
 A redelivery is an internal record of the pipeline, so it has three copies on disk. Past the group's bound of bytes
 messages wait in their place instead, and those with an order key always do. A place holds back the store, as a lease
@@ -19,18 +19,18 @@ from numpy.typing import NDArray
 
 from delayserver.broker.actions.state import BrokerState
 from delayserver.broker.policy import WAIT
-from delayserver.broker.pulled import ROW_BYTES
-from delayserver.broker.queues.deliveries import MOVES, pack_place, split_deliveries, unpack_place
-from delayserver.broker.queues.groups import ConsumerGroup, Cursor, GroupKey
+from delayserver.broker.pulled_batch import ROW_BYTES
+from delayserver.broker.queues.delivery_id import MOVES, pack_place, split_deliveries, unpack_place
+from delayserver.broker.queues.group_cursors import Cursor, GroupCursors, GroupKey
 from delayserver.broker.queues.places import WAITING, Place
 from delayserver.broker.queues.ranges import Range, RangeSet, ranges_of
 from delayserver.broker.reads import Steps, having_read
-from delayserver.broker.redelivery import COPIES, KeptBytes, RedeliveryPolicy
+from delayserver.broker.redelivery_policy import COPIES, KeptBytes, RedeliveryPolicy
 from store.errors import UnreadableError
 from store.records.batches import I64, MessageBatch, StoredBatch
-from store.records.columns import has_any
+from store.records.column_batch import has_any
 from store.records.expiry import expired_rows
-from store.records.redelivery import attempts_before
+from store.records.shared_column import attempts_before
 
 Found = tuple[list[Range], list[Range]]
 """Ranges of the main queue, then of the retry queue."""
@@ -281,7 +281,7 @@ class Retries:
         found = (group.main.fail_heads(main), group.retry.fail_heads(retry))
         return (yield from self._batch(key, found, _Moment(now_us, lease_us, None, failure), 0))
 
-    def _recall(self, key: GroupKey, group: ConsumerGroup, found: Found) -> Found:
+    def _recall(self, key: GroupKey, group: GroupCursors, found: Found) -> Found:
         """Only the first message of each order key fails. Those that went out behind it are taken back without counting
         an attempt. Returns the ranges that fail."""
         for retry, ranges in ((False, found[0]), (True, found[1])):
@@ -366,7 +366,7 @@ class Retries:
         self.retried += len(batch)
         return batch
 
-    def _given_up(self, key: GroupKey, group: ConsumerGroup, gathered: _Gathered) -> GivenUp | None:
+    def _given_up(self, key: GroupKey, group: GroupCursors, gathered: _Gathered) -> GivenUp | None:
         """The messages to give up. A group that was moved or removed during a read has none."""
         current: list[RangeSet] = []
         for retry in (False, True):

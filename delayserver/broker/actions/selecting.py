@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from delayserver.broker.actions.state import BrokerState
 from delayserver.broker.filters.filter import Filter
-from delayserver.broker.pulled import PullBudget
-from delayserver.broker.queues.groups import GroupKey
+from delayserver.broker.pulled_batch import PullBudget
+from delayserver.broker.queues.group_cursors import GroupKey
 from delayserver.broker.queues.queue import ConsumeQueue, StoredRun
 from delayserver.broker.reads import SELECTED, ReadNeeded, ReadPlan
 from store.records.batches import I64, U32, StoredBatch

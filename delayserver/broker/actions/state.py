@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from delayserver.broker.actions.group_table import GroupTable
 from delayserver.broker.actions.notes import ProgressNotes
-from delayserver.broker.actions.policies import LettersToSync, Policies
+from delayserver.broker.actions.policy_table import LettersToSync, PolicyTable
 from delayserver.broker.actions.stored_messages import Damages, StoredMessages
+from delayserver.broker.broker_limits import BrokerLimits
+from delayserver.broker.disk_room import DiskRoom
 from delayserver.broker.files.broker_files import BrokerFiles
-from delayserver.broker.limits import BrokerLimits
 from delayserver.broker.queues.queue_table import QueueTable
-from delayserver.broker.queues.windows import WindowTable
-from delayserver.broker.room import Room
+from delayserver.broker.queues.window_table import WindowTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +31,10 @@ class BrokerState:
 
     files: BrokerFiles
     limits: BrokerLimits
-    room: Room
+    room: DiskRoom
     queues: QueueTable
     windows: WindowTable
-    policies: Policies
+    policies: PolicyTable
     damages: Damages
     messages: StoredMessages
     notes: ProgressNotes

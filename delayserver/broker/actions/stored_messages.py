@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from delayserver.broker.actions.delivering import grouped_columns
+from delayserver.broker.actions.delivered_batch import grouped_columns
 from delayserver.broker.files.broker_files import BrokerFiles
 from delayserver.broker.queues.queue import ConsumeQueue, QueueKey, SpilledBlock, StoredRun
 from delayserver.broker.queues.queue_table import QueueTable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from delayserver.broker.files.progress import ProgressLog
+from delayserver.broker.files.progress_log import ProgressLog
 from delayserver.broker.files.store import BrokerStore
 from delayserver.broker.queues.run_blocks import RunBlocks
 from delayserver.broker.reads import Reads

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from numpy.typing import NDArray
 
-from delayserver.broker.limits import BrokerLimits
+from delayserver.broker.broker_limits import BrokerLimits
 from delayserver.broker.reads import KEYS, REBUILD, SELECTED, STORE, TIMES, ReadNeeded, ReadPlan, Reads
 from store.disk.filesystem import FileSystem
 from store.errors import CorruptionError, StoreError, UnreadableError

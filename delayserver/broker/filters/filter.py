@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from delayserver.broker.filters.fault import FilterError, TextPosition
 from delayserver.broker.filters.program import Program, compile_expression
 from delayserver.broker.filters.tags import OR, parse_tags
-from store.records.columns import gather_ragged, slice_ragged
+from store.records.column_batch import gather_ragged, slice_ragged
 
 Rows = NDArray[np.intp]
 

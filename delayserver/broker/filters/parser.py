@@ -1,4 +1,4 @@
-"""Reads property expressions: a tree of tokens becomes conditions, within the bounds of `limits.py`."""
+"""Reads property expressions: a tree of tokens becomes conditions, within the bounds of `filter_limits.py`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ from delayserver.broker.filters.expression import (
     Property,
 )
 from delayserver.broker.filters.fault import FilterError, TextPosition
-from delayserver.broker.filters.grammar import parse_tree
-from delayserver.broker.filters.like import PatternError, like
-from delayserver.broker.filters.limits import (
+from delayserver.broker.filters.filter_limits import (
     DEPTH_MAX,
     EXPRESSION_CHARACTERS_MAX,
     LITERALS_MAX,
@@ -32,6 +30,8 @@ from delayserver.broker.filters.limits import (
     PREDICATES_MAX,
     PROPERTIES_MAX,
 )
+from delayserver.broker.filters.grammar import parse_tree
+from delayserver.broker.filters.like import PatternError, like
 from delayserver.broker.filters.number import number_of
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayserver.broker.filters.number import number_of
-from store.records.columns import ragged_offsets
+from store.records.column_batch import ragged_offsets
 
 Mask: TypeAlias = NDArray[np.bool_]
 Properties: TypeAlias = dict[str, Any]

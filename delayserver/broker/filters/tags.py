@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from delayserver.broker.filters.fault import FilterError, TextPosition
-from delayserver.broker.filters.limits import TAGS_CHARACTERS_MAX, TAGS_MAX
+from delayserver.broker.filters.filter_limits import TAGS_CHARACTERS_MAX, TAGS_MAX
 
 OR: Final = "||"
 EVERY: Final = "*"

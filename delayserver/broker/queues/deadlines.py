@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from sortedcontainers import SortedSet
 
-from delayserver.broker.queues.groups import GroupKey
+from delayserver.broker.queues.group_cursors import GroupKey
 
 
 class Deadlines:

@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from delayserver.broker.queues.deliveries import LEASES
+from delayserver.broker.queues.delivery_id import LEASES
 from delayserver.broker.queues.order_keys import OrderKeys
 from delayserver.broker.queues.places import READY, Place
 from delayserver.broker.queues.ranges import Range, ranges_of

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from functools import partial
 
-from delayserver.broker.limits import BrokerLimits
+from delayserver.broker.broker_limits import BrokerLimits
 from delayserver.broker.reads import BLOCKS, ReadNeeded, ReadPlan, Reads
 from store.disk.filesystem import FileSystem
 from store.errors import CorruptionError

@@ -1,7 +1,7 @@
 """The broker: delivered messages wait here for consumer groups. Synchronous: the caller passes the time and waits.
 `now_us` is the wall clock. `lease_us` is a clock that is never set, because leases are durations within this process.
 
-    Arrivals.deliver -> [sync] -> "delivered" is recorded      Consuming.pull -> Consuming.ack -> [sync] -> answered
+    Arrivals.deliver -> [sync] -> "delivered" is recorded      Leasing.pull -> Leasing.ack -> [sync] -> answered
                         Retries.nack, Retries.expired -> the server's message_log -> Retries.settle
 
 Calls come from one thread (the event loop). Only `BrokerSync.run`, `CheckpointWrite.run` and `ReadPlan.run` may run in
@@ -13,19 +13,19 @@ from __future__ import annotations
 from typing import Any, Self
 
 from delayserver.broker.actions.arrivals import Arrivals
-from delayserver.broker.actions.consuming import Consuming
-from delayserver.broker.actions.dead_letters import DeadLetters
+from delayserver.broker.actions.dead_letter_burial import DeadLetters
 from delayserver.broker.actions.dead_queue import DeadQueue
-from delayserver.broker.actions.finding import Indexes
-from delayserver.broker.actions.group_rows import ConsumerGroupRows
+from delayserver.broker.actions.find_plan import Indexes
+from delayserver.broker.actions.group_backlog import ConsumerGroupRows
+from delayserver.broker.actions.group_moves import GroupMoves
 from delayserver.broker.actions.in_doubt import InDoubt
-from delayserver.broker.actions.positions import Positions
+from delayserver.broker.actions.leasing import Leasing
 from delayserver.broker.actions.retries import Retries
 from delayserver.broker.actions.state import BrokerState
-from delayserver.broker.actions.waiting_keys import WaitingKeys
+from delayserver.broker.actions.waiting_messages import WaitingKeys
+from delayserver.broker.broker_limits import BrokerLimits
+from delayserver.broker.disk_room import ALL_ROOM, DiskRoom
 from delayserver.broker.files.broker_files import close_files
-from delayserver.broker.limits import BrokerLimits
-from delayserver.broker.room import ALL_ROOM, Room
 from delayserver.broker.service.durability import Durability
 from delayserver.broker.service.recovery import recover_broker
 from delayserver.broker.service.store_retention import StoreRetention
@@ -43,9 +43,9 @@ class Broker:
         # Hand-outs wait for a sync, which may come later. Leases have ended, because their process did.
         self.counted, self.ended = Bell(), Bell()
         self.arrivals = Arrivals(state)
-        self.consuming = Consuming(state, self.counted.ring, self.ended.ring)
+        self.consuming = Leasing(state, self.counted.ring, self.ended.ring)
         self.retries = Retries(state)
-        self.positions = Positions(state)
+        self.positions = GroupMoves(state)
         self.dead_letters = DeadLetters(state, self.arrivals)
         self.dead_queue = DeadQueue(state, self.dead_letters)
         self.waiting_keys = WaitingKeys(state)
@@ -63,7 +63,7 @@ class Broker:
         server_id: int,
         now_us: int,
         limits: BrokerLimits | None = None,
-        room: Room = ALL_ROOM,
+        room: DiskRoom = ALL_ROOM,
         lease_us: int | None = None,
         *,
         patient: bool = False,

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from delayserver.broker.actions.state import BrokerState
-from delayserver.broker.files.checkpoint import BrokerCheckpoint, encode_checkpoint
-from delayserver.broker.files.progress import ACKED, PROGRESS_ROW_BYTES, TIMES_MAX, ProgressRows, ProgressSync
+from delayserver.broker.files.broker_checkpoint import BrokerCheckpoint, encode_checkpoint
+from delayserver.broker.files.progress_log import ACKED, PROGRESS_ROW_BYTES, TIMES_MAX, ProgressRows, ProgressSync
 from delayserver.broker.files.store import StoreSync
-from delayserver.broker.queues.groups import GroupKey
+from delayserver.broker.queues.group_cursors import GroupKey
 from delayserver.broker.queues.places import LEASED
 from delayserver.broker.queues.queue_table import CapturedQueues, QueueCapture
 from store.disk.filesystem import FileSystem, keep_room, write_atomically

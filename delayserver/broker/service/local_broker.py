@@ -6,16 +6,16 @@ from collections.abc import Callable, Sequence
 
 import trio
 
-from delayserver.broker.actions.arrivals import Published, Stored
-from delayserver.broker.actions.consuming import Acked
-from delayserver.broker.actions.delivering import Delivered
+from delayserver.broker.actions.arrivals import PublishedPositions, Stored
+from delayserver.broker.actions.delivered_batch import Delivered
+from delayserver.broker.actions.leasing import Acked
 from delayserver.broker.service.broker import Broker
+from delayserver.broker.service.broker_reads import BrokerReads
 from delayserver.broker.service.commit import BrokerCommit
-from delayserver.broker.service.finding import FindService
+from delayserver.broker.service.find_service import FindService
+from delayserver.broker.service.group_positions import GroupPositions
 from delayserver.broker.service.lookers import Lookers
-from delayserver.broker.service.positions import GroupPositions
 from delayserver.broker.service.pulls import PullService
-from delayserver.broker.service.reading import BrokerReads
 from delayserver.broker.service.recently_consumed import RecentlyConsumed
 from delayserver.runtime.runtime import Runtime
 from store.records.batches import I64, StoredBatch
@@ -77,7 +77,7 @@ class LocalBroker:
 
     def publish(
         self, batches: Sequence[StoredBatch | StoredRows], stored: Stored | None = None, *, durably: bool
-    ) -> Published:
+    ) -> PublishedPositions:
         """Store messages of this node and serve the pulls that wait for them; see `Arrivals.publish`.
 
         Without `durably`, wait for `commit.stored` or `commit.when_stored` until they are durable."""

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import trio
 
-from delayserver.broker.actions.arrivals import Published
+from delayserver.broker.actions.arrivals import PublishedPositions
 from delayserver.broker.service.local_broker import LocalBroker
 from delayserver.config.settings import StorageSettings
 from delayserver.protocol.errors import DelayServerError, DiskFull, QueueFull, StorageFailed
@@ -143,7 +143,7 @@ class Publishing:
         )
         started_us = self._clock.monotonic_us()
 
-        def stored(published: Published) -> None:
+        def stored(published: PublishedPositions) -> None:
             answers = _answers(groups, published.positions, first)
             ended_us = self._clock.monotonic_us()
             # With durability `os` the page cache counts as durable, but a start finds a new segment only by its name.

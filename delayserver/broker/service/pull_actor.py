@@ -12,9 +12,9 @@ from typing import Final, NamedTuple
 
 import trio
 
-from delayserver.broker.pulled import PulledBatch
-from delayserver.broker.queues.groups import GroupKey
-from delayserver.broker.service.reading import Reading
+from delayserver.broker.pulled_batch import PulledBatch
+from delayserver.broker.queues.group_cursors import GroupKey
+from delayserver.broker.service.broker_reads import Reading
 from delayserver.runtime.fair_shares import Account, Ticket
 
 Answer = Callable[[PulledBatch], None]
@@ -33,7 +33,7 @@ UNBOUNDED: Final = Outlet(lambda: 1 << 62, lambda action: action())
 """It takes everything."""
 
 
-class Lease(NamedTuple):
+class LeaseTerms(NamedTuple):
     """The leases that a pull asks for."""
 
     ack_timeout_ms: int | None
@@ -62,7 +62,7 @@ class WaitingPull:
         self,
         max_messages: int,
         max_bytes: int,
-        lease: Lease,
+        lease: LeaseTerms,
         deadline_ms: int | None,
         answer: Answer | None,
         outlet: Outlet,

@@ -15,15 +15,15 @@ from functools import partial
 
 import trio
 
-from delayserver.broker.actions.consuming import Consuming
 from delayserver.broker.actions.group_table import GroupTable
-from delayserver.broker.limits import BrokerLimits
-from delayserver.broker.pulled import PulledBatch
-from delayserver.broker.queues.groups import GroupKey
+from delayserver.broker.actions.leasing import Leasing
+from delayserver.broker.broker_limits import BrokerLimits
+from delayserver.broker.pulled_batch import PulledBatch
+from delayserver.broker.queues.group_cursors import GroupKey
 from delayserver.broker.queues.queue import QueueKey
 from delayserver.broker.reads import ReadNeeded, ReadPlan
-from delayserver.broker.service.pull_actor import UNBOUNDED, Answer, Lease, Outlet, PullActor, WaitingPull
-from delayserver.broker.service.reading import BrokerReads
+from delayserver.broker.service.broker_reads import BrokerReads
+from delayserver.broker.service.pull_actor import UNBOUNDED, Answer, LeaseTerms, Outlet, PullActor, WaitingPull
 from delayserver.protocol.errors import DeadlinePassed, GroupsFull, QueueFull, ShuttingDown
 from delayserver.runtime.fair_shares import FairShares, Ticket
 from delayserver.runtime.runtime import Runtime
@@ -57,7 +57,7 @@ class PullService:
 
     def __init__(
         self,
-        consuming: Consuming,
+        consuming: Leasing,
         groups: GroupTable,
         limits: BrokerLimits,
         reads: BrokerReads,
@@ -117,7 +117,9 @@ class PullService:
         room = outlet.reply_bytes()
         if small and room > 0 and self._at_once > 0 and not actor.mailbox:
             try:
-                pulled = self._pull_at_once(actor, max_messages, min(max_bytes, room), Lease(ack_timeout_ms, owner))
+                pulled = self._pull_at_once(
+                    actor, max_messages, min(max_bytes, room), LeaseTerms(ack_timeout_ms, owner)
+                )
             except ReadNeeded as needed:
                 plan = needed.plan
             else:
@@ -128,7 +130,7 @@ class PullService:
                 if pulled is not None or (tried and wait_ms <= 0):
                     return pulled
         self._require_place(actor)
-        pull = WaitingPull(max_messages, max_bytes, Lease(ack_timeout_ms, owner), deadline_ms, answer, outlet)
+        pull = WaitingPull(max_messages, max_bytes, LeaseTerms(ack_timeout_ms, owner), deadline_ms, answer, outlet)
         self._join(actor, pull)
         if plan is not None:
             self._suspend(actor, plan)
@@ -163,7 +165,9 @@ class PullService:
                 del self._actors[actor.key]
         self._actors_kept = max(_IDLE_ACTORS_MAX, 2 * len(self._actors))
 
-    def _pull_at_once(self, actor: PullActor, max_messages: int, max_bytes: int, lease: Lease) -> PulledBatch | None:
+    def _pull_at_once(
+        self, actor: PullActor, max_messages: int, max_bytes: int, lease: LeaseTerms
+    ) -> PulledBatch | None:
         self._use_at_once()
         clock = self._clock
         begun_us = clock.monotonic_us()

@@ -12,9 +12,9 @@ from typing import Final
 
 import numpy as np
 
-from delayserver.broker.pulled import PulledBatch
+from delayserver.broker.pulled_batch import PulledBatch
 from store.records.batches import I64, StoredBatch
-from store.records.columns import has_any
+from store.records.column_batch import has_any
 
 ROWS_MAX: Final = 1 << 18
 """Pulled messages that are remembered, and as many acks: some 6 MB in all. At 1,000 messages a second four minutes."""

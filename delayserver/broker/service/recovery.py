@@ -7,18 +7,20 @@
 
 from __future__ import annotations
 
-from delayserver.broker.actions.dead_letters import ack_originals, has_letters
-from delayserver.broker.actions.delivering import grouped_columns
+from delayserver.broker.actions.block_cuts import may_pass
+from delayserver.broker.actions.dead_letter_burial import ack_originals, has_letters
+from delayserver.broker.actions.delivered_batch import grouped_columns
 from delayserver.broker.actions.group_table import GroupTable
 from delayserver.broker.actions.notes import ProgressNotes
-from delayserver.broker.actions.policies import LettersToSync, Policies
-from delayserver.broker.actions.retention import may_pass
+from delayserver.broker.actions.policy_table import LettersToSync, PolicyTable
 from delayserver.broker.actions.state import BrokerState
 from delayserver.broker.actions.stored_messages import Damages, StoredMessages
+from delayserver.broker.broker_limits import NACK_DELAY_MS_MAX, BrokerLimits
+from delayserver.broker.disk_room import DiskRoom
+from delayserver.broker.files.broker_checkpoint import BrokerCheckpoint, decode_checkpoint
 from delayserver.broker.files.broker_files import BrokerFiles, close_files
-from delayserver.broker.files.checkpoint import BrokerCheckpoint, decode_checkpoint
-from delayserver.broker.files.policies import read_policies
-from delayserver.broker.files.progress import (
+from delayserver.broker.files.policies_file import read_policies
+from delayserver.broker.files.progress_log import (
     ACKED,
     COUNTED,
     FROM,
@@ -34,15 +36,13 @@ from delayserver.broker.files.progress import (
     ProgressRow,
 )
 from delayserver.broker.files.store import BrokerStore, StoredColumns
-from delayserver.broker.limits import NACK_DELAY_MS_MAX, BrokerLimits
-from delayserver.broker.queues.groups import ConsumerGroup
+from delayserver.broker.queues.group_cursors import GroupCursors
 from delayserver.broker.queues.places import READY, WAITING, Place
 from delayserver.broker.queues.queue import ConsumeQueue, QueueKey
 from delayserver.broker.queues.queue_table import QueueTable
 from delayserver.broker.queues.run_blocks import RunBlocks
-from delayserver.broker.queues.windows import WindowTable
+from delayserver.broker.queues.window_table import WindowTable
 from delayserver.broker.reads import Reads
-from delayserver.broker.room import Room
 from store.disk.filesystem import FileSystem, read_twice, read_whole
 from store.errors import CorruptionError, UnreadableError
 from store.records.batches import FLAG_PUBLISHED
@@ -57,7 +57,7 @@ def recover_broker(
     limits: BrokerLimits,
     now_us: int,
     lease_us: int,
-    room: Room,
+    room: DiskRoom,
     *,
     patient: bool = False,
 ) -> BrokerState:
@@ -101,7 +101,7 @@ def recover_broker(
         room,
         queues,
         WindowTable(limits.window_extents_max, checkpoint.windows),
-        Policies(fs, directory, server_id, limits, policies.rows, policies.damage is not None),
+        PolicyTable(fs, directory, server_id, limits, policies.rows, policies.damage is not None),
         damages,
         StoredMessages(files, queues, damages),
         notes,
@@ -251,7 +251,7 @@ def _read_progress(
                 state.groups.deadlines.note(key, deadline_us)
 
 
-def _group(state: BrokerState, row: ProgressRow) -> ConsumerGroup:
+def _group(state: BrokerState, row: ProgressRow) -> GroupCursors:
     """The group of a row; the first row of a group makes it."""
     key = (row.subject, row.group)
     group = state.groups.get(key)

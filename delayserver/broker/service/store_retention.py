@@ -1,9 +1,9 @@
-"""Removing what the broker's store needs no more. `actions/retention.py` has the rules; a checkpoint comes first."""
+"""Removing what the broker's store needs no more. `actions/block_cuts.py` has the rules; a checkpoint comes first."""
 
 from __future__ import annotations
 
 from delayserver.broker.actions.arrivals import Arrivals
-from delayserver.broker.actions.retention import CUT_BLOCKS_MAX, BlockCuts, retirable, retire_store
+from delayserver.broker.actions.block_cuts import CUT_BLOCKS_MAX, BlockCuts, retirable, retire_store
 from delayserver.broker.actions.state import BrokerState
 from delayserver.broker.service.durability import Durability
 from store.errors import DiskFullError

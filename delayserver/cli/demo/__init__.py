@@ -16,7 +16,7 @@ from delayserver.cli.terminal import options
 from delayserver.cli.terminal.output import print_json
 
 if TYPE_CHECKING:
-    from delayserver.cli.demo.run import Measurements
+    from delayserver.cli.demo.demo_run import Measurements
 
 
 @click.command
@@ -31,7 +31,7 @@ def demo(context: click.Context, messages: int, seconds: float, as_json: bool) -
 
     Ends with 0 only if every message arrived, once, and none before it was due.
     """
-    from delayserver.cli.demo.run import Demo, running_server
+    from delayserver.cli.demo.demo_run import Demo, running_server
     from delayserver.cli.demo.view import make_view, print_summary
 
     with (

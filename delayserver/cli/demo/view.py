@@ -16,7 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from delayserver.cli.demo.run import Measurements, quantiles
+from delayserver.cli.demo.demo_run import Measurements, quantiles
 
 BOUNDS_MS: Final = (0.5, 1, 2, 5, 10, 20, 50, 100)
 BAR_WIDTH: Final = 40

@@ -91,7 +91,7 @@ def consume(
         raise click.UsageError("--ack-timeout is longer than 0s")
     if outlive_ms > OUTLIVE_MS_MAX:
         raise click.UsageError("--outlive is at most 1m")
-    from delayserver.cli.groups import consuming
+    from delayserver.cli.groups import consumer_work
     from delayserver.client import ListenerSettings
     from delayserver.client.listening.subscription import Choices
 
@@ -108,6 +108,6 @@ def consume(
     with options.connect(server):
         pass
     timeout_s = None if timeout_ms is None else timeout_ms / 1000
-    consumption = consuming.Consumption(command, timeout_s, as_json=as_json)
+    consumption = consumer_work.Consumption(command, timeout_s, as_json=as_json)
     choice: Choices = {"start": start, "tags": tags, "where": where}
-    consuming.run(consumption, server, subjects, group, settings, choice, (signal.SIGINT, signal.SIGTERM))
+    consumer_work.run(consumption, server, subjects, group, settings, choice, (signal.SIGINT, signal.SIGTERM))

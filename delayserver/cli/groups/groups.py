@@ -9,7 +9,7 @@ import click
 from msgspec.structs import asdict
 
 from delayserver.cli.groups.group_policy import policy
-from delayserver.cli.groups.waiting_keys import list_waiting, retry_waiting, skip_waiting
+from delayserver.cli.groups.waiting_key_commands import list_waiting, retry_waiting, skip_waiting
 from delayserver.cli.terminal import options
 from delayserver.cli.terminal.output import print_json, visible
 from delayserver.config.units import format_duration

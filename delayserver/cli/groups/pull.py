@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from delayserver.cli.terminal import options
-from delayserver.cli.terminal.deliveries import print_delivery
+from delayserver.cli.terminal.delivery_printing import print_delivery
 from delayserver.cli.terminal.options import START
 from delayserver.config.units import format_duration
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from delayserver.cli.terminal import options
-from delayserver.cli.terminal import receipts as by_receipt
+from delayserver.cli.terminal import receipt_batches as by_receipt
 from delayserver.protocol.outcomes import Outcome
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from delayserver.cli.terminal import options
-from delayserver.cli.terminal import receipts as by_receipt
+from delayserver.cli.terminal import receipt_batches as by_receipt
 from delayserver.cli.terminal.output import body_fields, visible, visible_block, without_none
 from delayserver.config.units import format_instant
 from delayserver.protocol.outcomes import Outcome

@@ -9,7 +9,7 @@ import click
 from msgspec.structs import asdict
 
 from delayserver.cli.terminal import options
-from delayserver.cli.terminal import receipts as by_receipt
+from delayserver.cli.terminal import receipt_batches as by_receipt
 from delayserver.cli.terminal.output import print_json, visible
 from delayserver.config.units import format_instant
 

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from delayserver.cli.recover import options as shared
+from delayserver.cli.recover import recover_options as shared
 from delayserver.cli.terminal import options
 from delayserver.cli.terminal.output import print_json, visible
 
 if TYPE_CHECKING:
     from delayserver.recover.checking.check import Checked
     from delayserver.recover.checking.retired_ahead import RetiredAhead
-    from delayserver.recover.reading.balance import SubjectBalances
     from delayserver.recover.reading.capture import Capture
+    from delayserver.recover.reading.subject_balances import SubjectBalances
 
 # Rows of the printed table; --json prints all of them.
 SUBJECTS_SHOWN = 20
@@ -66,7 +66,7 @@ def check(context: click.Context, directory: str, from_ms: int | None, to_ms: in
 
 
 def _print_balance(taken: Capture, tier: str, start_ms: int, balance: SubjectBalances) -> None:
-    from delayserver.recover.reading.balance import to_map
+    from delayserver.recover.reading.subject_balances import to_map
 
     subjects, counts = balance.rows()
     for subject, row in zip(subjects.tolist(), counts, strict=True):
@@ -77,7 +77,7 @@ def _print_balance(taken: Capture, tier: str, start_ms: int, balance: SubjectBal
 
 
 def _summary(checked: Checked, ahead: RetiredAhead, seconds: float) -> dict[str, Any]:
-    from delayserver.recover.reading.balance import to_map
+    from delayserver.recover.reading.subject_balances import to_map
 
     findings = checked.findings
     record: dict[str, Any] = {"clean": findings.clean}
@@ -96,7 +96,7 @@ def _print_text(taken: Capture, checked: Checked, ahead: RetiredAhead, seconds: 
     from rich.table import Table
 
     from delayserver.config.units import format_utc
-    from delayserver.recover.reading.balance import COUNTERS
+    from delayserver.recover.reading.subject_balances import COUNTERS
 
     console = Console()
     if not console.is_terminal:

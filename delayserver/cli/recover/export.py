@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from delayserver.cli.recover import options as shared
+from delayserver.cli.recover import recover_options as shared
 from delayserver.cli.terminal import options
 from delayserver.cli.terminal.options import INSTANT
 from delayserver.cli.terminal.output import print_json

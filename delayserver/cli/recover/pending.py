@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from delayserver.cli.recover import options as shared
+from delayserver.cli.recover import recover_options as shared
 from delayserver.cli.terminal import options
 from delayserver.cli.terminal.output import print_json, visible
 
 if TYPE_CHECKING:
     from delayserver.recover.reading.capture import Capture
-    from delayserver.recover.telling.pending import PendingOnDisk
+    from delayserver.recover.telling.pending_on_disk import PendingOnDisk
     from store.records.batches import MessageBatch
 
 # Bars on a terminal; more minutes than that are shown in larger steps.
@@ -49,7 +49,7 @@ def pending(
     from delayserver.recover.reading.capture import capture
     from delayserver.recover.reading.due_range import Range
     from delayserver.recover.reading.findings import Findings
-    from delayserver.recover.telling.pending import PendingOnDisk
+    from delayserver.recover.telling.pending_on_disk import PendingOnDisk
     from store.disk.filesystem import RealFileSystem
 
     with shared.usage_of_directory():
@@ -77,7 +77,7 @@ def pending(
 
 def _print_messages(taken: Capture, batch: MessageBatch, bodies: bool, as_json: bool) -> None:
     from delayserver.config.units import format_instant
-    from delayserver.recover.telling.pending import message_maps
+    from delayserver.recover.telling.pending_on_disk import message_maps
 
     for record in message_maps(taken, batch, bodies=bodies):
         if as_json:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from delayserver.cli.recover import options as shared
+from delayserver.cli.recover import recover_options as shared
 from delayserver.cli.terminal import options
 from delayserver.cli.terminal.output import print_json
 

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from delayserver.cli.recover import options as shared
+from delayserver.cli.recover import recover_options as shared
 from delayserver.cli.terminal import options
 from delayserver.cli.terminal.failures import FAILED
 from delayserver.cli.terminal.output import print_json
 
 if TYPE_CHECKING:
     from delayserver.client import Client
-    from delayserver.recover.reading.redispatching import Unread
+    from delayserver.recover.reading.redispatch_records import Unread
 
 OUTCOMES = ("delivered", "expired", "dead_lettered")
 
@@ -133,7 +133,7 @@ def _prove(client: Client, secret: str) -> None:
     if not secret:
         return
     from delayserver.client.calls.core import Call
-    from delayserver.protocol.operations import PROVE
+    from delayserver.protocol.operation_names import PROVE
     from delayserver.protocol.proof import make_proof
 
     def ask(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -148,8 +148,8 @@ def _prove(client: Client, secret: str) -> None:
 def _slices(client: Client, arguments: dict[str, Any]) -> Done:
     """Sends one request per slice until the server has no more."""
     from delayserver.client.calls.core import Call
-    from delayserver.protocol.operations import REDISPATCH
-    from delayserver.recover.reading.redispatching import Unread
+    from delayserver.protocol.operation_names import REDISPATCH
+    from delayserver.recover.reading.redispatch_records import Unread
 
     unread = Unread()
     count, after = 0, None
@@ -174,10 +174,10 @@ def _offline(
 
     from delayserver.protocol.outcomes import OUTCOMES_BY_LABEL
     from delayserver.recover.mending.mender import locked
-    from delayserver.recover.mending.redispatching import OfflineRedispatch
+    from delayserver.recover.mending.offline_redispatch import OfflineRedispatch
     from delayserver.recover.reading.capture import capture
     from delayserver.recover.reading.findings import Findings
-    from delayserver.recover.reading.redispatching import RedispatchSelection
+    from delayserver.recover.reading.redispatch_records import RedispatchSelection
     from delayserver.runtime.clock import SystemClock
     from store.disk.filesystem import RealFileSystem
     from store.tables.names import SUBJECT

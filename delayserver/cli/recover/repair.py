@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from delayserver.cli.recover import options as shared
+from delayserver.cli.recover import recover_options as shared
 from delayserver.cli.terminal import options
 from delayserver.cli.terminal.failures import FAILED
 from delayserver.cli.terminal.output import print_json

@@ -78,7 +78,7 @@ def _require_tokens(server: str, host: str, arguments: dict[str, Any]) -> None:
 async def _serve(
     server: str, arguments: dict[str, Any], listening: list[socket.socket], settings: Settings, as_json: bool
 ) -> None:
-    from delayserver.web.process import Upstream, serve_http
+    from delayserver.web.gateway_process import Upstream, serve_http
     from delayserver.web.secured import Secured
 
     stopping = asyncio.Event()

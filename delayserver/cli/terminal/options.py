@@ -14,7 +14,7 @@ import click
 
 from delayserver.config.units import format_duration, parse_duration_ms, parse_instant_ms
 from delayserver.protocol.addresses import parse_address
-from delayserver.protocol.operations import DEFAULT_HOST, DEFAULT_PORT
+from delayserver.protocol.operation_names import DEFAULT_HOST, DEFAULT_PORT
 
 if TYPE_CHECKING:
     from delayserver.client import Client

@@ -11,7 +11,7 @@ import click
 from delayserver.cli.terminal import options
 from delayserver.cli.terminal.output import print_json, visible
 from delayserver.config.units import parse_size_bytes
-from delayserver.protocol.tokens import OVERLAP_MS_DEFAULT, ROLES
+from delayserver.protocol.token_text import OVERLAP_MS_DEFAULT, ROLES
 
 if TYPE_CHECKING:
     from delayserver.cli.tokens.token_directory import TokenDirectory

@@ -14,7 +14,7 @@ from delayserver.tokens.making import new_secret, new_text
 from delayserver.tokens.shown import shown
 from store.disk.filesystem import RealFileSystem
 from store.tables.identity import DataDirectory
-from store.tables.tokens import StoredToken, read_tokens, write_tokens
+from store.tables.stored_tokens import StoredToken, read_tokens, write_tokens
 
 
 class TokenDirectory:

@@ -20,14 +20,14 @@ import sniffio
 from delayserver.client.asynchronous.operations import AsyncOperations
 from delayserver.client.calls import pull_calls
 from delayserver.client.calls.core import Call
-from delayserver.client.calls.retries import Attempts
-from delayserver.client.connections.addresses import Given, HostAndPort, cannot_connect, none_connects
+from delayserver.client.calls.retry_policy import CallAttempts
 from delayserver.client.connections.asyncio_stream import AsyncioStream
+from delayserver.client.connections.server_addresses import Given, HostAndPort, cannot_connect, none_connects
 from delayserver.client.connections.stream_connection import StreamConnection
 from delayserver.client.connections.tls import TLS, context_of
 from delayserver.client.values.timing import Seconds, span_s
 from delayserver.protocol.errors import ConnectionLost, DelayServerError, copied
-from delayserver.protocol.frames import Reply
+from delayserver.protocol.frames import ReplyFrame
 from delayserver.protocol.keepalive import keep_alive
 
 T = TypeVar("T")
@@ -191,7 +191,7 @@ class AsyncClient(AsyncOperations):
     async def _run(self, call: Call[T], close_count: int | None = None) -> T:
         if close_count is not None and close_count != self._blocks_left:
             raise ConnectionLost("the client was closed")
-        attempts: Attempts | None = None  # Nearly always the first one is the last.
+        attempts: CallAttempts | None = None  # Nearly always the first one is the last.
         while True:
             sent = False
             try:
@@ -211,7 +211,7 @@ class AsyncClient(AsyncOperations):
                     raise
             await anyio.sleep(pause_s)
 
-    async def _wait(self, connection: StreamConnection, request_id: int, frame: bytes, call: Call[Any]) -> Reply:
+    async def _wait(self, connection: StreamConnection, request_id: int, frame: bytes, call: Call[Any]) -> ReplyFrame:
         """The exchange of a request that waits at the server. If the caller is cancelled, the client tells the server."""
         self._waits[request_id] = connection
         late = None if call.give_back is None else partial(self._give_back, connection, call)
@@ -225,7 +225,7 @@ class AsyncClient(AsyncOperations):
         finally:
             del self._waits[request_id]
 
-    def _give_back(self, connection: StreamConnection, call: Call[Any], reply: Reply) -> None:
+    def _give_back(self, connection: StreamConnection, call: Call[Any], reply: ReplyFrame) -> None:
         """Gives back what came for a caller that has gone. What the server does not take comes again by itself."""
         assert call.give_back is not None
         self._given_up = True

@@ -34,9 +34,9 @@ from delayserver.client.calls.core import Call, ClientCore
 from delayserver.client.calls.message_calls import Target
 from delayserver.client.calls.published_at import PublishedAt
 from delayserver.client.calls.pull_calls import Deliveries
-from delayserver.client.calls.retries import RetryPolicy
+from delayserver.client.calls.retry_policy import RetryPolicy
 from delayserver.client.calls.send_calls import Instants, Integers, SendColumns, Spans
-from delayserver.client.connections.addresses import Addresses, Given
+from delayserver.client.connections.server_addresses import Addresses, Given
 from delayserver.client.values.messages import (
     AckResult,
     CancelResult,
@@ -52,7 +52,7 @@ from delayserver.client.values.messages import (
     ServerInfo,
     Status,
 )
-from delayserver.client.values.pulled import PulledColumns
+from delayserver.client.values.pulled_columns import PulledColumns
 from delayserver.client.values.timing import (
     Instant,
     Seconds,

@@ -13,13 +13,13 @@ from delayserver.client.asynchronous.client import AsyncClient
 from delayserver.client.blocking.line import Line, LineConnection
 from delayserver.client.blocking.operations import BlockingOperations
 from delayserver.client.calls.core import Call
-from delayserver.client.connections.addresses import Given, HostAndPort, none_connects
+from delayserver.client.connections.server_addresses import Given, HostAndPort, none_connects
 from delayserver.client.connections.socket_connection import SocketConnection
 from delayserver.client.connections.tls import TLS, context_of
 from delayserver.client.connections.tls_connection import TlsConnection
 from delayserver.client.values.timing import Seconds, span_s
 from delayserver.protocol.errors import ConnectionLost
-from delayserver.protocol.operations import PING
+from delayserver.protocol.operation_names import PING
 
 T = TypeVar("T")
 

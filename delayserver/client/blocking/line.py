@@ -11,12 +11,12 @@ from typing import Any, Final, Protocol, TypeVar
 from delayserver.client.calls import pull_calls
 from delayserver.client.calls.core import Call, ClientCore
 from delayserver.client.calls.pull_calls import GIVE_BACK_S
-from delayserver.client.calls.retries import Attempts, RetryPolicy
-from delayserver.client.connections.addresses import Addresses
+from delayserver.client.calls.retry_policy import CallAttempts, RetryPolicy
+from delayserver.client.connections.call_turns import CallTurns
 from delayserver.client.connections.exchanging import Late
-from delayserver.client.connections.turns import CallTurns
+from delayserver.client.connections.server_addresses import Addresses
 from delayserver.protocol.errors import ConnectionLost, DelayServerError
-from delayserver.protocol.frames import Reply
+from delayserver.protocol.frames import ReplyFrame
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ class LineConnection(Protocol):
 
     def read_ahead(self) -> bool: ...
 
-    def exchange(self, request_id: int, frame: bytes, timeout_s: float, late: Late | None = None) -> Reply: ...
+    def exchange(self, request_id: int, frame: bytes, timeout_s: float, late: Late | None = None) -> ReplyFrame: ...
 
     def send(self, frame: bytes, timeout_s: float) -> None: ...
 
@@ -86,7 +86,7 @@ class Line:
                 turns.begin()
                 if call.wait_s:
                     self._waiting = threading.get_ident()
-                attempts: Attempts | None = None  # Nearly always the first one is the last.
+                attempts: CallAttempts | None = None  # Nearly always the first one is the last.
                 while True:
                     sent = False
                     try:

@@ -15,9 +15,9 @@ from delayserver.client.blocking.batching import Batcher, PublishClient, Publish
 from delayserver.client.calls import publish_calls
 from delayserver.client.calls.core import Call
 from delayserver.client.calls.published_at import PublishedAt
-from delayserver.client.calls.retries import RESULT_UNKNOWN
+from delayserver.client.calls.retry_policy import RESULT_UNKNOWN
 from delayserver.client.calls.send_calls import Instants, Integers, SendColumns
-from delayserver.client.connections.addresses import Addresses
+from delayserver.client.connections.server_addresses import Addresses
 from delayserver.client.values.messages import ColumnsPublished, Message, PublishResult, Route
 from delayserver.client.values.timing import Instant, Span
 from delayserver.protocol.errors import ConnectionLost, DelayServerError, PublishedElsewhere

@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar
 from delayserver.client.calls import pull_calls, send_calls, transaction_calls
 from delayserver.client.calls.core import Call, ClientCore
 from delayserver.client.calls.message_calls import only_row
-from delayserver.client.calls.retries import RetryPolicy
+from delayserver.client.calls.retry_policy import RetryPolicy
 from delayserver.client.calls.transaction_calls import (
     CHECK_SUFFIX,
     CheckBack,

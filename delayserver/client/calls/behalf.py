@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextvars import ContextVar
 from typing import Final
 
-from delayserver.protocol.operations import (
+from delayserver.protocol.operation_names import (
     DEAD_LETTERS,
     HELLO,
     POLICY,

@@ -28,12 +28,12 @@ from delayserver.protocol.frames import (
     HEADER_BYTES,
     FrameDecoder,
     OneWayRefused,
-    Reply,
+    ReplyFrame,
     decode_reply,
     encode_request,
 )
 from delayserver.protocol.limits import DEFAULT_LIMITS, Limits
-from delayserver.protocol.operations import DEFAULT_HOST, DEFAULT_PORT, HELLO, PING, SUPPORTED_VERSIONS
+from delayserver.protocol.operation_names import DEFAULT_HOST, DEFAULT_PORT, HELLO, PING, SUPPORTED_VERSIONS
 from delayserver.protocol.schema.structs import Request, arguments_of, read_reply
 
 T = TypeVar("T")
@@ -164,7 +164,7 @@ class ClientCore:
         messages = refused.messages + (0 if before is None else before.messages)
         self._one_way_refused = OneWayRefused(messages, refused.first if before is None else before.first)
 
-    def take_notice(self, notice: Reply) -> None:
+    def take_notice(self, notice: ReplyFrame) -> None:
         """Read a notice of the server. After a step of its clock the next delay asks for the clock again."""
         assert notice.result is not None
         if notice.refused is not None:
@@ -177,7 +177,7 @@ class ClientCore:
         refused, self._one_way_refused = self._one_way_refused, None
         return refused
 
-    def finish(self, call: Call[T], reply: Reply) -> T:
+    def finish(self, call: Call[T], reply: ReplyFrame) -> T:
         """The result of a call from its reply. Raises the error that the server named, or `MalformedFrame` if the reply
         cannot be read.
         """
@@ -199,7 +199,7 @@ class ReplyStream:
     id 0. An error with id 0 is one of the connection, not of a request; it is raised as `connection_error` says.
     """
 
-    noticed: Callable[[Reply], None]
+    noticed: Callable[[ReplyFrame], None]
     decoder: FrameDecoder = field(default_factory=lambda: FrameDecoder(REPLY_BYTES_MAX))
     failure: DelayServerError | None = None
     """The error that followed the replies given last. It ended the connection; nothing more is read of it."""
@@ -215,14 +215,14 @@ class ReplyStream:
         half = " in the middle of a reply" if self.decoder.buffered_bytes else ""
         return ConnectionLost(f"the server closed the connection{half}")
 
-    def feed(self, data: bytes) -> list[Reply]:
+    def feed(self, data: bytes) -> list[ReplyFrame]:
         """Replies completed by ``data``. Raises `ConnectionLost` at the end of the stream (``data`` empty), and protocol
         errors. If replies precede an error, it returns them and keeps the error as ``failure``.
         """
         self.check()
         if not data:
             raise self.ended
-        replies: list[Reply] = []
+        replies: list[ReplyFrame] = []
         try:
             for payload in self.decoder.feed(data):
                 reply = decode_reply(payload)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from delayserver.client.calls.core import Call, described_call
 from delayserver.protocol.errors import InvalidArgument
-from delayserver.protocol.operations import DEAD_LETTERS
+from delayserver.protocol.operation_names import DEAD_LETTERS
 from delayserver.protocol.schema.dead_letters import (
     DROP_MAX,
     RESEND_MAX,

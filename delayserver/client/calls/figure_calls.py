@@ -6,7 +6,7 @@ from typing import Any
 
 from delayserver.client.calls.core import Call, described_call
 from delayserver.protocol.errors import InvalidArgument
-from delayserver.protocol.operations import METRICS, PENDING
+from delayserver.protocol.operation_names import METRICS, PENDING
 from delayserver.protocol.schema.pending import (
     CountBySubject,
     CountByTime,

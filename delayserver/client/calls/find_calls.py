@@ -8,7 +8,7 @@ from typing import Any
 from delayserver.client.calls.core import Call
 from delayserver.client.values.messages import ServerInfo
 from delayserver.protocol.errors import InvalidArgument
-from delayserver.protocol.operations import FIND
+from delayserver.protocol.operation_names import FIND
 from delayserver.protocol.receipts import format_receipt
 
 

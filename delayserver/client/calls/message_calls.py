@@ -23,7 +23,7 @@ from delayserver.client.values.messages import (
 from delayserver.client.values.timing import Instant
 from delayserver.protocol.columns import I64, U8, pack_column, unpack_column
 from delayserver.protocol.errors import DelayServerError, InvalidArgument, MalformedFrame, error_from_map
-from delayserver.protocol.operations import CANCEL, LOOKUP, RELOAD, RESCHEDULE, ROUTE, STATUS
+from delayserver.protocol.operation_names import CANCEL, LOOKUP, RELOAD, RESCHEDULE, ROUTE, STATUS
 from delayserver.protocol.outcomes import OUTCOMES_BY_LABEL, Outcome
 from delayserver.protocol.schema.lookup import LookupRow
 

@@ -11,7 +11,7 @@ from msgspec.structs import asdict
 
 from delayserver.client.calls.core import Call
 from delayserver.client.values.timing import Span, timedelta_to_ms
-from delayserver.protocol.operations import POLICY
+from delayserver.protocol.operation_names import POLICY
 from delayserver.protocol.schema.policies import Attempts, CapMs, Factor, FirstMs, LevelsMs, PolicyOfGroup, ShowPolicy
 from delayserver.protocol.schema.structs import arguments_of, read_reply, says
 from delayserver.protocol.schema.words import Group, Subject

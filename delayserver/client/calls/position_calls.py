@@ -7,10 +7,10 @@ from typing import Any
 
 from delayserver.client.calls.core import Call, described_call
 from delayserver.client.values.messages import ReadMessage, ReadPage, ServerInfo
-from delayserver.client.values.pulled import read_pulled
+from delayserver.client.values.pulled_columns import read_pulled
 from delayserver.client.values.timing import datetime_to_ms
 from delayserver.protocol.errors import InvalidArgument
-from delayserver.protocol.operations import GROUP, GROUPS, READ, REMOVE_GROUP, SEEK
+from delayserver.protocol.operation_names import GROUP, GROUPS, READ, REMOVE_GROUP, SEEK
 from delayserver.protocol.schema.groups import (
     ConsumerGroup,
     GroupRemoved,

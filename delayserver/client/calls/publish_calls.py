@@ -25,7 +25,7 @@ from delayserver.client.values.messages import ColumnsPublished, Message, Publis
 from delayserver.client.values.timing import Instant
 from delayserver.protocol.columns import I64, unpack_column
 from delayserver.protocol.errors import DelayServerError, InvalidArgument, error_from_map
-from delayserver.protocol.operations import PUBLISH
+from delayserver.protocol.operation_names import PUBLISH
 from delayserver.protocol.receipts import derived_message_ids
 
 

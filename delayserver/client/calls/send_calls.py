@@ -28,7 +28,7 @@ from delayserver.protocol.errors import (
     make_error,
 )
 from delayserver.protocol.limits import LIST_ITEMS_MAX
-from delayserver.protocol.operations import SEND
+from delayserver.protocol.operation_names import SEND
 from delayserver.protocol.outcomes import OUTCOMES_BY_LABEL, Outcome
 from delayserver.protocol.receipts import derived_message_ids
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from delayserver.client.calls.core import Call
 from delayserver.client.values.messages import ServerInfo
-from delayserver.protocol.operations import SUBJECTS
+from delayserver.protocol.operation_names import SUBJECTS
 
 
 @dataclass(frozen=True, slots=True)

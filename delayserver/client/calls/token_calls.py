@@ -8,10 +8,10 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from delayserver.client.calls.core import Call, described_call
-from delayserver.protocol.operations import TOKEN
+from delayserver.protocol.operation_names import TOKEN
 from delayserver.protocol.schema.structs import arguments_of, read_reply
 from delayserver.protocol.schema.tokens import CreateToken, ListTokens, RevokeToken, RotateToken, Token, TokenList
-from delayserver.protocol.tokens import OVERLAP_MS_DEFAULT
+from delayserver.protocol.token_text import OVERLAP_MS_DEFAULT
 
 
 @dataclass(frozen=True, slots=True)

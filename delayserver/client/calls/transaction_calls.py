@@ -16,7 +16,7 @@ from delayserver.protocol.errors import (
     TransactionEnded,
     error_from_map,
 )
-from delayserver.protocol.operations import COMMIT, PREPARE, ROLLBACK, TRANSACTIONS
+from delayserver.protocol.operation_names import COMMIT, PREPARE, ROLLBACK, TRANSACTIONS
 from delayserver.protocol.outcomes import OUTCOMES_BY_LABEL, Outcome
 from delayserver.protocol.schema.transactions import OPEN_AT_ONCE_MAX, ListTransactions, OpenTransactionsPage
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from delayserver.client.calls.core import Call, described_call
 from delayserver.client.calls.dead_letter_calls import chosen_positions
-from delayserver.protocol.operations import WAITING_KEYS
+from delayserver.protocol.operation_names import WAITING_KEYS
 from delayserver.protocol.schema.waiting_keys import (
     SKIP_MAX,
     ListWaitingKeys,

@@ -11,7 +11,7 @@ from typing import Final
 
 from delayserver.client.calls.core import ReplyStream
 from delayserver.protocol.errors import ConnectionLost, DelayServerError, RequestTimedOut
-from delayserver.protocol.frames import Reply
+from delayserver.protocol.frames import ReplyFrame
 
 # A poll waits at most about this long: 2^31 ms.
 _TIMEOUT_S_MAX: Final = 2_000_000.0
@@ -23,7 +23,7 @@ Late = Callable[[], None]
 class ExchangingConnection(ABC):
     """One blocking connection over some stream of bytes. The client retries after a failure."""
 
-    def __init__(self, noticed: Callable[[Reply], None]) -> None:
+    def __init__(self, noticed: Callable[[ReplyFrame], None]) -> None:
         """``noticed`` gets the notices of the server, in `exchange` and in `read_ahead`."""
         self._replies = ReplyStream(noticed)
         self._process = os.getpid()
@@ -60,14 +60,14 @@ class ExchangingConnection(ABC):
         return True
 
     @abstractmethod
-    def _exchange(self, request_id: int, frame: bytes, timeout_s: float) -> Reply:
+    def _exchange(self, request_id: int, frame: bytes, timeout_s: float) -> ReplyFrame:
         """`exchange`, which raises TimeoutError or OSError."""
 
     @abstractmethod
     def _send_all(self, frame: bytes, deadline_s: float) -> None:
         """Send all of a frame. Raises TimeoutError, OSError."""
 
-    def exchange(self, request_id: int, frame: bytes, timeout_s: float, late: Late | None = None) -> Reply:
+    def exchange(self, request_id: int, frame: bytes, timeout_s: float, late: Late | None = None) -> ReplyFrame:
         """Send a request's frame and wait for its reply. Raises `ConnectionLost`, `RequestTimedOut` or a protocol error, and
         closes the connection then. Before that ``late`` is called if the reply can still come.
         """

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from delayserver.client.connections.addresses import cannot_connect
 from delayserver.client.connections.exchanging import ExchangingConnection, remaining_s
-from delayserver.protocol.frames import Reply
+from delayserver.client.connections.server_addresses import cannot_connect
+from delayserver.protocol.frames import ReplyFrame
 from delayserver.protocol.keepalive import keep_alive
 
 _RECEIVE_BYTES: Final = 64 * 1024
@@ -27,7 +27,7 @@ class SocketConnection(ExchangingConnection):
     """A connected socket with its reply stream. Raises `ConnectionLost` if it cannot be opened."""
 
     def __init__(
-        self, host_and_port: tuple[str, int], connect_timeout_s: float, noticed: Callable[[Reply], None]
+        self, host_and_port: tuple[str, int], connect_timeout_s: float, noticed: Callable[[ReplyFrame], None]
     ) -> None:
         super().__init__(noticed)
         try:
@@ -77,7 +77,7 @@ class SocketConnection(ExchangingConnection):
         self._closed = True
         self._socket.close()
 
-    def _exchange(self, request_id: int, frame: bytes, timeout_s: float) -> Reply:
+    def _exchange(self, request_id: int, frame: bytes, timeout_s: float) -> ReplyFrame:
         left_s = timeout_s
         started_s = time.monotonic()
         deadline_s = started_s + timeout_s

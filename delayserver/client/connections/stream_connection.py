@@ -16,7 +16,7 @@ from anyio.abc import ByteStream
 
 from delayserver.client.calls.core import ReplyStream
 from delayserver.protocol.errors import ConnectionLost, DelayServerError, QueueFull, RequestTimedOut, copied
-from delayserver.protocol.frames import OneWayRefused, Reply
+from delayserver.protocol.frames import OneWayRefused, ReplyFrame
 
 REQUESTS_IN_FLIGHT_MAX: Final = 1024
 """Further requests wait for their turn, so that fast callers do not fill the client's memory."""
@@ -39,10 +39,10 @@ timeout."""
 @dataclass(slots=True)
 class _Waiter:
     arrived: anyio.Event = field(default_factory=anyio.Event)
-    reply: Reply | None = None
+    reply: ReplyFrame | None = None
     failure: DelayServerError | None = None
 
-    def answer(self, reply: Reply) -> None:
+    def answer(self, reply: ReplyFrame) -> None:
         self.reply = reply
         self.arrived.set()
 
@@ -51,10 +51,10 @@ class _Waiter:
         self.arrived.set()
 
 
-Late = Callable[[Reply], None]
+Late = Callable[[ReplyFrame], None]
 
 
-def _drop(_: Reply) -> None:
+def _drop(_: ReplyFrame) -> None:
     """The `Late` of a reply that says nothing of interest."""
 
 
@@ -65,7 +65,7 @@ class StreamConnection:
         self,
         stream: ByteStream,
         note_refused: Callable[[OneWayRefused], None],
-        noticed: Callable[[Reply], None],
+        noticed: Callable[[ReplyFrame], None],
         ping: Callable[[], bytes],
         answer_s: float,
     ) -> None:
@@ -121,7 +121,7 @@ class StreamConnection:
         self._note_late()
         self._scope.cancel()
 
-    async def exchange(self, request_id: int, frame: bytes, timeout_s: float, late: Late | None = None) -> Reply:
+    async def exchange(self, request_id: int, frame: bytes, timeout_s: float, late: Late | None = None) -> ReplyFrame:
         """Send a request's frame and wait for its reply: ``timeout_s`` at most for its turn, and as long again for the
         reply. Raises `QueueFull` if its turn does not come, and `ConnectionLost`, `RequestTimedOut` or a protocol error.
 
@@ -199,7 +199,7 @@ class StreamConnection:
             self._written.set()
             self._written = None
 
-    async def _exchange(self, request_id: int, frame: bytes, late: Late | None) -> Reply:
+    async def _exchange(self, request_id: int, frame: bytes, late: Late | None) -> ReplyFrame:
         if self._failure is not None:
             raise ConnectionLost(f"the connection is closed: {self._failure}")
         waiter = self._waiters[request_id] = _Waiter()

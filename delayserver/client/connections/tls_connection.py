@@ -11,7 +11,7 @@ from typing import Final
 
 from delayserver.client.connections.socket_connection import SocketConnection
 from delayserver.protocol.errors import ConnectionLost
-from delayserver.protocol.frames import Reply
+from delayserver.protocol.frames import ReplyFrame
 
 _RECORD_BYTES: Final = 16 * 1024  # A record has at most as many. Encrypted bytes are kept until the kernel takes them.
 
@@ -23,7 +23,7 @@ class TlsConnection(SocketConnection):
         self,
         host_and_port: tuple[str, int],
         connect_timeout_s: float,
-        noticed: Callable[[Reply], None],
+        noticed: Callable[[ReplyFrame], None],
         context: ssl.SSLContext,
     ) -> None:
         self._context = context

@@ -5,25 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 from delayserver.front.connection import Connection
-from delayserver.front.handlers.reading import MessageReader
+from delayserver.front.handlers.reading import GivenMessages
 from delayserver.front.handlers.results import reply_results
 from delayserver.operations.messages.cancel import Cancel
 from delayserver.protocol.arguments import one_form
 from delayserver.protocol.cancel_reply import encode_cancel_reply
 from delayserver.protocol.columns import pack_column
-from delayserver.protocol.frames import Request
+from delayserver.protocol.frames import RequestFrame
 from delayserver.protocol.outcomes import OUTCOME_LABELS
 
 
 class CancelHandlers:
     """Requests that cancel messages."""
 
-    def __init__(self, cancel: Cancel, reader: MessageReader, server_id: str) -> None:
+    def __init__(self, cancel: Cancel, reader: GivenMessages, server_id: str) -> None:
         self._cancel = cancel
         self._reader = reader
         self._server_id = server_id
 
-    async def cancel(self, connection: Connection, request: Request) -> dict[str, Any] | None:
+    async def cancel(self, connection: Connection, request: RequestFrame) -> dict[str, Any] | None:
         """Cancels messages. The reply has the form in which the request names them."""
         arguments = request.arguments
         form = one_form(arguments, ("receipts", "messages", "count"))

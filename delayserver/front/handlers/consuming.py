@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from delayserver.config.settings import BrokerSettings
 from delayserver.front.connection import Connection
-from delayserver.front.handlers.messages import MessagesReply
-from delayserver.front.handlers.names import read_name, read_names
+from delayserver.front.handlers.message_replies import MessagesReply
+from delayserver.front.handlers.name_arguments import read_name, read_names
 from delayserver.operations.groups.broadcasting import Broadcasting
 from delayserver.operations.groups.consumer_groups import EARLIEST, LATEST, TIME, Goal
 from delayserver.operations.groups.consuming import (
@@ -26,7 +26,7 @@ from delayserver.operations.groups.consuming import (
 from delayserver.protocol.arguments import boolean, integer, invalid
 from delayserver.protocol.columns import I64, unpack_column, unpack_count
 from delayserver.protocol.errors import InvalidArgument
-from delayserver.protocol.frames import REQUEST_ID_MAX, Request, encode_reply
+from delayserver.protocol.frames import REQUEST_ID_MAX, RequestFrame, encode_reply
 from delayserver.protocol.schema.words import REASON_BYTES_MAX, TIME_MS_MAX
 
 # So long may leases outlive the connection that wants them to end with it. The server remembers it meanwhile.
@@ -47,7 +47,7 @@ class ConsumingHandlers:
 
     # -- pull
 
-    def pull(self, connection: Connection, request: Request) -> Awaitable[dict[str, Any] | None]:
+    def pull(self, connection: Connection, request: RequestFrame) -> Awaitable[dict[str, Any] | None]:
         """Pulls messages. The step that hands messages out sends their reply; the awaitable gives an empty reply."""
         arguments, settings = request.arguments, self._settings
         columns = boolean(arguments, "columns")
@@ -131,14 +131,14 @@ class ConsumingHandlers:
         await reply.send(pulled, {})
         return None
 
-    def cancel_wait(self, connection: Connection, request: Request) -> None:
+    def cancel_wait(self, connection: Connection, request: RequestFrame) -> None:
         """Ends a waiting pull of the same connection. Messages that were handed out stay leased."""
         request_id = integer(request.arguments, "id", 1, REQUEST_ID_MAX)
         connection.reply(encode_reply(request.id, {"ended": connection.waits.cancel(request_id)}))
 
     # -- ack, nack and extend
 
-    async def ack(self, connection: Connection, request: Request) -> dict[str, Any]:
+    async def ack(self, connection: Connection, request: RequestFrame) -> dict[str, Any]:
         """Acks deliveries, durable before the reply. Those of a broadcast group are done already."""
         names, deliveries = read_names(request.arguments), _deliveries(request.arguments)
         if names in connection.broadcasts:
@@ -146,7 +146,7 @@ class ConsumingHandlers:
         acked = await self._consuming.ack(*names, deliveries, connection.work())
         return {"acked": acked.acked, "unknown": acked.unknown}
 
-    async def nack(self, _connection: Connection, request: Request) -> dict[str, Any]:
+    async def nack(self, _connection: Connection, request: RequestFrame) -> dict[str, Any]:
         """Nacks deliveries. Their redelivery is durable before the reply."""
         arguments = request.arguments
         nacked = await self._consuming.nack(
@@ -159,7 +159,7 @@ class ConsumingHandlers:
         counts = {"nacked": nacked.nacked, "unknown": nacked.unknown}
         return counts | {name: count for name, count in rest.items() if count}
 
-    async def extend(self, connection: Connection, request: Request) -> dict[str, Any]:
+    async def extend(self, connection: Connection, request: RequestFrame) -> dict[str, Any]:
         """Extends leases. Those of a broadcast group have none, and count as extended."""
         arguments = request.arguments
         names, deliveries = read_names(arguments), _deliveries(arguments)

@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 from delayserver.front.connection import Connection
 from delayserver.front.handlers.reading import optional_ragged
-from delayserver.operations.nodes.delivering import Delivering, Delivery, NameColumn, Stored
+from delayserver.operations.nodes.delivering import Delivering, HandOver, HandOverAnswer, NameColumn
 from delayserver.operations.nodes.servers import Servers
 from delayserver.protocol.arguments import boolean, integer, invalid, server_number
 from delayserver.protocol.columns import I64, U32, pack_column, unpack_column, unpack_count, unpack_ragged
 from delayserver.protocol.errors import InvalidArgument
-from delayserver.protocol.frames import Request, encode_reply
-from store.records.redelivery import REDELIVERY
+from delayserver.protocol.frames import RequestFrame, encode_reply
+from store.records.shared_column import REDELIVERY
 
 
 class DeliveringHandlers:
@@ -26,12 +26,12 @@ class DeliveringHandlers:
         self._delivering = delivering
         self._servers = servers
 
-    def deliver(self, connection: Connection, request: Request) -> Awaitable[dict[str, Any]]:
+    def deliver(self, connection: Connection, request: RequestFrame) -> Awaitable[dict[str, Any]]:
         """Stores messages at once, in the order of the requests, and replies when they are durable."""
         self._servers.check(connection.peer)  # before anything of it is read
         return _stored(self._delivering.deliver(connection.peer, _read_delivery(request.arguments)))
 
-    def window_complete(self, connection: Connection, request: Request) -> None:
+    def window_complete(self, connection: Connection, request: RequestFrame) -> None:
         """Takes windows from which the server delivers no more messages, unless it opens them again."""
         windows = request.arguments.get("window_ms")
         if type(windows) is not list or not all(type(window) is int for window in windows):
@@ -41,20 +41,20 @@ class DeliveringHandlers:
         connection.reply(encode_reply(request.id, {}))
 
 
-async def _stored(answer: Awaitable[Stored]) -> dict[str, Any]:
+async def _stored(answer: Awaitable[HandOverAnswer]) -> dict[str, Any]:
     stored = await answer
     # Two servers have the same id. A server that gets this field shows it in its log and status.
     return {"outcome": pack_column(stored.outcome)} | ({"duplicate_server_id": True} if stored.contested else {})
 
 
-def _read_delivery(arguments: dict[str, Any]) -> Delivery:
+def _read_delivery(arguments: dict[str, Any]) -> HandOver:
     """Raises InvalidArgument."""
     get = arguments.get
     count = unpack_count(get("count"), 1 << 20)
     if not count:
         raise InvalidArgument("count must be at least 1")
     names = ("sequence", "due_ms", "accepted_us", "dispatched_us", "expires_ms", "origin_sequence")
-    return Delivery(
+    return HandOver(
         ids=unpack_ragged(get("message_ids"), get("message_id_length"), count, "message_ids", "message_id_length"),
         properties=unpack_ragged(get("properties"), get("properties_length"), count, "properties", "properties_length"),
         bodies=unpack_ragged(get("bodies"), get("body_length"), count, "bodies", "body_length"),

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from delayserver.front.connection import Connection, SlowHandler
 from delayserver.operations.access.access import Access
-from delayserver.protocol.frames import Request
+from delayserver.protocol.frames import RequestFrame
 from delayserver.protocol.schema.structs import read_request, result_of
 from delayserver.runtime.fair_turns import Work
 
@@ -21,7 +21,7 @@ def described(acts: Mapping[type[Struct], Act]) -> SlowHandler:
     """The handler of an operation with these types of requests. `action` says which one is meant, if there are several."""
     kinds = tuple(acts)
 
-    async def handle(connection: Connection, request: Request) -> dict[str, Any]:
+    async def handle(connection: Connection, request: RequestFrame) -> dict[str, Any]:
         asked = read_request(request.arguments, *kinds)
         return result_of(await acts[type(asked)](asked, connection))
 

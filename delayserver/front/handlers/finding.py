@@ -8,14 +8,14 @@ import msgpack
 import numpy as np
 
 from delayserver.front.connection import Connection
-from delayserver.front.handlers.messages import put_rare
+from delayserver.front.handlers.message_replies import put_rare
 from delayserver.operations.access.access import Access
-from delayserver.operations.groups.finding import FOUND_AT_ONCE_MAX, START, Finding, FoundPage, Search
+from delayserver.operations.groups.finding import FOUND_AT_ONCE_MAX, START, FoundPage, Search, StoreSearch
 from delayserver.protocol.arguments import integer, invalid
 from delayserver.protocol.errors import InvalidArgument
-from delayserver.protocol.frames import Request
+from delayserver.protocol.frames import RequestFrame
 from delayserver.protocol.receipts import derived_message_id
-from store.records.columns import ragged_rows
+from store.records.column_batch import ragged_rows
 
 # Ids and keys have at most so many bytes.
 _TEXT_BYTES_MAX = 1024
@@ -26,10 +26,10 @@ _TIME_MAX = 1 << 52
 class FindingHandlers:
     """Requests that search."""
 
-    def __init__(self, finding: Finding) -> None:
+    def __init__(self, finding: StoreSearch) -> None:
         self._finding = finding
 
-    async def find(self, connection: Connection, request: Request) -> dict[str, Any]:
+    async def find(self, connection: Connection, request: RequestFrame) -> dict[str, Any]:
         """A page of the messages that are stored on this node."""
         arguments = request.arguments
         message_id, key, subject = (_text(arguments, name) for name in ("message_id", "key", "subject"))

@@ -8,13 +8,13 @@ from delayserver.front.audit import asker, tell_refused_token
 from delayserver.front.connection import Connection
 from delayserver.operations.access.access import EVERYTHING
 from delayserver.operations.access.tokens import TokenBook
-from delayserver.operations.nodes.identity import Identity
+from delayserver.operations.nodes.server_identity import Identity
 from delayserver.operations.nodes.servers import Servers
 from delayserver.protocol.arguments import boolean, shown
 from delayserver.protocol.errors import Unauthenticated, UnsupportedVersion
-from delayserver.protocol.frames import Request, encode_reply
+from delayserver.protocol.frames import RequestFrame, encode_reply
 from delayserver.protocol.limits import Limits
-from delayserver.protocol.operations import PROTOCOL_VERSION, SUPPORTED_VERSIONS
+from delayserver.protocol.operation_names import PROTOCOL_VERSION, SUPPORTED_VERSIONS
 from delayserver.runtime.clock import Clock
 
 
@@ -38,7 +38,7 @@ class GreetingHandlers:
         self._tokens = tokens
         self._clock = clock
 
-    def hello(self, connection: Connection, request: Request) -> None:
+    def hello(self, connection: Connection, request: RequestFrame) -> None:
         """Agrees on a protocol version, and gives the client the rights of its token. Replies with the server's identity,
         clock and limits."""
         arguments = request.arguments
@@ -72,7 +72,7 @@ class GreetingHandlers:
             reply |= {"token_id": access.token_id, "roles": sorted(access.roles), "subjects": list(access.subjects)}
         connection.reply(encode_reply(request.id, reply))
 
-    def _authenticate(self, connection: Connection, request: Request, token: object) -> None:
+    def _authenticate(self, connection: Connection, request: RequestFrame, token: object) -> None:
         """Raises Unauthenticated. A server without tokens takes any: clients may be given theirs before it has one."""
         try:
             access, parsed = self._tokens.authenticate(token)
@@ -85,7 +85,7 @@ class GreetingHandlers:
         ended = Unauthenticated("the token of this connection was revoked or has expired")
         self._tokens.bind(connection.peer.number, parsed, lambda: connection.end(ended))
 
-    def prove(self, connection: Connection, request: Request) -> None:
+    def prove(self, connection: Connection, request: RequestFrame) -> None:
         """Replies with a challenge if `proof` is missing. A correct `proof` makes the peer count as a server."""
         proof = request.arguments.get("proof")
         if proof is None:

@@ -6,10 +6,10 @@ from typing import Any
 
 from delayserver.front.connection import Connection
 from delayserver.operations.figures.status import Status
-from delayserver.operations.nodes.routing import Route, Routing
+from delayserver.operations.nodes.routing import RoutedGroup, Routing
 from delayserver.protocol.arguments import invalid, one_form
 from delayserver.protocol.figure_fields import as_map
-from delayserver.protocol.frames import Request, encode_reply
+from delayserver.protocol.frames import RequestFrame, encode_reply
 
 
 class LookingHandlers:
@@ -19,11 +19,11 @@ class LookingHandlers:
         self._status = status
         self._routing = routing
 
-    def status(self, connection: Connection, request: Request) -> None:
+    def status(self, connection: Connection, request: RequestFrame) -> None:
         """Counts and health."""
         connection.reply(encode_reply(request.id, as_map(self._status.now())))
 
-    def route(self, connection: Connection, request: Request) -> None:
+    def route(self, connection: Connection, request: RequestFrame) -> None:
         """The nodes of a group, by its name or by a subject, and the node of an order key."""
         arguments = request.arguments
         order_key = arguments.get("order_key")
@@ -39,7 +39,7 @@ class LookingHandlers:
         connection.reply(encode_reply(request.id, _route_fields(route, connection.transport.here)))
 
 
-def _route_fields(route: Route, own_address: str) -> dict[str, Any]:
+def _route_fields(route: RoutedGroup, own_address: str) -> dict[str, Any]:
     """A route as a client of this connection reaches its nodes. Only the node of this server has the field `here`."""
     nodes = [
         {"address": own_address if node.here else node.address, "weight": node.weight, "state": node.state}

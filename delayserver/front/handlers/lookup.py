@@ -9,15 +9,15 @@ import msgpack
 import numpy as np
 
 from delayserver.front.connection import Connection
-from delayserver.front.handlers.reading import MessageReader, rejected_rows
+from delayserver.front.handlers.reading import GivenMessages, rejected_rows
 from delayserver.front.handlers.results import reply_results
 from delayserver.operations.messages.contents import ContentsPart
 from delayserver.operations.messages.lookup import Lookup
-from delayserver.operations.messages.message_states import Found
+from delayserver.operations.messages.message_states import FoundState
 from delayserver.protocol.arguments import boolean, one_form
 from delayserver.protocol.columns import U8, pack_column
 from delayserver.protocol.errors import error_to_map
-from delayserver.protocol.frames import Request, encode_reply
+from delayserver.protocol.frames import RequestFrame, encode_reply
 from delayserver.protocol.outcomes import Outcome
 from delayserver.protocol.receipts import format_receipt
 from delayserver.runtime.fair_turns import SLICE_ITEMS, Work
@@ -28,12 +28,12 @@ _COLUMNS = ("dispatched_us", "attempts", "original_sequence", "rescheduled_seque
 class LookupHandlers:
     """Requests for the states of messages. Rows of a reply are made when the client has room for them."""
 
-    def __init__(self, lookup: Lookup, reader: MessageReader, server_id: str) -> None:
+    def __init__(self, lookup: Lookup, reader: GivenMessages, server_id: str) -> None:
         self._lookup = lookup
         self._reader = reader
         self._server_id = server_id
 
-    async def lookup(self, connection: Connection, request: Request) -> None:
+    async def lookup(self, connection: Connection, request: RequestFrame) -> None:
         """Looks messages up. The reply has the form in which the request names them."""
         work = connection.work()
         form = one_form(request.arguments, ("receipts", "messages", "count"))
@@ -59,7 +59,7 @@ class LookupHandlers:
             fields.append(known | _content(looked_up.contents, place) | times)
         await reply_results(connection, request.id, self._server_id, named, fields, work)
 
-    async def _lookup_columns(self, connection: Connection, request: Request, work: Work) -> None:
+    async def _lookup_columns(self, connection: Connection, request: RequestFrame, work: Work) -> None:
         numbers = self._reader.numbers(request.arguments, "due_ms")
         found = await self._lookup.by_number(*numbers, work, connection.access)
         await connection.room()
@@ -74,7 +74,7 @@ class LookupHandlers:
         reply |= {name: pack_column(column) for name, column in zip(_COLUMNS, columns[1:], strict=True)}
         connection.reply(encode_reply(request.id, reply | {"rejected": rejected_rows(errors)}))
 
-    def _fields(self, found: Found, sequence: int, due_ms: int) -> dict[str, Any]:
+    def _fields(self, found: FoundState, sequence: int, due_ms: int) -> dict[str, Any]:
         """The known fields of a row, which follow the receipt."""
         if found.error is not None:
             return error_to_map(found.error)
@@ -98,7 +98,7 @@ class LookupHandlers:
         return fields
 
 
-def _times(found: Found) -> dict[str, int]:
+def _times(found: FoundState) -> dict[str, int]:
     """When the message passed each stage, as far as it is known."""
     times = found.times
     delivered = found.outcome == Outcome.DELIVERED

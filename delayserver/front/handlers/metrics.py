@@ -10,7 +10,7 @@ from msgspec.structs import asdict
 from delayserver.front.connection import Connection
 from delayserver.operations.figures.metrics import Metrics
 from delayserver.protocol.figure_fields import as_map
-from delayserver.protocol.frames import FieldsReply, Request, encode_row
+from delayserver.protocol.frames import FieldsReply, RequestFrame, encode_row
 from delayserver.runtime.fair_turns import SLICE_ITEMS
 
 ROWS_AT_ONCE: Final = 256
@@ -23,7 +23,7 @@ class MetricsHandlers:
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
 
-    async def metrics(self, connection: Connection, request: Request) -> None:
+    async def metrics(self, connection: Connection, request: RequestFrame) -> None:
         """All figures. Of consumer groups and subjects those that are open to the client."""
         work = connection.work()
         figures = await self._metrics.read(work, connection.access)

@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 from delayserver.front.connection import Connection, is_one_way
 from delayserver.protocol.arguments import boolean
 from delayserver.protocol.errors import DelayServerError
-from delayserver.protocol.frames import Request
+from delayserver.protocol.frames import RequestFrame
 
 
 class Refusal(Protocol):
@@ -29,7 +29,7 @@ T = TypeVar("T", bound=Answered)
 
 
 def unless_one_way(
-    connection: Connection, request: Request, messages: int, answer: Callable[[T | DelayServerError], None]
+    connection: Connection, request: RequestFrame, messages: int, answer: Callable[[T | DelayServerError], None]
 ) -> Callable[[T | DelayServerError], None]:
     """`answer` for a request that gets a reply. For one without, a callback that counts what was refused of its
     `messages`. Raises InvalidArgument."""

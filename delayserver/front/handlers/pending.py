@@ -6,10 +6,10 @@ from typing import Any, Final
 
 from delayserver.front.connection import Connection
 from delayserver.front.handlers.described import described, for_client
-from delayserver.operations.figures.pending import Pending
+from delayserver.operations.figures.pending import PendingByTime
 from delayserver.protocol.arguments import invalid
 from delayserver.protocol.errors import InvalidArgument
-from delayserver.protocol.frames import Request
+from delayserver.protocol.frames import RequestFrame
 from delayserver.protocol.schema.pending import CountBySubject, CountByTime
 
 _UNITS: Final = ("minute", "hour")
@@ -18,11 +18,11 @@ _UNITS: Final = ("minute", "hour")
 class PendingHandlers:
     """Requests for the counts of pending messages."""
 
-    def __init__(self, pending: Pending) -> None:
+    def __init__(self, pending: PendingByTime) -> None:
         self._by_time = described({CountByTime: for_client(pending.by_time)})
         self._by_subject = described({CountBySubject: for_client(pending.subjects.page)})
 
-    async def pending(self, connection: Connection, request: Request) -> dict[str, Any] | None:
+    async def pending(self, connection: Connection, request: RequestFrame) -> dict[str, Any] | None:
         """A page of counts, by time or by subject."""
         arguments = request.arguments
         by = arguments.get("by")

@@ -12,7 +12,7 @@ from delayserver.operations.sending.publish import NO_TIMES, Publish, PublishedC
 from delayserver.protocol.arguments import one_form
 from delayserver.protocol.columns import pack_column
 from delayserver.protocol.errors import DelayServerError, InvalidArgument, error_to_map
-from delayserver.protocol.frames import Request, encode_reply
+from delayserver.protocol.frames import RequestFrame, encode_reply
 
 
 class PublishHandlers:
@@ -22,7 +22,7 @@ class PublishHandlers:
         self._publish = publish
         self._batch_messages_max = batch_messages_max
 
-    def publish(self, connection: Connection, request: Request) -> None:
+    def publish(self, connection: Connection, request: RequestFrame) -> None:
         """Stores messages in rows or columns. The reply follows the sync."""
         arguments = request.arguments
         rows_alone = "count" not in arguments and arguments.get("messages") is not None  # by far the most requests
@@ -31,7 +31,7 @@ class PublishHandlers:
         else:
             self._columns(connection, request)
 
-    def _rows(self, connection: Connection, request: Request) -> None:
+    def _rows(self, connection: Connection, request: RequestFrame) -> None:
         request_id = request.id
 
         def answer(published: PublishedRows | DelayServerError) -> None:
@@ -50,7 +50,7 @@ class PublishHandlers:
         count = len(messages) if type(messages) is list else 1
         self._publish.rows(messages, unless_one_way(connection, request, count, answer))
 
-    def _columns(self, connection: Connection, request: Request) -> None:
+    def _columns(self, connection: Connection, request: RequestFrame) -> None:
         request_id = request.id
 
         def answer(published: PublishedColumns | DelayServerError) -> None:

@@ -6,10 +6,10 @@ from functools import partial
 
 from delayserver.config.settings import BrokerSettings
 from delayserver.front.connection import Connection
-from delayserver.front.handlers.messages import MessagesReply
+from delayserver.front.handlers.message_replies import MessagesReply
 from delayserver.operations.groups.queue_reads import QueueReads, Read
 from delayserver.protocol.arguments import boolean, integer
-from delayserver.protocol.frames import Request
+from delayserver.protocol.frames import RequestFrame
 
 _I64_MAX = (1 << 63) - 1
 
@@ -21,7 +21,7 @@ class ReadHandlers:
         self._reads = reads
         self._settings = settings
 
-    async def read(self, connection: Connection, request: Request) -> None:
+    async def read(self, connection: Connection, request: RequestFrame) -> None:
         """Reads messages without a group."""
         arguments, settings = request.arguments, self._settings
         columns = boolean(arguments, "columns")

@@ -25,7 +25,7 @@ class Numbers(NamedTuple):
     due_ms: NDArray[np.int64]
 
 
-class MessageReader:
+class GivenMessages:
     """Reads the messages that a request names, at most `items_max`."""
 
     def __init__(self, server_id: str, items_max: int) -> None:

@@ -6,10 +6,10 @@ from typing import Any
 
 from delayserver.front.connection import Connection
 from delayserver.operations.nodes.servers import Servers
-from delayserver.operations.sending.redispatch import ALLOWED, Asked, Position, Redispatch
+from delayserver.operations.sending.redispatch import ALLOWED, Position, Redispatch, RedispatchRange
 from delayserver.protocol.arguments import boolean, integer, invalid, shown
 from delayserver.protocol.errors import InvalidArgument
-from delayserver.protocol.frames import Request
+from delayserver.protocol.frames import RequestFrame
 from delayserver.protocol.outcomes import OUTCOMES_BY_LABEL
 
 
@@ -20,7 +20,7 @@ class RedispatchHandlers:
         self._redispatch = redispatch
         self._servers = servers
 
-    async def redispatch(self, connection: Connection, request: Request) -> dict[str, Any]:
+    async def redispatch(self, connection: Connection, request: RequestFrame) -> dict[str, Any]:
         """Redispatches one slice. Replies with the position where the next one begins."""
         arguments = request.arguments
         self._servers.check_redispatch(connection.peer)  # before anything of it is read
@@ -30,7 +30,7 @@ class RedispatchHandlers:
         return {"messages": done.messages, "next": following, **done.unread.to_map()}
 
 
-def _read_asked(arguments: dict[str, Any]) -> Asked:
+def _read_asked(arguments: dict[str, Any]) -> RedispatchRange:
     from_ms = integer(arguments, "from_ms", 0, (1 << 62) - 1)
     to_ms = integer(arguments, "to_ms", 0, (1 << 62) - 1)
     if from_ms >= to_ms:
@@ -43,7 +43,7 @@ def _read_asked(arguments: dict[str, Any]) -> Asked:
     known = {outcome.label for outcome in ALLOWED}
     if type(labels) is not list or not labels or not all(type(label) is str and label in known for label in labels):
         raise invalid("outcomes", f"a list of some of {', '.join(sorted(known))}", labels)
-    return Asked(from_ms, to_ms, subject, tuple(OUTCOMES_BY_LABEL[label] for label in labels))
+    return RedispatchRange(from_ms, to_ms, subject, tuple(OUTCOMES_BY_LABEL[label] for label in labels))
 
 
 def _read_position(after: object) -> Position | None:

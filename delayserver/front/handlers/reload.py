@@ -6,7 +6,7 @@ from typing import Any
 
 from delayserver.front.connection import Connection
 from delayserver.operations.nodes.reload import Reload
-from delayserver.protocol.frames import Request
+from delayserver.protocol.frames import RequestFrame
 
 
 class ReloadHandlers:
@@ -15,6 +15,6 @@ class ReloadHandlers:
     def __init__(self, reload: Reload) -> None:
         self._reload = reload
 
-    async def reload(self, connection: Connection, _request: Request) -> dict[str, Any]:
+    async def reload(self, connection: Connection, _request: RequestFrame) -> dict[str, Any]:
         """Replies with what has changed when nothing of the old configuration is in use."""
         return {"changes": await self._reload.by_peer(connection.peer)}

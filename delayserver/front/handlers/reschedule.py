@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from delayserver.front.connection import Connection
-from delayserver.front.handlers.reading import MessageReader, put_name, read_due, rejected_rows
+from delayserver.front.handlers.reading import GivenMessages, put_name, read_due, rejected_rows
 from delayserver.operations.access.access import Access
 from delayserver.operations.messages.named_messages import GivenItems
 from delayserver.operations.messages.reschedule import Change, GivenMoves, Reschedule, Rescheduled
 from delayserver.protocol.arguments import one_form
 from delayserver.protocol.columns import pack_column
 from delayserver.protocol.errors import InvalidArgument, error_to_map
-from delayserver.protocol.frames import Request, RowsReply
+from delayserver.protocol.frames import RequestFrame, RowsReply
 from delayserver.protocol.outcomes import OUTCOME_LABELS
 from delayserver.protocol.receipts import format_receipt, receipt_and_id
 from delayserver.runtime.fair_turns import Work
@@ -21,12 +21,12 @@ from delayserver.runtime.fair_turns import Work
 class RescheduleHandlers:
     """Requests that move messages."""
 
-    def __init__(self, reschedule: Reschedule, reader: MessageReader, server_id: str) -> None:
+    def __init__(self, reschedule: Reschedule, reader: GivenMessages, server_id: str) -> None:
         self._reschedule = reschedule
         self._reader = reader
         self._server_id = server_id
 
-    async def reschedule(self, connection: Connection, request: Request) -> dict[str, Any] | None:
+    async def reschedule(self, connection: Connection, request: RequestFrame) -> dict[str, Any] | None:
         """Reschedules messages. The reply gives the new ones in the form in which the request names the old ones."""
         arguments, work = request.arguments, connection.work()
         if one_form(arguments, ("items", "count")) == "count":

@@ -17,7 +17,7 @@ from delayserver.operations.sending.send import Sending, SentColumns, SentRows
 from delayserver.protocol.arguments import boolean, invalid, one_form
 from delayserver.protocol.columns import I64, U32, pack_column, unpack_column, unpack_count, unpack_ragged
 from delayserver.protocol.errors import BatchTooLarge, DelayServerError, InvalidArgument, error_to_map
-from delayserver.protocol.frames import Request, encode_reply
+from delayserver.protocol.frames import RequestFrame, encode_reply
 from delayserver.protocol.message_columns import DueColumn, MessageColumns
 from delayserver.protocol.receipts import format_receipt
 from delayserver.runtime.fair_turns import Work
@@ -33,7 +33,7 @@ class SendHandlers:
         self._server_id = server_id
         self._repeats = repeats
 
-    def send(self, connection: Connection, request: Request) -> None:
+    def send(self, connection: Connection, request: RequestFrame) -> None:
         """Accepts messages in rows or columns. The reply follows the sync."""
         arguments = request.arguments
         rows_alone = "count" not in arguments and arguments.get("messages") is not None  # by far the most requests
@@ -42,7 +42,7 @@ class SendHandlers:
         else:
             self._send_columns(connection, request)
 
-    def _send_rows(self, connection: Connection, request: Request) -> None:
+    def _send_rows(self, connection: Connection, request: RequestFrame) -> None:
         request_id = request.id
 
         def answer(sent: SentRows | DelayServerError) -> None:
@@ -72,7 +72,7 @@ class SendHandlers:
         count = len(messages) if type(messages) is list else 1
         self._send.rows(messages, unless_one_way(connection, request, count, answer))
 
-    def _send_columns(self, connection: Connection, request: Request) -> None:
+    def _send_columns(self, connection: Connection, request: RequestFrame) -> None:
         request_id = request.id
 
         def answer(sent: SentColumns | DelayServerError) -> None:

@@ -8,7 +8,7 @@ from delayserver.front.connection import Connection
 from delayserver.operations.figures.subjects import SUBJECTS_AT_ONCE_MAX, Subjects
 from delayserver.protocol.arguments import integer, invalid
 from delayserver.protocol.errors import InvalidArgument
-from delayserver.protocol.frames import Request
+from delayserver.protocol.frames import RequestFrame
 
 # A longer pattern or prefix matches no subject of the default bound, or costs more than it says.
 _TEXT_BYTES_MAX = 1024
@@ -21,7 +21,7 @@ class SubjectsHandlers:
     def __init__(self, subjects: Subjects) -> None:
         self._subjects = subjects
 
-    async def subjects(self, connection: Connection, request: Request) -> dict[str, Any]:
+    async def subjects(self, connection: Connection, request: RequestFrame) -> dict[str, Any]:
         """A page of subjects."""
         arguments = request.arguments
         page = await self._subjects.page(

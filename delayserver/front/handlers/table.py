@@ -17,7 +17,7 @@ from delayserver.front.handlers.metrics import MetricsHandlers
 from delayserver.front.handlers.pending import PendingHandlers
 from delayserver.front.handlers.publish import PublishHandlers
 from delayserver.front.handlers.read import ReadHandlers
-from delayserver.front.handlers.reading import MessageReader
+from delayserver.front.handlers.reading import GivenMessages
 from delayserver.front.handlers.redispatch import RedispatchHandlers
 from delayserver.front.handlers.reload import ReloadHandlers
 from delayserver.front.handlers.reschedule import RescheduleHandlers
@@ -25,8 +25,8 @@ from delayserver.front.handlers.send import SendHandlers
 from delayserver.front.handlers.subjects import SubjectsHandlers
 from delayserver.front.handlers.tokens import token_acts
 from delayserver.front.handlers.transactions import TransactionHandlers
-from delayserver.operations.operations import DelayOperations, Operations
-from delayserver.protocol import operations as names_of
+from delayserver.operations.all_operations import DelayOperations, Operations
+from delayserver.protocol import operation_names as names_of
 from delayserver.protocol.limits import Limits
 from delayserver.protocol.schema.dead_letters import DropDeadLetters, ListDeadLetters, ResendDeadLetters
 from delayserver.protocol.schema.groups import ListGroups, RemoveGroup, SeekGroup, ShowGroup
@@ -93,7 +93,7 @@ class HandlerTable:
 
     def _add_delay(self, operations: Operations, delay: DelayOperations, limits: Limits) -> None:
         server_id = operations.identity.server_id
-        reader = MessageReader(server_id, limits.batch_messages_max)
+        reader = GivenMessages(server_id, limits.batch_messages_max)
         self.quick[names_of.SEND] = SendHandlers(delay.send, limits.batch_messages_max, server_id, delay.repeats).send
         transactions = TransactionHandlers(
             delay.prepare,

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from delayserver.front.connection import Connection
-from delayserver.front.handlers.reading import MessageReader
+from delayserver.front.handlers.reading import GivenMessages
 from delayserver.front.handlers.send import SendHandlers
 from delayserver.operations.messages.named_messages import GivenItems
-from delayserver.operations.messages.transactions import Ended, GivenTransactions, Transactions
-from delayserver.operations.sending.prepare import Asked, Prepare
+from delayserver.operations.messages.transactions import EndedColumns, GivenTransactions, Transactions
+from delayserver.operations.sending.prepare import Prepare, TransactionTerms
 from delayserver.protocol.arguments import one_form
 from delayserver.protocol.errors import DelayServerError, InvalidArgument, TransactionEnded, error_to_map
-from delayserver.protocol.frames import Request, RowsReply
+from delayserver.protocol.frames import RequestFrame, RowsReply
 from delayserver.protocol.outcomes import Outcome
 from delayserver.protocol.receipts import format_receipt
 from delayserver.runtime.fair_turns import Work
@@ -25,7 +25,7 @@ class TransactionHandlers:
         self,
         prepare: Prepare,
         transactions: Transactions,
-        reader: MessageReader,
+        reader: GivenMessages,
         of_server: tuple[str, int],
     ) -> None:
         """`of_server`: its id, and the most messages of a request."""
@@ -34,21 +34,21 @@ class TransactionHandlers:
         self._reader = reader
         self._server_id, self._batch_messages_max = of_server
 
-    def prepare(self, connection: Connection, request: Request) -> None:
+    def prepare(self, connection: Connection, request: RequestFrame) -> None:
         """Prepares messages in rows or columns. Request and reply are those of `send`, and the terms come beside."""
         get = request.arguments.get
-        asked = Asked(get("group"), get("check_after_ms"), get("checks_max"), get("policy"))
+        asked = TransactionTerms(get("group"), get("check_after_ms"), get("checks_max"), get("policy"))
         SendHandlers(self._prepare.under(asked), self._batch_messages_max, self._server_id, None).send(
             connection, request
         )
 
-    async def commit(self, connection: Connection, request: Request) -> None:
+    async def commit(self, connection: Connection, request: RequestFrame) -> None:
         """Commits transactions. A row of the reply has the receipt of the visible message."""
         work = connection.work()
         given = await self._given(request, work)
         await self._reply(connection, request.id, await self._transactions.commit(given, work, connection.access), work)
 
-    async def rollback(self, connection: Connection, request: Request) -> None:
+    async def rollback(self, connection: Connection, request: RequestFrame) -> None:
         """Rolls transactions back."""
         work = connection.work()
         given = await self._given(request, work)
@@ -56,7 +56,7 @@ class TransactionHandlers:
             connection, request.id, await self._transactions.rollback(given, work, connection.access), work
         )
 
-    async def _given(self, request: Request, work: Work) -> GivenTransactions:
+    async def _given(self, request: RequestFrame, work: Work) -> GivenTransactions:
         """Raises InvalidArgument, BatchTooLarge."""
         form = one_form(request.arguments, ("receipts", "items"))
         items = self._reader.items(request.arguments, form)
@@ -72,7 +72,7 @@ class TransactionHandlers:
                 given.messages.errors[place] = InvalidArgument("an item is a map with the receipt of a transaction")
         return given
 
-    async def _reply(self, connection: Connection, request_id: int, ended: Ended, work: Work) -> None:
+    async def _reply(self, connection: Connection, request_id: int, ended: EndedColumns, work: Work) -> None:
         await connection.room()
         results = RowsReply(request_id)
         named = ended.named
@@ -82,7 +82,7 @@ class TransactionHandlers:
             results.add(_refused(error) if error is not None else self._row(ended, place, sequence, due_ms))
         connection.when_room(lambda: connection.reply(results.frame()))
 
-    def _row(self, ended: Ended, place: int, sequence: int, due_ms: int) -> dict[str, Any]:
+    def _row(self, ended: EndedColumns, place: int, sequence: int, due_ms: int) -> dict[str, Any]:
         row: dict[str, Any] = {"receipt": format_receipt(self._server_id, due_ms, sequence)}
         if place not in ended.committed:
             return row | {"outcome": Outcome.ROLLED_BACK.label}

@@ -29,7 +29,7 @@ from delayserver.protocol.schema.tokens import (
     TokenList,
     TokenWithText,
 )
-from delayserver.protocol.tokens import ParsedToken, parse_token
+from delayserver.protocol.token_text import ParsedToken, parse_token
 from delayserver.runtime.marks import Bell
 from delayserver.runtime.runtime import Runtime
 from delayserver.tokens.changes import created, is_valid, revoked, rotated
@@ -37,7 +37,7 @@ from delayserver.tokens.making import new_secret, new_text
 from delayserver.tokens.shown import shown, with_text
 from store.disk.filesystem import FileSystem
 from store.errors import DiskFullError, StoreError
-from store.tables.tokens import StoredSecret, StoredToken, read_tokens, write_tokens
+from store.tables.stored_tokens import StoredSecret, StoredToken, read_tokens, write_tokens
 
 SWEEP_S_MAX: Final = 30.0
 """Expiry follows the wall clock, which may be set. So it is compared at least this often."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from delayserver.broker.queues.groups import GroupKey
+from delayserver.broker.queues.group_cursors import GroupKey
 from delayserver.broker.reads import ReadNeeded
 from delayserver.broker.service.local_broker import LocalBroker
 from delayserver.operations.access.access import EVERYTHING, Access
-from delayserver.operations.figures.pending import PendingSubjects
+from delayserver.operations.figures.pending import PendingBySubject
 from delayserver.operations.figures.queues import QueuesReader
 from delayserver.operations.figures.status import Status
 from delayserver.operations.groups.policies import waiting_letters
@@ -114,7 +114,7 @@ class Metrics:
         lateness: Lateness,
         queues: QueuesReader,
         groups: GroupsReader,
-        subjects: PendingSubjects,
+        subjects: PendingBySubject,
         runtime: Runtime,
     ) -> None:
         self._status = status

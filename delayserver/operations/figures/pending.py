@@ -27,8 +27,8 @@ from delayserver.state.counts.balance import Balance
 from delayserver.state.files import Files
 from delayserver.state.windows.windows import Windows
 from store.logs.dispatch_log import DispatchKey
+from store.logs.due_windows import DAY_MS, day_of
 from store.logs.schedule_log import ScheduleKey, ScheduleSource
-from store.logs.windows import DAY_MS, day_of
 from store.records.batches import I64
 from store.tables.names import Names
 
@@ -47,7 +47,7 @@ _WINDOWS_AT_ONCE: Final = 64
 """Windows added up between two slices: some 200 µs."""
 
 
-class PendingSubjects:
+class PendingBySubject:
     """Reads the counters of subjects."""
 
     def __init__(self, balance: Balance, names: Names) -> None:
@@ -104,7 +104,7 @@ class PendingSubjects:
         return found
 
 
-class Pending:
+class PendingByTime:
     """Adds up the counters of windows and days."""
 
     def __init__(self, files: Files, windows: Windows, balance: Balance) -> None:
@@ -114,7 +114,7 @@ class Pending:
         self._book = windows.book
         self._drains = windows.drains
         self._balance = balance
-        self.subjects = PendingSubjects(balance, files.names)
+        self.subjects = PendingBySubject(balance, files.names)
 
     async def by_time(self, asked: CountByTime, work: Work, _access: Access) -> PendingPage:
         """The first buckets with pending messages that begin in [from_ms, to_ms).

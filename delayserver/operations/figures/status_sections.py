@@ -9,7 +9,7 @@ from delayserver.config.settings import Settings
 from delayserver.dispatch.broker_group import BrokerGroup
 from delayserver.load.loader import Loader
 from delayserver.operations.groups.consuming import Consuming
-from delayserver.operations.nodes.identity import Identity
+from delayserver.operations.nodes.server_identity import Identity
 from delayserver.operations.nodes.servers import Servers
 from delayserver.protocol.errors import DuplicateServerId
 from delayserver.protocol.figures import (

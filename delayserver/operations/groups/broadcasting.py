@@ -12,10 +12,10 @@ from functools import partial
 import numpy as np
 import trio
 
-from delayserver.broker.actions.positions import FOUND, RETIRED, TOO_LARGE
-from delayserver.broker.pulled import PulledBatch
+from delayserver.broker.actions.group_moves import FOUND, RETIRED, TOO_LARGE
+from delayserver.broker.pulled_batch import PulledBatch
+from delayserver.broker.service.group_positions import LATEST, Goal, out_of_range
 from delayserver.broker.service.local_broker import LocalBroker
-from delayserver.broker.service.positions import LATEST, Goal, out_of_range
 from delayserver.names.name_desk import NameDesk
 from delayserver.operations.groups.consuming import Pull
 from delayserver.operations.groups.queue_reads import QueueReads, Read, ReadResult

@@ -6,10 +6,10 @@ from dataclasses import asdict
 from functools import partial
 from typing import Final
 
-from delayserver.broker.actions.group_rows import GroupRow
-from delayserver.broker.queues.groups import GroupKey
+from delayserver.broker.actions.group_backlog import GroupRow
+from delayserver.broker.queues.group_cursors import GroupKey
+from delayserver.broker.service.group_positions import EARLIEST, LATEST, POSITION, TIME, Goal, unknown_group
 from delayserver.broker.service.local_broker import LocalBroker
-from delayserver.broker.service.positions import EARLIEST, LATEST, POSITION, TIME, Goal, unknown_group
 from delayserver.names.name_desk import NameDesk
 from delayserver.operations.access.access import Access
 from delayserver.operations.groups.policies import waiting_letters

@@ -9,14 +9,14 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 import trio
 
-from delayserver.broker.actions.consuming import Acked, Extended
+from delayserver.broker.actions.leasing import Acked, Extended
+from delayserver.broker.broker_limits import NACK_DELAY_MS_MAX
 from delayserver.broker.filters.filter import FilterText
-from delayserver.broker.limits import NACK_DELAY_MS_MAX
-from delayserver.broker.pulled import PulledBatch
-from delayserver.broker.queues.deliveries import PIECE_ROWS_MAX, pieces_of
-from delayserver.broker.queues.groups import GroupKey
+from delayserver.broker.pulled_batch import PulledBatch
+from delayserver.broker.queues.delivery_id import PIECE_ROWS_MAX, pieces_of
+from delayserver.broker.queues.group_cursors import GroupKey
+from delayserver.broker.service.group_positions import EARLIEST, LATEST, Goal
 from delayserver.broker.service.local_broker import LocalBroker
-from delayserver.broker.service.positions import EARLIEST, LATEST, Goal
 from delayserver.broker.service.pull_actor import Outlet
 from delayserver.broker.service.pulls import TOO_MANY_GROUPS
 from delayserver.names.name_desk import NameDesk

@@ -7,11 +7,11 @@ from typing import Final
 
 import numpy as np
 
-from delayserver.broker.actions import dead_letters as marks
-from delayserver.broker.actions.dead_letters import property_maps, without_marks
-from delayserver.broker.actions.dead_queue import Claim, Letters, resent_messages
-from delayserver.broker.limits import NACK_DELAY_MS_MAX
-from delayserver.broker.queues.groups import GroupKey
+from delayserver.broker.actions import dead_letter_burial as marks
+from delayserver.broker.actions.dead_letter_burial import property_maps, without_marks
+from delayserver.broker.actions.dead_queue import Claim, StoredLetters, resent_messages
+from delayserver.broker.broker_limits import NACK_DELAY_MS_MAX
+from delayserver.broker.queues.group_cursors import GroupKey
 from delayserver.broker.service.local_broker import LocalBroker
 from delayserver.names.name_desk import NameDesk
 from delayserver.operations.groups.policies import dead_letter_subject
@@ -29,7 +29,7 @@ from delayserver.protocol.schema.dead_letters import (
 )
 from delayserver.runtime.clock import Clock
 from store.records.batches import I64
-from store.records.columns import ragged_offsets
+from store.records.column_batch import ragged_offsets
 from store.tables.names import SUBJECT
 
 BYTES_MAX: Final = 4 << 20
@@ -114,7 +114,7 @@ class DeadLetterOperations:
         return (dead_subject, codes[1]), codes
 
 
-def _rows(letters: Letters, *, bodies: bool) -> list[DeadLetter]:
+def _rows(letters: StoredLetters, *, bodies: bool) -> list[DeadLetter]:
     batch = letters.batch
     ids, stored = bytes(batch.ids), bytes(batch.bodies)
     id_ends, body_ends = ragged_offsets(batch.ids_length).tolist(), ragged_offsets(batch.bodies_length).tolist()

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from delayserver.broker.actions.finding import FindQuery, Place
+from delayserver.broker.actions.find_plan import Place, StoredQuery
 from delayserver.broker.service.local_broker import LocalBroker
 from delayserver.names.name_desk import NameDesk
 from delayserver.operations.groups.queue_reads import QueueReads, Read
@@ -46,7 +46,7 @@ class FoundPage:
     next: Place | None
 
 
-class Finding:
+class StoreSearch:
     """Searches the store of the broker of this process."""
 
     def __init__(self, broker: LocalBroker, reads: QueueReads, names: NameDesk) -> None:
@@ -65,7 +65,7 @@ class Finding:
             return await self._by_time(search, subject, after, messages_max)
         derived = None if search.message_id is None else parse_derived_message_id(search.message_id)
         found = await self._broker.finding.find(
-            FindQuery(
+            StoredQuery(
                 None if search.message_id is None else search.message_id.encode(),
                 None if derived is None else (int(derived[0], 16), derived[1]),
                 None if search.key is None else search.key.encode(),

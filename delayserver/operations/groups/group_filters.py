@@ -12,14 +12,14 @@ from functools import partial
 from delayserver.broker.filters.filter import FilterText
 from delayserver.broker.service.local_broker import LocalBroker
 from delayserver.operations.groups.filtering import Compiled, FilterCompiler
-from delayserver.operations.groups.policies import Policies
+from delayserver.operations.groups.policies import GroupPolicies
 from delayserver.protocol.errors import FilterInUse
 
 
 class GroupFilters:
     """Brings the filters of groups in place before their pulls."""
 
-    def __init__(self, broker: LocalBroker, filters: FilterCompiler, policies: Policies) -> None:
+    def __init__(self, broker: LocalBroker, filters: FilterCompiler, policies: GroupPolicies) -> None:
         self._table = broker.core.state.policies
         self._groups = broker.core.state.groups
         self._consuming = broker.core.consuming

@@ -1,4 +1,4 @@
-"""The operation `policy`: shows and sets how a consumer group of this node is served. See `GroupPolicy`."""
+"""The operation `policy`: shows and sets how a consumer group of this node is served. See `ConsumerPolicy`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 import trio
 
-from delayserver.broker.actions.dead_letters import DeadLetters
+from delayserver.broker.actions.dead_letter_burial import DeadLetters
 from delayserver.broker.filters.filter import FilterText
-from delayserver.broker.policy import DEFAULT_POLICY, GroupPolicy, PolicyFault, policy_from
-from delayserver.broker.queues.groups import GroupKey
+from delayserver.broker.policy import DEFAULT_POLICY, ConsumerPolicy, PolicyFault, policy_from
+from delayserver.broker.queues.group_cursors import GroupKey
 from delayserver.broker.service.broker import Broker
 from delayserver.broker.service.pulls import TOO_MANY_GROUPS
 from delayserver.names.name_desk import NameDesk
@@ -34,7 +34,7 @@ def waiting_letters(letters: DeadLetters, code_of: Callable[[int, str], int], su
     return letters.waiting((dead_subject, code_of(CONSUMER_GROUP, group)))
 
 
-class Policies:
+class GroupPolicies:
     """Shows and sets policies."""
 
     def __init__(self, broker: Broker, filters: FilterCompiler, names: NameDesk, runtime: Runtime) -> None:
@@ -96,7 +96,7 @@ class Policies:
             async with self._changing:
                 pass
 
-    def _check_names(self, subject: str, group: str, policy: GroupPolicy) -> None:
+    def _check_names(self, subject: str, group: str, policy: ConsumerPolicy) -> None:
         """Raises SubjectInvalid for the names, PolicyInvalid if the dead-letter subject would have no valid name."""
         self._names.known(subject, group)
         if policy.attempts:
@@ -105,7 +105,7 @@ class Policies:
             except SubjectInvalid as error:
                 raise PolicyInvalid(f"its dead-letter subject cannot be made: {error.message}") from None
 
-    def _dead_subject(self, codes: tuple[int, int], subject: str, group: str, policy: GroupPolicy) -> int:
+    def _dead_subject(self, codes: tuple[int, int], subject: str, group: str, policy: ConsumerPolicy) -> int:
         """The code of the group's dead-letter subject, a new one if it needs one. Raises PolicyInvalid, SubjectsFull."""
         known = self._table.dead_subject(codes)
         if known or not policy.attempts:
@@ -118,7 +118,7 @@ class Policies:
             raise PolicyInvalid(f"its dead-letter subject {name!r} is that of {of}: name the group differently")
         return code
 
-    async def _write(self, codes: GroupKey, policy: GroupPolicy, dead_subject: int, compiled: Compiled) -> None:
+    async def _write(self, codes: GroupKey, policy: ConsumerPolicy, dead_subject: int, compiled: Compiled) -> None:
         """Make a policy durable; from then on it applies, with its filter."""
         if not self._table.takes(codes):
             raise GroupsFull(TOO_MANY_GROUPS)

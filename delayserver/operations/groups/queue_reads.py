@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import NamedTuple
 
-from delayserver.broker.actions.positions import NOTHING_YET, Looked
+from delayserver.broker.actions.group_moves import NOTHING_YET, Looked
 from delayserver.broker.service.local_broker import LocalBroker
 from delayserver.names.name_desk import NameDesk
 from delayserver.operations.groups.first_messages import FirstMessages

@@ -19,10 +19,10 @@ from heapq import heappop, heappush
 
 import trio
 
-from delayserver.broker.actions.group_rows import GroupRow
+from delayserver.broker.actions.group_backlog import GroupRow
 from delayserver.broker.actions.retries import NACKED, SKIPPED, Failure, RetryBatch
-from delayserver.broker.queues.deliveries import of_ranges, places_of, unpack_places
-from delayserver.broker.queues.groups import GroupKey
+from delayserver.broker.queues.delivery_id import of_ranges, places_of, unpack_places
+from delayserver.broker.queues.group_cursors import GroupKey
 from delayserver.broker.reads import Steps
 from delayserver.broker.service.local_broker import LocalBroker
 from delayserver.protocol.errors import DelayServerError, DiskFull, StorageFailed

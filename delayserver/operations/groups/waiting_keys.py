@@ -6,8 +6,8 @@ from functools import partial
 
 import numpy as np
 
-from delayserver.broker.actions.waiting_keys import READY, WaitingMessage
-from delayserver.broker.queues.groups import GroupKey
+from delayserver.broker.actions.waiting_messages import READY, WaitingMessage
+from delayserver.broker.queues.group_cursors import GroupKey
 from delayserver.broker.service.local_broker import LocalBroker
 from delayserver.names.name_desk import NameDesk
 from delayserver.operations.groups.redelivery import Redelivery

@@ -31,7 +31,7 @@ from delayserver.state.windows.windows import Windows
 from store.errors import CorruptionError
 from store.indexes.outcome_index import OutcomeIndex
 from store.logs.dispatch_log import DispatchKey
-from store.logs.windows import window_starts
+from store.logs.due_windows import window_starts
 from store.records.batches import I64, U8, CancelBatch, MessageBatch
 from store.records.message_name import MessageName
 from wheel.keys import groups

@@ -35,7 +35,7 @@ from delayserver.state.memory.due_records import RECORDED
 from delayserver.upkeep.kept_room import KeptRoom
 from store.errors import DiskFullError
 from store.records.batches import I64, U8, MessageBatch, StoredBatch
-from store.records.columns import ragged_offsets
+from store.records.column_batch import ragged_offsets
 from store.records.transaction_timer import COMMIT, read_timers, timer_batch
 from store.tables.names import Names
 

@@ -10,12 +10,12 @@ from typing import Final
 import numpy as np
 
 from delayserver.operations.messages.locator import Locator
-from delayserver.operations.messages.message_states import Found
+from delayserver.operations.messages.message_states import FoundState
 from delayserver.protocol.receipts import derived_message_id
 from delayserver.runtime.fair_turns import Work
 from delayserver.runtime.runtime import Runtime
 from store.records.batches import MessageBatch
-from store.records.columns import ragged_rows
+from store.records.column_batch import ragged_rows
 from store.tables.names import Names
 
 CONTENTS_BYTES_MAX: Final = 4 << 20
@@ -52,7 +52,7 @@ class Contents:
         self._names = names
         self._workers = runtime.workers
 
-    async def read(self, found: Sequence[Found], due_ms: Sequence[int], work: Work) -> ContentsPart:
+    async def read(self, found: Sequence[FoundState], due_ms: Sequence[int], work: Work) -> ContentsPart:
         """The contents of the messages that were found, as far as their files have them and there is room.
 
         A message without a content is retired, or its file is damaged."""

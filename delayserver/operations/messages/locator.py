@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from delayserver.runtime.runtime import Runtime
 from store.errors import CorruptionError, FormatError
+from store.logs.due_windows import day_of, day_starts, window_of, window_starts
 from store.logs.schedule_log import FoundRows, ScheduleKey, ScheduleLog, ScheduleSource
-from store.logs.windows import day_of, day_starts, window_of, window_starts
 from store.records.batches import FLAG_PREPARED, I64, U32, MessageBatch
 from store.records.message_name import MessageName
 from store.records.scan import Damage

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from delayserver.broker.service.recently_consumed import RecentlyConsumed
 from delayserver.operations.access.access import EVERYTHING, Access
 from delayserver.operations.messages.contents import Content, Contents, ContentsPart
-from delayserver.operations.messages.message_states import Found, MessageStates
+from delayserver.operations.messages.message_states import FoundState, MessageStates
 from delayserver.operations.messages.named_messages import Given, NamedMessages, Naming
 from delayserver.protocol.outcomes import Outcome
 from delayserver.runtime.fair_turns import Work
@@ -34,7 +34,7 @@ class LookedUp:
     `contents`: what the messages say; None unless it was asked for."""
 
     named: NamedMessages
-    found: list[Found]
+    found: list[FoundState]
     contents: ContentsPart | None = None
 
 
@@ -57,7 +57,7 @@ class Lookup:
         self._recently = recently
         self._names = names
 
-    def consumed(self, found: Found) -> list[ConsumedBy]:
+    def consumed(self, found: FoundState) -> list[ConsumedBy]:
         """The recent pulls and acks of a message, as far as the node in this process remembers."""
         subject = self._names.code(SUBJECT, found.subject) if found.subject else 0
         return [
@@ -65,7 +65,7 @@ class Lookup:
             for each in (self._recently.of(self._server, subject, found.message) if subject else ())
         ]
 
-    async def by_number(self, sequence: I64, due_ms: I64, work: Work, access: Access = EVERYTHING) -> list[Found]:
+    async def by_number(self, sequence: I64, due_ms: I64, work: Work, access: Access = EVERYTHING) -> list[FoundState]:
         """The states of messages by sequence and due time, i64[n] each."""
         sequence = await self._naming.opened(sequence, due_ms, access)
         found = await self._states.find(sequence, due_ms, work)
@@ -98,13 +98,13 @@ class Lookup:
         return LookedUp(named, found, contents if with_body else None)
 
 
-def _with_acceptance(found: Found, content: Content | None) -> Found:
+def _with_acceptance(found: FoundState, content: Content | None) -> FoundState:
     """Outcomes of cancels do not know when their messages were accepted; the messages do."""
     if content is None or found.times.accepted_us:
         return found
     return replace(found, times=replace(found.times, accepted_us=content.accepted_us))
 
 
-def _cancelled(found: list[Found], places: NDArray[np.intp]) -> NDArray[np.intp]:
+def _cancelled(found: list[FoundState], places: NDArray[np.intp]) -> NDArray[np.intp]:
     """Those of `places` where a cancelled message was found."""
     return places[[found[place].outcome == Outcome.CANCELLED for place in places.tolist()]]

@@ -21,11 +21,11 @@ from delayserver.state.memory.residency import Residency
 from delayserver.state.windows.windows import Windows
 from store.errors import CorruptionError, FormatError
 from store.logs.dispatch_log import DispatchKey
-from store.logs.windows import window_starts
+from store.logs.due_windows import window_starts
 from store.records.batches import I64, U8, OutcomeBatch
 from store.records.membership import is_member
-from store.records.redelivery import ATTEMPTS
 from store.records.scan import Damage
+from store.records.shared_column import ATTEMPTS
 from wheel.keys import groups
 
 Mask = NDArray[np.bool_]
@@ -53,7 +53,7 @@ class Times:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundState:
     """One answer. `message` is the sequence of the original; 0 if nothing was found. `error`: damage may hide it."""
 
     outcome: Outcome
@@ -96,15 +96,15 @@ class MessageStates:
         self._workers = runtime.workers
         self._clock = runtime.clock
 
-    async def find(self, sequence: I64, due_ms: I64, work: Work) -> list[Found]:
+    async def find(self, sequence: I64, due_ms: I64, work: Work) -> list[FoundState]:
         """The states of n messages by the numbers of their receipts. Other tasks run between parts of the work."""
-        found: list[Found] = []
+        found: list[FoundState] = []
         for start in range(0, len(sequence), MESSAGES_AT_ONCE):
             some = slice(start, start + MESSAGES_AT_ONCE)
             found += await self._find(sequence[some], due_ms[some], work)
         return found
 
-    async def _find(self, sequence: I64, due_ms: I64, work: Work) -> list[Found]:
+    async def _find(self, sequence: I64, due_ms: I64, work: Work) -> list[FoundState]:
         located = await self._cancellation.locate(sequence, due_ms)
         message, own = located.message, located.found & (located.message == sequence)
         # Read first, in one step over all waiting rows. A message without an outcome later has none now either.
@@ -132,7 +132,7 @@ class MessageStates:
         located = replace(located, message=message, hidden=located.hidden & ~retired)
         return await self._found(outcome, located, has_row, work)
 
-    async def _found(self, outcome: U8, located: Located, has_row: Mask, work: Work) -> list[Found]:
+    async def _found(self, outcome: U8, located: Located, has_row: Mask, work: Work) -> list[FoundState]:
         found = []
         of_located = (located.message, located.subject, located.hidden, located.prepared)
         columns = [column.tolist() for column in (outcome, has_row, *of_located)]
@@ -140,7 +140,7 @@ class MessageStates:
             await work.items()
             error = MessageDamaged("the part of the schedule file that may hold it is damaged") if damaged else None
             name = self._names.name(subject_code) if sequence else ""
-            found.append(Found(Outcome(code), sequence, name, has_row=decided, prepared=prepared, error=error))
+            found.append(FoundState(Outcome(code), sequence, name, has_row=decided, prepared=prepared, error=error))
         return found
 
     async def _outcomes(self, start_ms: int, message: I64) -> U8:
@@ -172,7 +172,7 @@ class MessageStates:
         state[self._residency.in_flight(message) & (due_ms <= self._clock.now_ms())] = int(Outcome.IN_FLIGHT)
         return state
 
-    async def with_rows(self, found: Sequence[Found], due_ms: Sequence[int], work: Work) -> list[Found]:
+    async def with_rows(self, found: Sequence[FoundState], due_ms: Sequence[int], work: Work) -> list[FoundState]:
         """The same answers with the fields of their outcome rows, such as time and group of the dispatch. `error` is set
         where only the row can tell a commit from a cancel, and damage hides it.
 
@@ -216,7 +216,7 @@ class MessageStates:
         files = self._book.outcome_files(self._book.start_of(due_ms))
         return [key for key in files if not key.coarse or key in self._dispatch]
 
-    def _with_row(self, found: Found, batch: OutcomeBatch, row: int) -> Found:
+    def _with_row(self, found: FoundState, batch: OutcomeBatch, row: int) -> FoundState:
         group, attempts = int(batch.broker_group[row]), batch.attempts[row : row + 1]
         replaced = int(batch.replaced_by_sequence[row])
         return replace(

@@ -27,7 +27,7 @@ from delayserver.receive.intake import Intake
 from delayserver.runtime.fair_turns import SLICE_ITEMS, Work
 from delayserver.runtime.runtime import Runtime
 from store.records.batches import I64, U8, MessageBatch
-from store.records.columns import ragged_offsets
+from store.records.column_batch import ragged_offsets
 
 Places = NDArray[np.intp]
 

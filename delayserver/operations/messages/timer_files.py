@@ -22,8 +22,8 @@ from delayserver.state.decisions.decided import Decided
 from delayserver.state.files import Files
 from delayserver.state.windows.window_book import WindowBook
 from store.errors import CorruptionError, FormatError
-from store.logs.schedule_log import ScheduleKey, Source, SubjectRows
-from store.logs.windows import day_of, window_starts
+from store.logs.due_windows import day_of, window_starts
+from store.logs.schedule_log import ScheduleKey, ScheduleSource, SubjectRows
 from store.records.batches import I64, U8, MessageBatch
 from store.records.scan import Damage
 
@@ -76,7 +76,7 @@ class TimerFiles:
         until_ms = self._balance.timers_until_ms
         draining = {day.start_ms for day in self._days.draining()}
         coarse = {day for day in self._schedule.days() if day >= self._days.fine_until_ms}
-        own = [ScheduleKey(day, Source.DAY) for day in sorted(draining | coarse) if day >= place.start_ms]
+        own = [ScheduleKey(day, ScheduleSource.DAY) for day in sorted(draining | coarse) if day >= place.start_ms]
         day = next((key for key in own if _is_at(key, place) and key in self._schedule), None)
         position = place.start_ms
         while starts := self._book.incomplete_between(position, until_ms + 1, _WINDOWS_AT_ONCE):
@@ -84,7 +84,7 @@ class TimerFiles:
                 if day is not None and day.start_ms <= start:
                     return day if day.start_ms <= until_ms else None
                 for key in sorted(self._book.files(start), key=rank_of):
-                    moves = key.source == Source.FROM_DAY and day_of(start) in draining
+                    moves = key.source == ScheduleSource.FROM_DAY and day_of(start) in draining
                     if not moves and _is_at(key, place) and key in self._schedule:
                         return key
             position = starts[-1] + 1
@@ -141,4 +141,4 @@ def _is_at(key: ScheduleKey, place: TimerPlace) -> bool:
 
 def rank_of(key: ScheduleKey) -> int:
     """A day drains into its minutes, so its file comes first."""
-    return int(Source.DAY) - int(key.source)
+    return int(ScheduleSource.DAY) - int(key.source)

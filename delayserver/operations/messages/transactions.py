@@ -44,7 +44,7 @@ class GivenTransactions:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndedColumns:
     """n transactions: `named` are the prepared messages. `committed` (sequence, due_ms) by place are the visible ones,
     `errors` by place those of transactions that did not end as asked for."""
 
@@ -74,7 +74,7 @@ class Transactions:
         self._states = states
         self._clock = runtime.clock
 
-    async def commit(self, given: GivenTransactions, work: Work, access: Access = EVERYTHING) -> Ended:
+    async def commit(self, given: GivenTransactions, work: Work, access: Access = EVERYTHING) -> EndedColumns:
         """Commits transactions; the answer is the same again for one that is committed. Durable on return.
 
         Raises NotReady, ShuttingDown, DiskFull."""
@@ -101,16 +101,16 @@ class Transactions:
                 committed[place] = int(moved.new_sequence[place]), int(moves.new_due_ms[place])
             else:
                 told.append(place)
-        result = Ended(named, committed, errors)
+        result = EndedColumns(named, committed, errors)
         await self._tell(result, np.array(told, np.intp), Outcome.COMMITTED, work)
         return result
 
-    async def rollback(self, given: GivenTransactions, work: Work, access: Access = EVERYTHING) -> Ended:
+    async def rollback(self, given: GivenTransactions, work: Work, access: Access = EVERYTHING) -> EndedColumns:
         """Rolls transactions back; the answer is the same again for one that is rolled back. Durable on return.
 
         Raises the named error of the commit of the control record."""
         named = await self._naming.find(given.messages, work, access)
-        result = Ended(named, {}, dict(named.errors))
+        result = EndedColumns(named, {}, dict(named.errors))
         places = np.flatnonzero([place not in result.errors for place in range(len(named.sequence))])
         if len(places):
             answer = await self.roll_back(named.sequence[places], named.due_ms[places])
@@ -125,7 +125,7 @@ class Transactions:
     def _now_ms(self) -> int:
         return -(-self._clock.now_us() // 1000)
 
-    async def _tell(self, result: Ended, places: Places, wanted: Outcome, work: Work) -> None:
+    async def _tell(self, result: EndedColumns, places: Places, wanted: Outcome, work: Work) -> None:
         """Says of transactions at some places, which this request did not end, how they ended: as wanted, or an error."""
         if not len(places):
             return

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from delayserver.broker.actions.delivering import Delivered
+from delayserver.broker.actions.delivered_batch import Delivered
 from delayserver.broker.service.local_broker import LocalBroker
 from delayserver.names.name_desk import NameDesk
 from delayserver.operations.nodes.servers import Peer, Servers
@@ -40,7 +40,7 @@ class NameColumn:
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
+class HandOver:
     """n messages of one window of a server as columns, n at least 1. `redelivery` u32[n] is packed as in the store.
     `uncertain`: the node may already have some of the messages."""
 
@@ -70,7 +70,7 @@ class Delivery:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class HandOverAnswer:
     """Durable `DeliverOutcome` codes, u8[n]. `contested`: another process also claims the server id."""
 
     outcome: U8
@@ -98,7 +98,7 @@ class Delivering:
         self._clock_ahead_ms_max = clock_ahead_ms_max
         self._clock = clock
 
-    def deliver(self, peer: Peer, delivery: Delivery) -> Awaitable[Stored]:
+    def deliver(self, peer: Peer, delivery: HandOver) -> Awaitable[HandOverAnswer]:
         """Stores a delivery at once, in the order of the calls; an uncertain one when its window's keys are in memory.
         The awaitable returns when it is durable.
 
@@ -117,10 +117,10 @@ class Delivering:
             mask &= ~_behind_refused(batch.order_hash, mask)
         taken = np.flatnonzero(mask)
         if not len(taken):
-            return self._durable(Stored(outcome, contested), self._broker.core.state.files.store.synced)
+            return self._durable(HandOverAnswer(outcome, contested), self._broker.core.state.files.store.synced)
         if len(taken) < len(outcome):
             batch = batch.take(taken)
-        stored = Stored(outcome, contested)
+        stored = HandOverAnswer(outcome, contested)
         if delivery.uncertain:
             return self._uncertain(peer, delivery.server_id, batch, taken, stored)
         with self._refusals():
@@ -128,8 +128,8 @@ class Delivering:
         return self._answer(delivered, taken, stored)
 
     async def _uncertain(
-        self, peer: Peer, server_id: int, batch: StoredBatch, taken: NDArray[np.intp], stored: Stored
-    ) -> Stored:
+        self, peer: Peer, server_id: int, batch: StoredBatch, taken: NDArray[np.intp], stored: HandOverAnswer
+    ) -> HandOverAnswer:
         with self._refusals():
             # A newer process of the server may have come while the disk was read.
             admit = partial(self._servers.admit, peer, server_id)
@@ -150,13 +150,15 @@ class Delivering:
             self._pipeline.storage_failed(failed)
             raise failed from error
 
-    def _answer(self, delivered: Delivered, taken: NDArray[np.intp], stored: Stored) -> Awaitable[Stored]:
+    def _answer(
+        self, delivered: Delivered, taken: NDArray[np.intp], stored: HandOverAnswer
+    ) -> Awaitable[HandOverAnswer]:
         if delivered.no_room:
             raise DiskFull("there is no room for any of it", retry_after_ms=1000)
         stored.outcome[taken] = delivered.outcome
         return self._durable(stored, delivered.end)
 
-    async def _durable(self, stored: Stored, end: int) -> Stored:
+    async def _durable(self, stored: HandOverAnswer, end: int) -> HandOverAnswer:
         try:
             await self._broker.commit.stored(end)
         except StoreError as error:
@@ -186,7 +188,7 @@ class Delivering:
                 retry_after_ms=min(ahead_ms - maximum, 60_000),
             )
 
-    def _batch(self, delivery: Delivery) -> StoredBatch:
+    def _batch(self, delivery: HandOver) -> StoredBatch:
         """The messages with the codes of this node."""
         rare: dict[str, Any] = {}
         if delivery.tags is not None:
@@ -236,7 +238,7 @@ def _behind_refused(order_hash: U64, taken: NDArray[np.bool_]) -> NDArray[np.boo
     return behind
 
 
-def _check_sequences(delivery: Delivery) -> None:
+def _check_sequences(delivery: HandOver) -> None:
     for name, column, lowest in (
         ("sequence", delivery.sequence, 1),
         ("origin_sequence", delivery.origin_sequence, 0),

@@ -27,7 +27,7 @@ class RouteNode:
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class RoutedGroup:
     """A group and its nodes. `key_node`: the address of the node that gets the next messages of the order key that was asked
     for; None if none was."""
 
@@ -55,7 +55,7 @@ class Routing:
             self._all_here = all(any(node.capabilities.here for node in group.nodes) for group in self._groups)
         return self._all_here
 
-    def of_subject(self, subject: str, order_key: str | None = None) -> Route:
+    def of_subject(self, subject: str, order_key: str | None = None) -> RoutedGroup:
         """The first group of a subject's route. A subject that matches no pattern goes to the first of all groups. Raises
         NotRouted."""
         return self._route(self._group_of(subject), order_key)
@@ -67,7 +67,7 @@ class Routing:
             there = ", ".join([node.address for node in nodes])
             raise PublishedElsewhere(f"messages of {shown(subject)} are stored by {there}; publish there, or send")
 
-    def of_group(self, name: str, order_key: str | None = None) -> Route:
+    def of_group(self, name: str, order_key: str | None = None) -> RoutedGroup:
         """The group of this name. Raises NotRouted."""
         return self._route(self._group(name), order_key)
 
@@ -81,13 +81,13 @@ class Routing:
             raise NotRouted(f"there is no broker group {shown(name)}")
         return group
 
-    def _route(self, group: BrokerGroup, order_key: str | None) -> Route:
+    def _route(self, group: BrokerGroup, order_key: str | None) -> RoutedGroup:
         """The configuration sees to it that consumers can pull from all nodes of a group, or from none."""
         if not all(node.capabilities.consumable for node in group.nodes):
             there = ", ".join([node.target.address for node in group.nodes])
             raise NotRouted(f"broker group {shown(group.name)} delivers to {there}: consumers cannot pull from there")
         key_node = None if order_key is None else group.node_of_key(order_key.encode()).target.address
-        return Route(group.name, self._nodes(group), key_node)
+        return RoutedGroup(group.name, self._nodes(group), key_node)
 
     def _nodes(self, group: BrokerGroup) -> list[RouteNode]:
         nodes = []

@@ -45,7 +45,7 @@ CHECK_SUFFIX: Final = ".check"
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class TransactionTerms:
     """The terms of a request's transactions: the producer's `group`, and its policy. Unchecked; None for a default."""
 
     group: object
@@ -75,7 +75,7 @@ class TermsDesk:
         self._defaults = defaults
         self._delay_ms_max = delay_ms_max
 
-    def terms(self, asked: Asked) -> Terms:
+    def terms(self, asked: TransactionTerms) -> Terms:
         """The terms of prepared messages. Raises InvalidArgument, SubjectInvalid, and the errors of `NameDesk.intern`."""
         defaults = self._defaults
         group = self._names.check_subject(asked.group, "producer group")
@@ -109,7 +109,7 @@ class Prepare:
         self._terms = terms
         self._clock = clock
 
-    def under(self, asked: Asked) -> PreparedSend:
+    def under(self, asked: TransactionTerms) -> PreparedSend:
         """A sender of messages under these terms. Raises the errors of `TermsDesk.terms`."""
         self._admission.require()
         return PreparedSend(self._send, self._intake, self._commit, self._terms.terms(asked), self._clock)

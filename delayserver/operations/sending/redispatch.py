@@ -20,7 +20,7 @@ from delayserver.protocol.arguments import shown
 from delayserver.protocol.errors import InvalidArgument
 from delayserver.protocol.outcomes import Outcome
 from delayserver.receive.group_commit import GroupCommit
-from delayserver.recover.reading.redispatching import RedispatchSelection, Unread, deliveries_again
+from delayserver.recover.reading.redispatch_records import RedispatchSelection, Unread, deliveries_again
 from delayserver.runtime.runtime import Runtime
 from delayserver.state.files import Files
 from delayserver.state.windows.window_book import WindowBook
@@ -45,7 +45,7 @@ _END_OF_FILE = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RedispatchRange:
     """Selects messages due in [from_ms, to_ms), of one subject or all, with one of these outcomes out of `ALLOWED`."""
 
     from_ms: int
@@ -86,7 +86,7 @@ class Redispatch:
         self._book = book
         self._clock = runtime.clock
 
-    async def slice(self, peer: Peer, asked: Asked, after: Position | None, dry_run: bool) -> Redispatched:
+    async def slice(self, peer: Peer, asked: RedispatchRange, after: Position | None, dry_run: bool) -> Redispatched:
         """Redispatches one slice behind `after`; with `dry_run` only counts it. Skips, reports and counts damage.
 
         Raises ServerNotProven, InvalidArgument, and the errors of a send."""
@@ -105,7 +105,7 @@ class Redispatch:
             return Redispatched(count, Position(*file, int(sequences[-1]) if more else _END_OF_FILE), unread)
         return Redispatched(0, None, unread)
 
-    def _wanted(self, asked: Asked) -> RedispatchSelection:
+    def _wanted(self, asked: RedispatchRange) -> RedispatchSelection:
         code = 0
         if asked.subject is not None:
             code = self._names.code(SUBJECT, asked.subject)

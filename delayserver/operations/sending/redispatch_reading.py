@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from delayserver.recover.reading.redispatching import BYTES_MAX, MESSAGES_MAX, RedispatchSelection, Unread
+from delayserver.recover.reading.redispatch_records import BYTES_MAX, MESSAGES_MAX, RedispatchSelection, Unread
 from delayserver.runtime.runtime import Runtime
 from delayserver.state.decisions.decided import Decided
 from store.errors import CorruptionError, FormatError

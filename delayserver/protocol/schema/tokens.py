@@ -6,7 +6,7 @@ from typing import Annotated, Final, TypeAlias
 
 from delayserver.protocol.schema.structs import Reply, Request, says
 from delayserver.protocol.schema.words import DUE_MS
-from delayserver.protocol.tokens import LIMIT_MAX, OVERLAP_MS_DEFAULT, ROLES
+from delayserver.protocol.token_text import LIMIT_MAX, OVERLAP_MS_DEFAULT, ROLES
 
 OVERLAP_MS_MAX: Final = 366 * 86_400_000
 """A year: a secret that is valid for longer beside its successor was not rotated."""

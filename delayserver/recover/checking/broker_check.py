@@ -11,8 +11,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from delayserver.broker.files.checkpoint import decode_checkpoint
-from delayserver.broker.files.policies import DAMAGED_FILE, POLICIES_FILE, decode_policies
+from delayserver.broker.files.broker_checkpoint import decode_checkpoint
+from delayserver.broker.files.policies_file import DAMAGED_FILE, POLICIES_FILE, decode_policies
 from delayserver.broker.files.store_index import base_of
 from delayserver.recover.reading.capture import Capture
 from delayserver.recover.reading.file_read import Expected, FileRead, Reader
@@ -20,10 +20,10 @@ from delayserver.recover.reading.findings import CORRUPT, DOUBLY_DELIVERED, MISS
 from store.disk.filesystem import FileSystem, read_whole
 from store.errors import CorruptionError
 from store.records.batches import I64, U64, StoredBatch
-from store.records.columns import MalformedColumnsError
+from store.records.column_batch import MalformedColumnsError
 from store.records.file_header import FILE_HEADER_BYTES, FILE_INDEX, FILE_PROGRESS, FILE_QUEUE, FILE_STORE
 from store.records.id_hash import mix
-from store.records.redelivery import REDELIVERY
+from store.records.shared_column import REDELIVERY
 
 _SEGMENT = re.compile(r"\d{20}\.log")
 _KNOWN = {"checkpoint", "checkpoint.tmp", "progress.log", "progress.log.tmp", "store", "queue", "index"}

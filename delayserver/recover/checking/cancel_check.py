@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from delayserver.protocol.outcomes import Outcome
 from delayserver.recover.reading.capture import Capture
+from delayserver.recover.reading.code_words import outcome_name
 from delayserver.recover.reading.file_read import Expected, Reader
 from delayserver.recover.reading.findings import CONTRADICTORY, MISSING, Findings
-from delayserver.recover.reading.kinds import outcome_name
-from delayserver.recover.reading.outcome_rows import OutcomeRows, read_outcomes
+from delayserver.recover.reading.outcomes_of_file import OutcomeRows, read_outcomes
 from store.logs.dispatch_log import DispatchKey
-from store.logs.windows import DAY_MS, day_of, window_starts
+from store.logs.due_windows import DAY_MS, day_of, window_starts
 from store.records.batches import I64, U8
 from store.records.file_header import FILE_DISPATCH
 

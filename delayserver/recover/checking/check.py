@@ -22,7 +22,6 @@ from delayserver.recover.checking.days_derived import derive_days
 from delayserver.recover.checking.log_check import LogCheck, first_kept_sequence
 from delayserver.recover.checking.table_check import check_tables, ledger_balance
 from delayserver.recover.checking.window_check import Publish, WindowCheck
-from delayserver.recover.reading.balance import ACCEPTED, SubjectBalances
 from delayserver.recover.reading.capture import Capture, capture
 from delayserver.recover.reading.due_range import Range
 from delayserver.recover.reading.file_read import Reader
@@ -35,13 +34,14 @@ from delayserver.recover.reading.findings import (
     UNREADABLE,
     Findings,
 )
-from delayserver.recover.reading.outcome_rows import OutcomeRows, by_sequence
-from delayserver.recover.reading.units import Units
+from delayserver.recover.reading.outcomes_of_file import OutcomeRows, by_sequence
+from delayserver.recover.reading.subject_balances import ACCEPTED, SubjectBalances
+from delayserver.recover.reading.window_units import Units
 from store.disk.filesystem import FileSystem
 from store.errors import CorruptionError, FormatError
 from store.logs.dispatch_log import DispatchKey
+from store.logs.due_windows import DAY_MS, day_of, window_of
 from store.logs.schedule_log import ScheduleKey, ScheduleSource
-from store.logs.windows import DAY_MS, day_of, window_of
 from store.tables.ledger import Ledger
 
 

@@ -6,8 +6,8 @@ import numpy as np
 
 from delayserver.recover.reading.capture import Capture
 from delayserver.recover.reading.file_read import Expected, Reader
+from store.logs.due_windows import DAY_MS, day_of
 from store.logs.schedule_log import ScheduleKey, ScheduleSource
-from store.logs.windows import DAY_MS, day_of
 from store.records.file_header import FILE_SCHEDULE
 from store.tables.days import DayTable, SealedDay
 

@@ -15,18 +15,18 @@ from numpy.typing import NDArray
 
 from delayserver.recover.checking.cancel_check import CancelLots, Cancels
 from delayserver.recover.checking.window_check import NAMES, ScheduleRows, Visit, Visited
-from delayserver.recover.reading.balance import ACCEPTED, INTERNAL, PENDING, SubjectBalances
 from delayserver.recover.reading.capture import Capture, LogPart
 from delayserver.recover.reading.due_range import Range
 from delayserver.recover.reading.file_read import FileRead, Reader
 from delayserver.recover.reading.findings import CONTRADICTORY, CORRUPT, MISSING, ORPHANED
 from delayserver.recover.reading.fingerprint import Fingerprints
-from delayserver.recover.reading.outcome_rows import OutcomeRows
+from delayserver.recover.reading.outcomes_of_file import OutcomeRows
+from delayserver.recover.reading.subject_balances import ACCEPTED, INTERNAL, PENDING, SubjectBalances
 from delayserver.recover.reading.unit_sequences import unit_sequences
-from delayserver.recover.reading.units import Units
+from delayserver.recover.reading.window_units import Units
 from store.logs.schedule_log import ScheduleKey, ScheduleSource
 from store.records.batches import I64, KIND_CANCELS, KIND_MESSAGES, KIND_NAMES, CancelBatch, MessageBatch
-from store.records.columns import MalformedColumnsError
+from store.records.column_batch import MalformedColumnsError
 from store.records.records import Records
 
 NOTHING_KEPT = 1 << 62

@@ -19,11 +19,11 @@ from delayserver.recover.reading.capture import Capture
 from delayserver.recover.reading.due_range import Range
 from delayserver.recover.reading.file_read import Progress, Reader, no_progress
 from delayserver.recover.reading.findings import CORRUPT, MISPLACED, MISSING, UNREADABLE, Finding, Findings
-from delayserver.recover.reading.outcome_rows import OutcomeRows, by_sequence
-from delayserver.recover.reading.units import Units
+from delayserver.recover.reading.outcomes_of_file import OutcomeRows, by_sequence
+from delayserver.recover.reading.window_units import Units
 from store.logs.dispatch_log import DispatchKey
+from store.logs.due_windows import DAY_MS
 from store.logs.schedule_log import ScheduleKey, ScheduleSource
-from store.logs.windows import DAY_MS
 
 # The oldest windows are those that a running server's retention takes next: their files, a few each, are kept open.
 WINDOWS_HELD: Final = 64

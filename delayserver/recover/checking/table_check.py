@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from delayserver.recover.reading.balance import COUNTERS, SubjectBalances
 from delayserver.recover.reading.capture import Capture
 from delayserver.recover.reading.file_read import Expected, Reader
 from delayserver.recover.reading.findings import CONTRADICTORY, CORRUPT, MISSING, ORPHANED, UNREADABLE, Findings
+from delayserver.recover.reading.subject_balances import COUNTERS, SubjectBalances
 from store.errors import CorruptionError, FormatError
+from store.logs.due_windows import DAY_MS
 from store.logs.schedule_log import ScheduleKey, ScheduleSource
-from store.logs.windows import DAY_MS
 from store.records.file_header import FILE_LEDGER, FILE_NAMES
 from store.tables.identity import SEQUENCES, read_reservation
 from store.tables.ledger import COUNTERS as LEDGER_COUNTERS

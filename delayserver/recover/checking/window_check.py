@@ -13,19 +13,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayserver.protocol.outcomes import Outcome
-from delayserver.recover.reading.balance import ACCEPTED, INTERNAL, PENDING, SubjectBalances
 from delayserver.recover.reading.due_range import Range
 from delayserver.recover.reading.file_read import FileRead, Reader
 from delayserver.recover.reading.findings import CONTRADICTORY, MISPLACED
 from delayserver.recover.reading.fingerprint import Fingerprints, row_hashes
-from delayserver.recover.reading.outcome_rows import OutcomeRows, read_outcomes
-from delayserver.recover.reading.units import ALL_OF_IT, Units, unit_code
+from delayserver.recover.reading.outcomes_of_file import OutcomeRows, read_outcomes
+from delayserver.recover.reading.subject_balances import ACCEPTED, INTERNAL, PENDING, SubjectBalances
+from delayserver.recover.reading.window_units import ALL_OF_IT, Units, unit_code
 from store.logs.dispatch_log import DispatchKey
+from store.logs.due_windows import DAY_MS, window_starts
 from store.logs.schedule_log import ScheduleKey, ScheduleSource
-from store.logs.windows import DAY_MS, window_starts
 from store.records.batches import FLAG_PREPARED, I64, U8, U32, U64, MessageBatch
+from store.records.column_batch import has_any
 from store.records.column_blocks import Columns
-from store.records.columns import has_any
 from store.records.records import Records
 
 NAMES = ("sequence", "due_ms", "accepted_us", "origin_sequence", "duplicate_of", "subject", "flags")

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayserver.recover.reading.capture import Capture
+from store.logs.due_windows import day_of
 from store.logs.schedule_log import ScheduleKey, ScheduleSource
-from store.logs.windows import day_of
 from store.records.batches import I64, U64, MessageBatch
-from store.records.columns import ragged_offsets
+from store.records.column_batch import ragged_offsets
 
 Read = Callable[[ScheduleKey], Iterator[MessageBatch]]
 

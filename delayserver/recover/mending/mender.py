@@ -13,7 +13,7 @@ from itertools import groupby
 
 from delayserver.recover.checking.days_derived import rebuild_days
 from delayserver.recover.checking.log_check import UNITS_AT_ONCE
-from delayserver.recover.mending.marks import Marks
+from delayserver.recover.mending.mended_marks import Marks
 from delayserver.recover.mending.plan import Deed, MendingStep, Plan
 from delayserver.recover.mending.quarantine import write_quarantine
 from delayserver.recover.mending.repair_plan import MOVING

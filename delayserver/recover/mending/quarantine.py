@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from delayserver.recover.reading.kinds import RECORD_KINDS
+from delayserver.recover.reading.code_words import RECORD_KINDS
 from delayserver.recover.reading.quarantine_file import FOLDER, SUFFIX
 from store.disk.filesystem import File, FileSystem
 from store.errors import CorruptionError, StoreError

@@ -13,18 +13,18 @@ import numpy as np
 
 from delayserver.recover.checking.log_check import LogCheck
 from delayserver.recover.checking.table_check import check_known_files
-from delayserver.recover.reading.balance import PENDING
 from delayserver.recover.reading.capture import Capture
 from delayserver.recover.reading.file_read import Reader
 from delayserver.recover.reading.findings import MISSING, Findings
 from delayserver.recover.reading.quarantine_file import FOLDER, SUFFIX, read_description
-from delayserver.recover.reading.units import Units, unit_code
+from delayserver.recover.reading.subject_balances import PENDING
+from delayserver.recover.reading.window_units import Units, unit_code
 from store.disk.filesystem import FileSystem
 from store.errors import CorruptionError, FormatError
+from store.logs.due_windows import day_of, window_starts
 from store.logs.schedule_key import ScheduleKey
 from store.logs.schedule_log import ScheduleSource
 from store.logs.window_state import FileMark
-from store.logs.windows import day_of, window_starts
 from store.records.batches import I64
 from store.tables.ledger import FILE_NAME as LEDGER_FILE
 

@@ -19,8 +19,8 @@ from delayserver.recover.reading.codes import highest_code, highest_published
 from delayserver.recover.reading.due_range import Range
 from delayserver.recover.reading.file_read import Reader, log_parts
 from delayserver.recover.reading.findings import CORRUPT, MISPLACED, MISSING, UNREADABLE, Finding, Findings
-from delayserver.recover.reading.outcome_rows import by_sequence
-from delayserver.recover.reading.units import Units
+from delayserver.recover.reading.outcomes_of_file import by_sequence
+from delayserver.recover.reading.window_units import Units
 from store.errors import CorruptionError, FormatError
 from store.logs.schedule_log import ScheduleKey, ScheduleSource
 from store.records.fast_reader import FastReader

@@ -10,17 +10,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise, zip_longest
 
-from delayserver.broker.files.checkpoint import decode_checkpoint
-from delayserver.broker.files.policies import POLICIES_FILE, decode_policies
+from delayserver.broker.files.broker_checkpoint import decode_checkpoint
+from delayserver.broker.files.policies_file import POLICIES_FILE, decode_policies
 from delayserver.recover.mending.plan import Deed, MendingStep, Plan
 from delayserver.recover.reading.capture import Capture
 from delayserver.recover.reading.file_read import Expected, log_parts
 from store.disk.filesystem import FileSystem, directory_of, read_whole
 from store.errors import CorruptionError, FormatError
 from store.logs.dispatch_log import DispatchKey, DispatchLayout
+from store.logs.due_windows import DAY_MS, TIME_MS_MAX, day_of
 from store.logs.schedule_key import ScheduleKey, ScheduleLayout
 from store.logs.schedule_log import ScheduleSource
-from store.logs.windows import DAY_MS, TIME_MS_MAX, day_of
 from store.records.fast_reader import FastReader
 from store.records.file_header import (
     FILE_DISPATCH,

@@ -12,16 +12,16 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from delayserver.recover.mending.copies import mark_copies
-from delayserver.recover.mending.marks import Marks
+from delayserver.recover.mending.mended_marks import Marks
 from delayserver.recover.mending.rewriting import write_file
 from delayserver.recover.reading.capture import Capture
 from delayserver.recover.reading.file_read import Reader, log_parts
-from delayserver.recover.reading.units import Units
+from delayserver.recover.reading.window_units import Units
 from store.disk.filesystem import FileSystem
+from store.logs.due_windows import DAY_MS, day_of, window_starts
 from store.logs.schedule_log import ScheduleKey, ScheduleLog, ScheduleSource
-from store.logs.windows import DAY_MS, day_of, window_starts
 from store.records.batches import I64, MessageBatch
-from store.records.columns import ColumnBatch
+from store.records.column_batch import ColumnBatch
 from store.records.file_header import FILE_SCHEDULE, FileHeader
 from store.records.record import RecordHeader
 

@@ -9,7 +9,7 @@ import numpy as np
 from store.disk.filesystem import FileSystem, directory_of
 from store.errors import StoreError
 from store.records.batches import NameBatch
-from store.records.columns import ColumnBatch, encode_columns
+from store.records.column_batch import ColumnBatch, encode_columns
 from store.records.file_header import FILE_HEADER_BYTES, FileHeader
 from store.records.record import HEADER_BYTES, RECORD_BYTES_MAX, encode_record, record_bytes
 from store.tables.names import SUBJECT

@@ -18,10 +18,10 @@ from delayserver.recover.reading.findings import CORRUPT, MISSING, UNREADABLE, F
 from store.disk.filesystem import File, FileSystem
 from store.errors import CorruptionError, FormatError, StoreError
 from store.logs.dispatch_log import RESERVE_FILE, DispatchKey, DispatchLayout, DispatchMark
+from store.logs.due_windows import parse_day_name
 from store.logs.schedule_key import ScheduleKey, ScheduleLayout, ScheduleSource
 from store.logs.window_span import find_span_ms
 from store.logs.window_state import FileMark, Loss
-from store.logs.windows import parse_day_name
 from store.records.file_header import FILE_HEADER_BYTES, decode_file_header
 from store.tables import checkpoint as checkpoint_file
 from store.tables.checkpoint import Checkpoint

@@ -14,8 +14,8 @@ from store.errors import CorruptionError, FormatError
 from store.logs.dispatch_log import DispatchKey
 from store.logs.schedule_key import ScheduleKey
 from store.records.batches import MessageBatch
+from store.records.column_batch import ColumnBatch, MalformedColumnsError
 from store.records.column_blocks import Columns
-from store.records.columns import ColumnBatch, MalformedColumnsError
 from store.records.fast_reader import Blobs, FastReader
 from store.records.file_header import (
     FILE_DISPATCH,

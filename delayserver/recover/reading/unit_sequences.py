@@ -8,11 +8,11 @@ import numpy as np
 
 from delayserver.recover.reading.capture import Capture
 from delayserver.recover.reading.file_read import Expected, Reader
-from delayserver.recover.reading.units import Units
+from delayserver.recover.reading.window_units import Units
+from store.logs.due_windows import day_of
 from store.logs.schedule_log import ScheduleKey, ScheduleSource
-from store.logs.windows import day_of
 from store.records.batches import I64, MessageBatch
-from store.records.columns import MalformedColumnsError
+from store.records.column_batch import MalformedColumnsError
 from store.records.file_header import FILE_SCHEDULE
 
 

@@ -12,16 +12,16 @@ import google_crc32c
 import msgpack
 import numpy as np
 
-from delayserver.broker.files.checkpoint import decode_checkpoint
-from delayserver.recover.reading.kinds import FILE_KINDS, RECORD_KINDS, outcome_name
+from delayserver.broker.files.broker_checkpoint import decode_checkpoint
+from delayserver.recover.reading.code_words import FILE_KINDS, RECORD_KINDS, outcome_name
 from delayserver.recover.reading.quarantine_file import SUFFIX, read_description
 from store.disk.filesystem import File, FileSystem, directory_of, read_whole
 from store.errors import CorruptionError, FormatError, StoreError
-from store.records.columns import ColumnBatch, ragged_offsets
+from store.records.column_batch import ColumnBatch, ragged_offsets
 from store.records.file_header import FILE_HEADER_BYTES, decode_file_header
 from store.records.record import RecordHeader
-from store.records.redelivery import plain_columns
 from store.records.scan import Scan, ScanReport
+from store.records.shared_column import plain_columns
 from store.tables import checkpoint as checkpoint_file
 from store.tables.identity import IDENTITY, LOCK, SEQUENCES, read_identity, read_reservation, read_role
 from store.tables.names import FILE_NAME as NAMES_FILE

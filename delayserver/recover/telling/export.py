@@ -19,17 +19,17 @@ from delayserver.recover.checking.survey import survey
 from delayserver.recover.checking.whole_rows import RowsAt, readable_rows
 from delayserver.recover.checking.window_check import Visited
 from delayserver.recover.reading.capture import Capture
+from delayserver.recover.reading.code_words import outcome_name
 from delayserver.recover.reading.due_range import Range
 from delayserver.recover.reading.file_read import Expected, Progress, Reader, no_progress
 from delayserver.recover.reading.findings import MISSING, Finding, Findings
-from delayserver.recover.reading.kinds import outcome_name
-from delayserver.recover.reading.outcome_rows import internal_rows
+from delayserver.recover.reading.outcomes_of_file import internal_rows
 from store.disk.filesystem import RealFileSystem
-from store.logs.windows import DAY_MS, day_of
+from store.logs.due_windows import DAY_MS, day_of
 from store.records.batches import I64, KIND_OUTCOMES, MessageBatch, OutcomeBatch
-from store.records.columns import ragged_offsets
+from store.records.column_batch import ragged_offsets
 from store.records.file_header import FILE_DISPATCH
-from store.records.redelivery import UNANSWERED_ELSEWHERE, plain_columns
+from store.records.shared_column import UNANSWERED_ELSEWHERE, plain_columns
 
 ACCEPTED_FILE: Final = "accepted.parquet"
 DISPATCHED_FILE: Final = "dispatched.parquet"

@@ -19,15 +19,15 @@ from delayserver.recover.checking.survey import hiding, touches
 from delayserver.recover.checking.table_check import check_known_files
 from delayserver.recover.checking.whole_rows import read_blobs
 from delayserver.recover.reading.capture import Capture
+from delayserver.recover.reading.code_words import outcome_name
 from delayserver.recover.reading.due_range import Range
 from delayserver.recover.reading.file_read import Expected, FileRead, Progress, Reader, no_progress
 from delayserver.recover.reading.findings import CORRUPT, Finding
-from delayserver.recover.reading.kinds import outcome_name
 from delayserver.recover.telling.dump import put_blob
 from store.errors import CorruptionError
 from store.logs.dispatch_log import DispatchKey
+from store.logs.due_windows import window_of
 from store.logs.schedule_key import ScheduleKey
-from store.logs.windows import window_of
 from store.records.batches import (
     FLAG_DEAD_LETTER,
     FLAG_PREPARED,
@@ -38,11 +38,11 @@ from store.records.batches import (
     ProgressBatch,
     StoredBatch,
 )
-from store.records.columns import ColumnBatch
+from store.records.column_batch import ColumnBatch
 from store.records.file_header import FILE_PROGRESS, FILE_STORE
 from store.records.id_hash import hash_id
 from store.records.records import Records
-from store.records.redelivery import plain_columns
+from store.records.shared_column import plain_columns
 
 _MESSAGE = (
     "sequence", "due_ms", "accepted_us", "expires_ms", "origin_sequence", "duplicate_of", "replaces_sequence",

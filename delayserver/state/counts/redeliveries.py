@@ -18,7 +18,7 @@ import numpy as np
 
 from delayserver.state.counts.waiting_ages import Key, WaitingAges
 from store.records.batches import I64, U32, MessageBatch, StoredBatch
-from store.records.columns import has_any
+from store.records.column_batch import has_any
 
 
 @dataclass(frozen=True, slots=True)

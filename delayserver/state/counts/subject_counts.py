@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from delayserver.state.counts.redeliveries import Redeliveries, RedeliveryRows
 from delayserver.state.counts.waiting_ages import WaitingAges
 from store.records.batches import I64, U32, MessageBatch, OutcomeBatch
-from store.records.columns import has_any
+from store.records.column_batch import has_any
 from store.records.message_rows import Row
 
 OUTCOME_DEDUPLICATED = 7

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from delayserver.protocol.outcomes import Outcome
 from store.indexes.outcome_index import OutcomeIndex
-from store.logs.windows import day_of
+from store.logs.due_windows import day_of
 from store.records.batches import I64, U8
 
 _TOO_LATE = np.uint8(Outcome.TOO_LATE)

@@ -34,7 +34,7 @@ from store.errors import CorruptionError, FormatError
 from store.indexes.outcome_index import OutcomeIndex
 from store.indexes.schedule_index import ScheduleIndex
 from store.logs.dispatch_log import DispatchKey, DispatchLog, count_outcomes
-from store.logs.windows import DAY_MS, day_of, window_of, window_starts
+from store.logs.due_windows import DAY_MS, day_of, window_of, window_starts
 from store.records.batches import I64, U8, U32, MessageBatch, OutcomeBatch
 from store.records.membership import is_member
 from store.tables.days import DayTable

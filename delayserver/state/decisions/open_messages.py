@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from store.records.batches import FLAG_PREPARED, I64, U32, MessageBatch
-from store.records.columns import has_any
+from store.records.column_batch import has_any
 
 # 20 bytes a row, 10 MiB in all, which are used only as far as messages came. At 1,000 messages a second nine minutes.
 ROWS_MAX = 1 << 19

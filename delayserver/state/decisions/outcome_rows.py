@@ -8,7 +8,7 @@ import numpy as np
 from delayserver.protocol.outcomes import Outcome
 from store.indexes.schedule_index import ScheduleIndex
 from store.records.batches import U8, CancelBatch, MessageBatch, OutcomeBatch
-from store.records.columns import has_any
+from store.records.column_batch import has_any
 
 
 def suppressed_outcomes(copies: ScheduleIndex, now_us: int) -> OutcomeBatch:

@@ -21,8 +21,8 @@ from delayserver.state.memory.group_wheels import GroupWheels
 from delayserver.state.memory.left_rows import LeftRows
 from delayserver.state.memory.loaded_rows import LoadedRows
 from delayserver.state.windows.windows import Windows
+from store.logs.due_windows import day_starts
 from store.logs.schedule_log import ScheduleSource
-from store.logs.windows import day_starts
 from store.records.batches import I64
 from wheel.due_rows import DueRows
 from wheel.keys import KEY_LOWEST, Key, before, first_key, through

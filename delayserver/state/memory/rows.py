@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from store.logs.schedule_log import ScheduleIndex, ScheduleSource
-from store.records.columns import has_any
+from store.records.column_batch import has_any
 
 ROW = np.dtype(
     [

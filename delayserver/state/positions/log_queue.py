@@ -15,7 +15,7 @@ from delayserver.runtime.marks import Bell
 from delayserver.state.positions.positions import Positions
 from store.logs.message_log import LogEntry
 from store.records.batches import MessageBatch
-from store.records.columns import ColumnBatch
+from store.records.column_batch import ColumnBatch
 from store.records.message_rows import MessageRows
 
 # Entries kept in memory between commit and replay; behind that they are read back from the log.

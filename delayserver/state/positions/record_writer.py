@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from delayserver.state.positions.gathering import CommitGroup
-from store.records.columns import ColumnBatch
+from store.records.column_batch import ColumnBatch
 from store.records.message_rows import MessageRows
 
 

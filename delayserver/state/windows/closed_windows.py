@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from store.logs.windows import window_of, window_starts
+from store.logs.due_windows import window_of, window_starts
 from store.records.batches import I64
 
 

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayserver.state.windows.window_book import WindowBook
+from store.logs.due_windows import DAY_MS
 from store.logs.schedule_log import ScheduleKey
-from store.logs.windows import DAY_MS
 from store.records.batches import I64
 from store.tables.ledger import Ledger
 

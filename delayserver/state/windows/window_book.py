@@ -14,8 +14,8 @@ from sortedcontainers import SortedSet
 
 from delayserver.runtime.marks import Mark
 from store.logs.dispatch_log import DispatchKey, DispatchLog
+from store.logs.due_windows import DAY_MS, day_of, window_of
 from store.logs.schedule_log import ScheduleKey, ScheduleLog, ScheduleSource
-from store.logs.windows import DAY_MS, day_of, window_of
 from store.tables.days import DayTable
 from wheel.cursors import LoadCursors
 

@@ -15,7 +15,7 @@ from delayserver.targets.embedded_kind import EMBEDDED_ADDRESS
 from delayserver.targets.target import DeliveryError, Target
 from store.errors import DiskFullError, UnreadableError
 from store.records.batches import StoredBatch
-from store.records.columns import has_any
+from store.records.column_batch import has_any
 
 
 class EmbeddedNode(Target):

@@ -8,13 +8,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from delayserver.broker.actions.dead_queue import Claim, Letters
-from delayserver.broker.actions.delivering import Delivered
-from delayserver.broker.actions.group_rows import GroupRow
+from delayserver.broker.actions.dead_queue import Claim, StoredLetters
+from delayserver.broker.actions.delivered_batch import Delivered
+from delayserver.broker.actions.group_backlog import GroupRow
 from delayserver.broker.actions.retries import RetryBatch
-from delayserver.broker.limits import BrokerLimits
-from delayserver.broker.pulled import PulledBatch
-from delayserver.broker.queues.groups import GroupKey
+from delayserver.broker.broker_limits import BrokerLimits
+from delayserver.broker.pulled_batch import PulledBatch
+from delayserver.broker.queues.group_cursors import GroupKey
 from delayserver.broker.queues.queue import StoredRun
 from delayserver.broker.reads import Steps, having_read, read_at_once
 from delayserver.broker.service.broker import Broker
@@ -59,7 +59,7 @@ class DirectBroker(Broker):
         call = self.retries.end_leases_of(*arguments)
         return None if call is None else self.in_one_step(call)
 
-    def read_dead(self, *arguments: Any) -> Letters:
+    def read_dead(self, *arguments: Any) -> StoredLetters:
         return self.at_once(partial(self.dead_queue.read, *arguments))
 
     def claim_dead(self, *arguments: Any) -> Claim:

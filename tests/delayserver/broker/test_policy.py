@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from delayserver.broker.limits import DELAY_LEVELS_MS
-from delayserver.broker.policy import DEFAULT_POLICY, GroupPolicy, PolicyFault, policy_from
-from delayserver.broker.redelivery import RedeliveryPolicy
+from delayserver.broker.broker_limits import DELAY_LEVELS_MS
+from delayserver.broker.policy import DEFAULT_POLICY, ConsumerPolicy, PolicyFault, policy_from
+from delayserver.broker.redelivery_policy import RedeliveryPolicy
 from delayserver.config.settings import MessageSettings
 from delayserver.config.units import parse_delay_levels
 
 NODE = RedeliveryPolicy(1_000, 300_000)
 
 
-def pauses(policy: GroupPolicy, count: int) -> list[int]:
+def pauses(policy: ConsumerPolicy, count: int) -> list[int]:
     found: list[int] = policy.redelivery(NODE, DELAY_LEVELS_MS).pauses_ms(np.arange(1, count + 1)).tolist()
     return found
 
@@ -26,21 +26,23 @@ def test_without_a_policy_the_pauses_are_those_of_the_node() -> None:
 
 
 def test_a_policy_replaces_only_the_values_that_it_sets() -> None:
-    assert pauses(GroupPolicy(first_ms=500), 3) == [500, 1_000, 2_000]
-    assert pauses(GroupPolicy(factor=3.0, cap_ms=5_000), 4) == [1_000, 3_000, 5_000, 5_000]
-    assert pauses(GroupPolicy(first_ms=0), 3) == [0, 0, 0]
-    assert pauses(GroupPolicy(factor=1.0), 3) == [1_000] * 3
-    assert pauses(GroupPolicy(first_ms=600_000), 3) == [600_000] * 3, "a first pause beyond the node's cap is the cap"
+    assert pauses(ConsumerPolicy(first_ms=500), 3) == [500, 1_000, 2_000]
+    assert pauses(ConsumerPolicy(factor=3.0, cap_ms=5_000), 4) == [1_000, 3_000, 5_000, 5_000]
+    assert pauses(ConsumerPolicy(first_ms=0), 3) == [0, 0, 0]
+    assert pauses(ConsumerPolicy(factor=1.0), 3) == [1_000] * 3
+    assert pauses(ConsumerPolicy(first_ms=600_000), 3) == [600_000] * 3, (
+        "a first pause beyond the node's cap is the cap"
+    )
 
 
 def test_levels_are_taken_one_after_the_other_and_the_last_one_again() -> None:
-    assert pauses(GroupPolicy(first_level=3), 3) == [10_000, 30_000, 60_000]
-    assert pauses(GroupPolicy(first_level=17), 4) == [3_600_000, 7_200_000, 7_200_000, 7_200_000]
-    assert pauses(GroupPolicy(first_level=99), 2) == [7_200_000, 7_200_000], "levels may have become fewer"
+    assert pauses(ConsumerPolicy(first_level=3), 3) == [10_000, 30_000, 60_000]
+    assert pauses(ConsumerPolicy(first_level=17), 4) == [3_600_000, 7_200_000, 7_200_000, 7_200_000]
+    assert pauses(ConsumerPolicy(first_level=99), 2) == [7_200_000, 7_200_000], "levels may have become fewer"
 
 
 def test_no_pause_overflows() -> None:
-    huge = GroupPolicy(first_ms=1_000, factor=100.0, cap_ms=2_592_000_000).redelivery(NODE, ())
+    huge = ConsumerPolicy(first_ms=1_000, factor=100.0, cap_ms=2_592_000_000).redelivery(NODE, ())
     assert huge.pauses_ms(np.array([1, 10_000, 1 << 40])).tolist() == [1_000, 2_592_000_000, 2_592_000_000]
 
 
@@ -80,5 +82,5 @@ def test_a_policy_that_makes_no_sense_is_refused_by_its_field(text: str, values:
 
 def test_a_policy_is_made_again_of_its_map() -> None:
     policy = policy_from({"attempts": 5, "first_ms": 0, "factor": 1, "cap_ms": None})
-    assert policy == GroupPolicy(attempts=5, first_ms=0, factor=1.0)
+    assert policy == ConsumerPolicy(attempts=5, first_ms=0, factor=1.0)
     assert policy_from(policy.to_map()) == policy_from(policy.to_full_map()) == policy

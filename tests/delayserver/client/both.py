@@ -15,7 +15,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from delayserver.client import AsyncClient, Client
 from delayserver.client.connections.stream_connection import StreamConnection
 from delayserver.client.values.timing import ServerClock
-from delayserver.protocol.frames import Reply
+from delayserver.protocol.frames import ReplyFrame
 
 LOOPS = ("trio", "asyncio")
 KINDS = ("blocking", *LOOPS)
@@ -62,7 +62,7 @@ def unanswered(client: AsyncClient) -> int:
     return len(connection_of(client)._waiters)
 
 
-def no_notice(notice: Reply) -> None:
+def no_notice(notice: ReplyFrame) -> None:
     """For a connection that has not asked for notices."""
     raise AssertionError(f"{notice} was not asked for")
 

@@ -32,7 +32,7 @@ from delayserver.protocol.errors import (
 from delayserver.protocol.frames import (
     CLOCK_STEPPED,
     FrameDecoder,
-    Request,
+    RequestFrame,
     decode_request,
     encode_error,
     encode_notice,
@@ -106,7 +106,7 @@ class FakeServer:
     limits: Limits = field(default_factory=Limits)
     clock_ahead_us: int = 0
     messages: list[Stored] = field(default_factory=list)
-    requests: list[Request] = field(default_factory=list)
+    requests: list[RequestFrame] = field(default_factory=list)
     connections: int = 0
     wrong_replies: dict[str, dict[str, Any]] = field(default_factory=dict)
     nodes: list[str] = field(default_factory=list)
@@ -202,7 +202,7 @@ class FakeServer:
                     if not self._answer(connection, request, held):
                         return
 
-    def _answer(self, connection: socket.socket, request: Request, held: list[bytes]) -> bool:
+    def _answer(self, connection: socket.socket, request: RequestFrame, held: list[bytes]) -> bool:
         """Answer one request; False closes the connection."""
         with self._lock:
             self.requests.append(request)
@@ -235,7 +235,7 @@ class FakeServer:
         held.clear()
         return True
 
-    def _reply(self, request: Request) -> bytes:
+    def _reply(self, request: RequestFrame) -> bytes:
         handler = getattr(self, f"_on_{request.operation}", None)
         try:
             if request.operation in self.wrong_replies:

@@ -14,7 +14,7 @@ from delayserver.client import Client
 from delayserver.client.connections.socket_connection import SocketConnection
 from delayserver.protocol.errors import GroupUnknown, InvalidArgument, PositionOutOfRange
 from delayserver.protocol.frames import encode_request
-from delayserver.protocol.operations import HELLO
+from delayserver.protocol.operation_names import HELLO
 from tests.delayserver.cli.conftest import Server, run, serving
 from tests.delayserver.client.both import Connect, no_notice
 from tests.delayserver.client.listening.listeners import until

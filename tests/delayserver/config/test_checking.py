@@ -11,8 +11,8 @@ import pytest
 from delayserver.config import toml_file
 from delayserver.config.checking import ConfigProblem, find_problems
 from delayserver.config.listing import DEFAULT, FILE, FLAG, effective_settings
-from delayserver.config.places import lines_of
 from delayserver.config.toml_file import SECRETS, keys_of
+from delayserver.config.toml_lines import lines_of
 from tests.delayserver.config.test_config import REFUSED, SAMPLE, write
 
 

@@ -11,7 +11,7 @@ import trio
 from delayserver.config.settings import GroupSettings, NodeSettings, RouteSettings
 from delayserver.front.front import BROKER
 from delayserver.protocol.columns import I64, unpack_column
-from store.records.columns import constant_column
+from store.records.column_batch import constant_column
 from store.records.expiry import expired_rows
 from tests.fakes.clock import SimulatedClock
 from tests.fakes.host import Boot, Client, Host, faked_settings, small_settings, texts

@@ -253,7 +253,7 @@ def test_a_start_without_room_is_stopped_and_says_why() -> None:
 
 def test_a_start_that_was_stopped_in_the_middle_keeps_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from delayserver.server.delay_server import DelayServer
-    from delayserver.startup.opening import open_directory
+    from delayserver.startup.directory_opening import open_directory
 
     stopped = threading.Event()
 
@@ -394,7 +394,7 @@ def test_on_trio_an_interrupt_amid_the_work_of_the_server_is_raised_as_it_is(
 
 def test_a_call_may_end_before_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     with embedded.open(timeout_s=0.2, retries=0) as here:
-        from delayserver.embedded.listener import PipeTransport
+        from delayserver.embedded.pipe_listener import PipeTransport
 
         with monkeypatch.context() as patched:
             patched.setattr(PipeTransport, "read", lambda *_: None)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import trio
 
-from delayserver.broker.pulled import PulledBatch
+from delayserver.broker.pulled_batch import PulledBatch
 from delayserver.protocol.errors import FrameTimeout
 from delayserver.protocol.frames import encode_request
 from tests.fakes.host import Boot, Client, Host, small_settings, texts

@@ -12,7 +12,7 @@ import trio
 from delayserver.config.settings import Settings, StorageSettings
 from delayserver.front.connection import Connection, QuickHandler
 from delayserver.net.transport import SocketListener
-from delayserver.protocol.frames import FrameDecoder, Request, decode_reply, encode_request
+from delayserver.protocol.frames import FrameDecoder, RequestFrame, decode_reply, encode_request
 from delayserver.runtime.fair_turns import REQUEST_US, SLICE_ITEMS, STEP_US
 from delayserver.server.delay_server import DelayServer
 from tests.fakes.host import Boot, Client
@@ -25,7 +25,7 @@ def counted_pings(server: DelayServer) -> list[int]:
     order: list[int] = []
     real: QuickHandler = server.handlers.quick["ping"]
 
-    def ping(connection: Connection, request: Request) -> None:
+    def ping(connection: Connection, request: RequestFrame) -> None:
         order.append(connection.peer.number)
         real(connection, request)
 

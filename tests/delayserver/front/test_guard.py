@@ -13,7 +13,7 @@ from msgpack import packb
 from delayserver.front.guard import FREE, OF_SERVERS, RULES
 from delayserver.protocol.columns import I64, U8, pack_column
 from delayserver.protocol.errors import DelayServerError, Unauthenticated
-from delayserver.protocol.operations import OPERATIONS
+from delayserver.protocol.operation_names import OPERATIONS
 from delayserver.protocol.outcomes import Outcome
 from delayserver.protocol.receipts import format_receipt
 from tests.fakes.host import Boot, Client, Host

@@ -14,7 +14,7 @@ from delayserver.front.connection import Connection
 from delayserver.front.front import BROKER
 from delayserver.load.window_reader import WindowRows
 from delayserver.net.transport import connect_socket
-from delayserver.protocol.frames import Request
+from delayserver.protocol.frames import RequestFrame
 from delayserver.state.memory.group_rows import GroupRows
 from store.tables.names import SUBJECT
 from tests.delayserver.dispatch.test_broker_group import A_THEN_B, QUICK, TWO_GROUPS, put_many
@@ -145,7 +145,7 @@ async def test_an_answer_of_a_node_that_is_no_outcome_does_not_count_as_delivere
     client = await server.client()
     deliver, bad = node.server.handlers.slow["deliver"], [True]
 
-    async def answering(connection: Connection, request: Request) -> dict[str, Any] | None:
+    async def answering(connection: Connection, request: RequestFrame) -> dict[str, Any] | None:
         answer = await deliver(connection, request)
         return {"outcome": 0} if bad else answer
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from delayserver.logs.events import ADMINISTRATIVE_ACT, EventLogger
 from delayserver.logs.limit import LINES_MAX, PERIOD_S, LineLimit
-from delayserver.logs.lines import JsonLines
+from delayserver.logs.log_lines import JsonLines
 from delayserver.logs.setup import BoundedLines
 
 

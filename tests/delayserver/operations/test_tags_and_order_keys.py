@@ -12,7 +12,7 @@ from delayserver.config.settings import GroupSettings, NodeSettings
 from delayserver.front.front import BROKER
 from delayserver.recover.telling.dump import dump_file
 from store.records.batches import MessageBatch
-from store.records.columns import constant_column
+from store.records.column_batch import constant_column
 from store.records.id_hash import hash_id
 from store.records.record import HEADER_BYTES, decode_header
 from store.records.versions import lowest_schema

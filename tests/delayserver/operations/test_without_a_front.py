@@ -9,10 +9,10 @@ import trio
 
 from delayserver.broker.service.pull_actor import UNBOUNDED
 from delayserver.operations.access.access import EVERYTHING
+from delayserver.operations.all_operations import DelayOperations
 from delayserver.operations.groups.consuming import Pull, Pulled
 from delayserver.operations.messages.named_messages import GivenItems, GivenName, GivenReceipts
 from delayserver.operations.messages.reschedule import Change, GivenMoves
-from delayserver.operations.operations import DelayOperations
 from delayserver.operations.sending.send import SentColumns, SentRows
 from delayserver.protocol.columns import make_ragged
 from delayserver.protocol.errors import DelayServerError, InvalidArgument

@@ -20,7 +20,7 @@ from delayserver.protocol.errors import ERRORS
 from delayserver.protocol.frames import FrameDecoder, decode_reply, decode_request
 from delayserver.protocol.keepalive import IDLE_S, INTERVAL_S, PROBES
 from delayserver.protocol.limits import LIST_ITEMS_MAX, Limits
-from delayserver.protocol.operations import OPERATIONS
+from delayserver.protocol.operation_names import OPERATIONS
 from delayserver.protocol.outcomes import OUTCOME_LABELS, Outcome
 from ops.docs.figure_tables import with_figures
 from ops.docs.frame_pages import dump_of, frames

@@ -15,7 +15,7 @@ from delayserver.protocol.errors import (
     error_to_map,
 )
 from delayserver.protocol.limits import Limits
-from delayserver.protocol.operations import OPERATIONS
+from delayserver.protocol.operation_names import OPERATIONS
 from delayserver.protocol.outcomes import OUTCOME_LABELS, OUTCOMES_BY_LABEL, DeliverOutcome, Outcome
 
 PROTOCOL = (pathlib.Path(__file__).parents[3] / "PROTOCOL.md").read_text()

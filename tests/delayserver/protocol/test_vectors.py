@@ -10,13 +10,13 @@ import msgpack
 import numpy as np
 import pytest
 
-from delayserver.broker.limits import BrokerLimits
+from delayserver.broker.broker_limits import BrokerLimits
 from delayserver.client.values.timing import ServerClock
 from delayserver.protocol.columns import I64, U8, U32, unpack_column, unpack_ragged
 from delayserver.protocol.errors import ERRORS, DelayServerError, InvalidArgument, error_to_map
 from delayserver.protocol.frames import FrameDecoder, decode_reply, decode_request, encode_frame
 from delayserver.protocol.limits import DEFAULT_LIMITS
-from delayserver.protocol.operations import OPERATIONS
+from delayserver.protocol.operation_names import OPERATIONS
 from delayserver.protocol.proof import make_proof
 from delayserver.protocol.receipts import derived_message_id, format_receipt, parse_receipt
 from tests.delayserver.protocol import vectors

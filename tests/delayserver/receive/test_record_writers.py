@@ -23,7 +23,7 @@ from store.disk.memory_filesystem import MemoryFileSystem
 from store.errors import DiskFullError, StoreError, SyncFailedError
 from store.logs.message_log import LogEntry
 from store.records.batches import MessageBatch
-from store.records.columns import ColumnBatch
+from store.records.column_batch import ColumnBatch
 from store.records.message_rows import MessageRows
 from store.tables.identity import SequenceReservation
 from tests.fakes.clock import SimulatedClock

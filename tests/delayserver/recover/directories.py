@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from delayserver.broker.limits import BrokerLimits
+from delayserver.broker.broker_limits import BrokerLimits
 from delayserver.broker.queues.run_blocks import RunBlocks
 from delayserver.broker.reads import Reads
 from delayserver.cli import main
 from delayserver.client import Client
 from store.disk.filesystem import RealFileSystem
-from store.logs.windows import DAY_MS
+from store.logs.due_windows import DAY_MS
 from store.records.batches import RunBatch
 from store.tables import checkpoint
 from store.tables.ledger import Ledger

@@ -14,14 +14,14 @@ from delayserver.protocol.outcomes import Outcome
 from delayserver.recover.checking.check import check_directory
 from delayserver.recover.mending.mender import carry_out
 from delayserver.recover.mending.rebuild_plan import plan_rebuild
-from delayserver.recover.reading.balance import ACCEPTED, PENDING
 from delayserver.recover.reading.capture import capture
 from delayserver.recover.reading.findings import Findings
+from delayserver.recover.reading.subject_balances import ACCEPTED, PENDING
 from delayserver.replay import day_tier
 from delayserver.state.decisions import decided
 from store.logs.dispatch_log import DispatchKey
+from store.logs.due_windows import day_of
 from store.logs.schedule_log import ScheduleKey, ScheduleSource
-from store.logs.windows import day_of
 from store.records.batches import I64, OutcomeBatch
 from store.records.membership import is_member
 from tests.fakes.host import Boot, Client, Host, faked_settings

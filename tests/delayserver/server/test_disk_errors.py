@@ -11,7 +11,7 @@ import pytest
 from delayserver.protocol.errors import DiskFull, StorageFailed
 from delayserver.runtime.damage import LINES_A_MINUTE, UNREADABLE_MAX, DamageReport
 from store.errors import CorruptionError, DiskError, UnreadableError
-from store.logs.windows import day_name, day_of
+from store.logs.due_windows import day_name, day_of
 from tests.delayserver.replay.test_day_tier import coarse_settings
 from tests.delayserver.server.test_rare_interleavings import day_after_next
 from tests.fakes.host import Boot, Host, faked_settings, small_settings

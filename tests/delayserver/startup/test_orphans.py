@@ -9,7 +9,7 @@ import pytest
 
 from delayserver.protocol.outcomes import Outcome
 from store.logs.dispatch_log import DispatchKey
-from store.logs.windows import window_of
+from store.logs.due_windows import window_of
 from store.records.batches import OutcomeBatch
 from tests.delayserver.replay.test_day_tier import DAY_MS, HOUR_MS, coarse_settings
 from tests.fakes.host import Boot, Host, faked_settings

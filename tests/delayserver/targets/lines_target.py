@@ -15,10 +15,10 @@ from delayserver.runtime.marks import Bell
 from delayserver.runtime.runtime import Runtime
 from delayserver.targets.answer import Answer, RowAnswer
 from delayserver.targets.kinds import Capabilities, TargetKind
-from delayserver.targets.options import NodeOptions
+from delayserver.targets.node_options import NodeOptions
 from delayserver.targets.target import DeliveryError, Target
 from store.records.batches import StoredBatch
-from store.records.columns import ragged_rows
+from store.records.column_batch import ragged_rows
 
 
 @dataclass(frozen=True)

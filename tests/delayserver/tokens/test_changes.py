@@ -10,10 +10,10 @@ import pytest
 
 from delayserver.protocol.errors import InvalidArgument
 from delayserver.protocol.schema.tokens import CreateToken
-from delayserver.protocol.tokens import make_token, parse_token
+from delayserver.protocol.token_text import make_token, parse_token
 from delayserver.tokens.changes import created, is_valid, revoked, rotated
 from delayserver.tokens.making import new_secret, new_text
-from store.tables.tokens import TOKENS_MAX, StoredToken
+from store.tables.stored_tokens import TOKENS_MAX, StoredToken
 
 CHANCE = random.Random(1)
 WANTED: dict[str, Any] = {"roles": ["send"], "subjects": ["orders*"]}

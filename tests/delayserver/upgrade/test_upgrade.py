@@ -17,7 +17,7 @@ from ops.audit.capture import DISPATCH_LOG, MESSAGE_LOG, SCHEDULE_LOG, capture_a
 from ops.audit.part_reader import PartReader
 from store.disk.filesystem import RealFileSystem
 from store.records.batches import MessageBatch
-from store.records.columns import ColumnBatch
+from store.records.column_batch import ColumnBatch
 from tests.delayserver.recover.directories import in_process
 from tests.delayserver.upgrade.directories import ARCHIVES, Past, past, read_folder
 from tests.delayserver.upgrade.write_directory import BALANCE, DAY_MS, MINUTE_MS, deliveries, settings

@@ -11,7 +11,7 @@ import trio
 
 from delayserver.operations.messages.locator import Located
 from delayserver.recover.checking.check import check_directory
-from delayserver.recover.reading.balance import ACCEPTED
+from delayserver.recover.reading.subject_balances import ACCEPTED
 from delayserver.state.replay_round import Round
 from delayserver.upkeep.on_their_way import OnTheirWay
 from delayserver.upkeep.window_removal import WindowRemoval

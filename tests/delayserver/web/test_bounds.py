@@ -17,8 +17,8 @@ from delayserver.web.answers import event
 from delayserver.web.bodies import ROOM_BYTES, SMALL_BYTES, TOKEN, BodyReader
 from delayserver.web.cloud_events import to_structured
 from delayserver.web.idempotency import FirstTries
-from delayserver.web.lines import PIECES_MAX, ROWS_MAX, LineReader
 from delayserver.web.problems import Problem
+from delayserver.web.row_lines import PIECES_MAX, ROWS_MAX, LineReader
 from delayserver.web.schemas import SendRequest
 
 LINE_BYTES_MAX = 1 << 20

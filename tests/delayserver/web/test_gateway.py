@@ -18,7 +18,7 @@ from delayserver.client import AsyncClient, Client
 from delayserver.protocol.errors import Unauthenticated
 from delayserver.web.bodies import TOKEN
 from delayserver.web.clients import Clients
-from delayserver.web.process import NICE
+from delayserver.web.gateway_process import NICE
 from tests.delayserver.cli.conftest import run
 from tests.delayserver.web.web_server import SECONDS_MAX, Web, gateway_alone, serve, stop
 

@@ -15,11 +15,11 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from delayserver.config.settings import HttpSettings
-from delayserver.web.addresses import counted_address
 from delayserver.web.bodies import LINES
+from delayserver.web.client_addresses import counted_address
+from delayserver.web.gateway_process import within_descriptors
 from delayserver.web.http_protocol import BODY, HEAD, BoundedProtocol, HttpConnections
 from delayserver.web.problems import Problem
-from delayserver.web.process import within_descriptors
 
 
 async def _application(_scope: Any, _receive: Any, _send: Any) -> None:
@@ -316,7 +316,9 @@ def test_addresses_that_one_machine_has_are_counted_together(host: str, counted:
 
 
 def test_one_address_keeps_its_share_when_descriptors_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("delayserver.web.process.DESCRIPTORS_KEPT", resource.getrlimit(resource.RLIMIT_NOFILE)[1] - 100)
+    monkeypatch.setattr(
+        "delayserver.web.gateway_process.DESCRIPTORS_KEPT", resource.getrlimit(resource.RLIMIT_NOFILE)[1] - 100
+    )
     settings = within_descriptors(HttpSettings(connections_max=4000, connections_of_address_max=1000))
     assert (settings.connections_max, settings.connections_of_address_max) == (100, 25)
 

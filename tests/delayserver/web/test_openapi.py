@@ -18,8 +18,8 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from delayserver.protocol import figures
+from delayserver.web.api_words import WORDS
 from delayserver.web.gateway import MESSAGES
-from delayserver.web.words import WORDS
 from tests.delayserver.web.web_server import SECONDS_MAX, Web
 
 EXAMPLES = 12

@@ -14,7 +14,7 @@ from store.logs.dispatch_log import DispatchKey, DispatchLog
 from store.logs.message_log import MessageLog
 from store.logs.schedule_log import ScheduleKey, ScheduleLog, ScheduleSource
 from store.records.batches import CancelBatch, LedgerBatch, MessageBatch, OutcomeBatch
-from store.records.redelivery import ATTEMPTS
+from store.records.shared_column import ATTEMPTS
 from store.tables import checkpoint as checkpoint_file
 from store.tables.checkpoint import Checkpoint
 from store.tables.identity import DataDirectory

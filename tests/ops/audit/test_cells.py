@@ -17,7 +17,7 @@ from ops.audit.grouping import Table, concatenated  # noqa: E402
 from ops.audit.histogram import Bucket, bound_us, buckets_of, points_of  # noqa: E402
 from ops.audit.latency_cells import BY, MINUTE, OUTCOME, STAGE, SUBJECT, TROUBLE, WHOLE, CellCounter  # noqa: E402
 from ops.audit.latency_totals import LatencyTotals  # noqa: E402
-from store.records.redelivery import ATTEMPTS  # noqa: E402
+from store.records.shared_column import ATTEMPTS  # noqa: E402
 
 WIDE = 1 << 61
 

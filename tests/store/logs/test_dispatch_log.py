@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from store.disk.space_reserve import SpaceReserve
 from store.errors import CorruptionError, DiskFullError
 from store.logs.dispatch_log import DispatchKey, DispatchLog, count_outcomes
+from store.logs.due_windows import day_of
 from store.logs.window_files import FileUse
-from store.logs.windows import day_of
 from store.records.batches import OutcomeBatch
 from store.records.segment import FILE_DISPATCH, Damage, Segment
 from tests.fakes.disk import FakeDisk

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from store.indexes.outcome_index import OutcomeIndex
 from store.logs.dispatch_log import DispatchKey, DispatchLog
+from store.logs.due_windows import day_of
 from store.logs.open_rows import Unit, open_rows, read_open_rows, units_of, unmatched, without_row
 from store.logs.schedule_log import ScheduleKey, ScheduleLog, ScheduleSource
-from store.logs.windows import day_of
 from store.records.batches import I64, OutcomeBatch
 from tests.fakes.disk import FakeDisk
 from tests.fakes.rows import messages, outcomes

@@ -13,7 +13,7 @@ from store.errors import CorruptionError, FormatError
 from store.indexes.schedule_index import batch_sums
 from store.logs.schedule_log import ScheduleIndex, ScheduleKey, ScheduleLog, ScheduleSource, index_rows
 from store.records.batches import MessageBatch
-from store.records.columns import gather_ragged
+from store.records.column_batch import gather_ragged
 from store.records.id_hash import hash_id
 from store.records.message_name import MessageName
 from store.records.segment import FILE_HEADER_BYTES, FILE_SCHEDULE, Damage, Segment
@@ -292,7 +292,7 @@ def test_a_missing_and_a_shortened_file_are_reported(disk: FakeDisk) -> None:
 
 @pytest.mark.parametrize("size", [0, 10, 64])
 def test_a_file_without_its_header_is_removed(size: int, disk: FakeDisk) -> None:
-    log, _ = filled(disk, [1], ScheduleKey(MINUTE + 60_000, Source.DIRECT))
+    log, _ = filled(disk, [1], ScheduleKey(MINUTE + 60_000, ScheduleSource.DIRECT))
     path = f"{ROOT}/2026-11-21/0915.direct.log"
     disk.open(path, create=True).truncate(size)
     again = opened(disk)

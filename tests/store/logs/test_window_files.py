@@ -14,9 +14,9 @@ import pytest
 
 from store.disk.filesystem import RealFileSystem
 from store.errors import DiskFullError, StoreError, SyncFailedError
+from store.logs.due_windows import DAY_MS
 from store.logs.schedule_log import ScheduleKey, ScheduleLog, ScheduleSource
 from store.logs.window_files import FileUse
-from store.logs.windows import DAY_MS
 from store.records.batches import MessageBatch
 from tests.fakes.disk import PAGE, FakeDisk, SimulatedCrash
 from tests.fakes.rows import messages

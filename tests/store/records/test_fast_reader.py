@@ -14,7 +14,7 @@ from ops.fuzz.memory_disk import MemoryDisk, MemoryFile
 from store.records import record
 from store.records.batches import CancelBatch, MessageBatch
 from store.records.checksum_fold import multiply, records_verify
-from store.records.columns import ColumnBatch, MalformedColumnsError
+from store.records.column_batch import ColumnBatch, MalformedColumnsError
 from store.records.fast_reader import CHUNK_BLOB_BYTES_MAX, READ_BYTES, Blobs, FastReader
 from store.records.record import HEADER_BYTES, RECORD_MAGIC, encode_record
 from store.records.record_run import find_run

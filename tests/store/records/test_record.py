@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from store.records.batches import MessageBatch, OutcomeBatch
-from store.records.columns import ColumnBatch
+from store.records.column_batch import ColumnBatch
 from store.records.record import (
     BATCHES,
     HEADER_BYTES,

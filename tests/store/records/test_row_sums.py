@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from store.records.columns import ragged_offsets
+from store.records.column_batch import ragged_offsets
 from store.records.row_sums import message_sums, row_sums
 
 ROWS = st.lists(st.binary(max_size=40), min_size=1, max_size=30)

@@ -11,7 +11,7 @@ import pytest
 
 from store.errors import CorruptionError, DiskFullError, FormatError, SyncFailedError
 from store.records.batches import MessageBatch, OutcomeBatch
-from store.records.columns import ColumnBatch
+from store.records.column_batch import ColumnBatch
 from store.records.record import BATCHES, encode_record
 from store.records.scan import SECTOR_BYTES
 from store.records.segment import (

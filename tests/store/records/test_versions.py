@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from store.records.batches import I64, U8, U32
-from store.records.columns import ColumnBatch, decode_columns, encode_columns
+from store.records.column_batch import ColumnBatch, decode_columns, encode_columns
 from store.records.versions import decode_versions, knows, lowest_schema, newest_block, schema_at
 
 KIND = 99

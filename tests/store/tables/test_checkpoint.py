@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from store.errors import CorruptionError, FormatError
-from store.logs.windows import TIME_MS_MAX
+from store.logs.due_windows import TIME_MS_MAX
 from store.tables import checkpoint as checkpoints
 from store.tables.checkpoint import (
     OUTCOMES,

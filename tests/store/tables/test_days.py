@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from store.errors import CorruptionError, FormatError
-from store.logs.windows import DAY_MS
+from store.logs.due_windows import DAY_MS
 from store.tables.days import DayTable, SealedDay
 from tests.fakes.disk import FakeDisk
 

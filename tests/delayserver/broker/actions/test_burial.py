@@ -5,23 +5,23 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from delayserver.broker.actions import dead_letters
-from delayserver.broker.actions.dead_letters import Burial
+from delayserver.broker.actions import dead_letter_burial
+from delayserver.broker.actions.dead_letter_burial import Burial
 from delayserver.broker.actions.retries import NACKED, Failure, RetryBatch
-from delayserver.broker.policy import GroupPolicy
-from delayserver.broker.pulled import PulledBatch
+from delayserver.broker.policy import ConsumerPolicy
+from delayserver.broker.pulled_batch import PulledBatch
 from tests.delayserver.broker.actions.test_order_of_keys import Scene, set_policy
 from tests.delayserver.broker.brokers import GROUP, SUBJECT
 
 
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dead_letters, "LETTERS_AT_ONCE", 2)
+    monkeypatch.setattr(dead_letter_burial, "LETTERS_AT_ONCE", 2)
 
 
 def dying(scene: Scene) -> tuple[PulledBatch, RetryBatch, Burial]:
     """All messages have failed for the last time, and nothing is buried."""
-    set_policy(scene.broker, GroupPolicy(attempts=1))
+    set_policy(scene.broker, ConsumerPolicy(attempts=1))
     pulled = scene.pull()
     assert pulled is not None
     batch = scene.broker.nack(SUBJECT, GROUP, pulled.delivery, 0, scene.now_us, scene.now_us, Failure(NACKED, "no"))

@@ -12,7 +12,7 @@ import pytest
 
 from delayserver.broker.actions.retries import ACK_TIMEOUT, NACKED, Failure
 from delayserver.broker.filters.filter import Filter
-from delayserver.broker.policy import WAIT, GroupPolicy
+from delayserver.broker.policy import WAIT, ConsumerPolicy
 from store.errors import DiskFullError
 from store.records.batches import StoredBatch
 from store.records.id_hash import hash_id
@@ -42,7 +42,7 @@ def keyed(first: int, *keys: str, tag: int = 0) -> StoredBatch:
     )
 
 
-def with_policy(disk: FakeDisk, policy: GroupPolicy) -> DirectBroker:
+def with_policy(disk: FakeDisk, policy: ConsumerPolicy) -> DirectBroker:
     broker = open_broker(disk)
     plan = broker.state.policies.write((SUBJECT, GROUP), policy, DEAD_SUBJECT)
     plan.run()
@@ -86,7 +86,7 @@ End = Callable[[DirectBroker, FakeDisk], DirectBroker]
 @pytest.mark.parametrize("key", ["", "k"], ids=["no key", "a key"])
 def test_a_message_that_takes_the_process_down_is_given_up_after_its_last_attempt(end: End, key: str) -> None:
     disk = FakeDisk()
-    broker = with_policy(disk, GroupPolicy(attempts=3))
+    broker = with_policy(disk, ConsumerPolicy(attempts=3))
     broker.deliver(keyed(1, key, "other"), False, NOW_US)
     broker.durability.sync()
     for number in (1, 2, 3):
@@ -118,7 +118,7 @@ def test_a_message_that_waited_for_its_key_was_never_handed_out(end: End) -> Non
 @pytest.mark.parametrize("end", ENDS)
 def test_the_end_of_a_process_costs_one_attempt_for_each_order_key(end: End) -> None:
     disk = FakeDisk()
-    broker = with_policy(disk, GroupPolicy(attempts=3))
+    broker = with_policy(disk, ConsumerPolicy(attempts=3))
     broker.deliver(keyed(1, "k", "k", "", "k"), False, NOW_US)
     broker.durability.sync()
     assert attempts(broker) == {1: 1, 2: 1, 3: 1, 4: 1}
@@ -146,7 +146,7 @@ def test_messages_behind_a_failed_one_of_their_key_lose_their_attempt_for_good(e
 @pytest.mark.parametrize("end", ENDS)
 def test_a_key_whose_last_attempt_ended_with_the_process_comes_again_where_it_must_wait(end: End) -> None:
     disk = FakeDisk()
-    broker = with_policy(disk, GroupPolicy(attempts=1, failed_key=WAIT))
+    broker = with_policy(disk, ConsumerPolicy(attempts=1, failed_key=WAIT))
     broker.deliver(keyed(1, "k", "", "k"), False, NOW_US)
     broker.durability.sync()
     assert attempts(broker, 1) == {1: 1}
@@ -156,7 +156,7 @@ def test_a_key_whose_last_attempt_ended_with_the_process_comes_again_where_it_mu
 
 def test_a_filter_does_not_hide_the_last_attempt_of_an_earlier_process() -> None:
     disk = FakeDisk()
-    broker = with_policy(disk, GroupPolicy(attempts=1))
+    broker = with_policy(disk, ConsumerPolicy(attempts=1))
     broker.consuming.use_filter((SUBJECT, GROUP), Filter([1], None))
     for first in range(1, 31, 3):
         broker.deliver(keyed(first, "", tag=2), False, NOW_US)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from delayserver.broker.actions.retries import NACKED, Failure
-from delayserver.broker.limits import BrokerLimits
-from delayserver.broker.pulled import PulledBatch
+from delayserver.broker.broker_limits import BrokerLimits
+from delayserver.broker.pulled_batch import PulledBatch
 from tests.delayserver.broker.brokers import (
     GROUP,
     LIMITS,

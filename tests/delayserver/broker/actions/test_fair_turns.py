@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from delayserver.broker.filters.filter import Filter
-from delayserver.broker.policy import WAIT, GroupPolicy
+from delayserver.broker.policy import WAIT, ConsumerPolicy
 from tests.delayserver.broker.actions.test_order_of_keys import ORDER_LIMITS, Scene, set_policy
 from tests.delayserver.broker.brokers import GROUP, SUBJECT
 
@@ -25,7 +25,7 @@ def fail(scene: Scene, count: int = 1) -> list[int]:
 @pytest.mark.parametrize("key", ["", "k"], ids=["no key", "a key"])
 def test_a_message_that_fails_for_ever_takes_every_second_pull_at_most(key: str) -> None:
     scene = Scene([key, "", "", ""])
-    set_policy(scene.broker, GroupPolicy(attempts=1, failed_key=WAIT) if key else GroupPolicy())
+    set_policy(scene.broker, ConsumerPolicy(attempts=1, failed_key=WAIT) if key else ConsumerPolicy())
     pulled = []
     for _ in range(6):
         batch = scene.pull(1)

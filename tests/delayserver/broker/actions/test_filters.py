@@ -10,9 +10,9 @@ import msgpack
 import numpy as np
 import pytest
 
+from delayserver.broker.broker_limits import BrokerLimits
 from delayserver.broker.filters.filter import Filter
 from delayserver.broker.filters.program import compile_expression
-from delayserver.broker.limits import BrokerLimits
 from delayserver.broker.reads import SELECTED, ReadNeeded
 from store.records.batches import StoredBatch
 from store.records.file_header import FILE_HEADER_BYTES

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from delayserver.broker.actions.retries import NACKED, Failure, RetryBatch
-from delayserver.broker.policy import WAIT, GroupPolicy
-from delayserver.broker.pulled import PulledBatch
-from delayserver.broker.redelivery import RedeliveryPolicy
+from delayserver.broker.policy import WAIT, ConsumerPolicy
+from delayserver.broker.pulled_batch import PulledBatch
+from delayserver.broker.redelivery_policy import RedeliveryPolicy
 from store.records.batches import StoredBatch
 from store.records.id_hash import hash_ids
 from tests.delayserver.broker.brokers import GROUP, LIMITS, NOW_US, SERVER, SUBJECT, DirectBroker, open_broker
@@ -51,7 +51,7 @@ def keyed(first: int, keys: list[str], expires_ms: int = 0) -> StoredBatch:
     )
 
 
-def set_policy(broker: DirectBroker, policy: GroupPolicy) -> None:
+def set_policy(broker: DirectBroker, policy: ConsumerPolicy) -> None:
     broker.state.policies.written(broker.state.policies.write((SUBJECT, GROUP), policy, 77))
 
 
@@ -216,7 +216,7 @@ def test_deliveries_of_the_process_before_do_not_ack_a_lease_of_this_one() -> No
 
 def test_a_dead_letter_frees_its_key() -> None:
     scene = Scene(["a", "a"])
-    set_policy(scene.broker, GroupPolicy(attempts=1))
+    set_policy(scene.broker, ConsumerPolicy(attempts=1))
     first = scene.pull(1)
     assert first is not None and scene.pulled() == []
     scene.nack(first)
@@ -226,7 +226,7 @@ def test_a_dead_letter_frees_its_key() -> None:
 
 def test_with_the_policy_wait_a_key_waits_for_its_failed_message_without_end() -> None:
     scene = Scene(["a", "a"])
-    set_policy(scene.broker, GroupPolicy(attempts=1, failed_key=WAIT))
+    set_policy(scene.broker, ConsumerPolicy(attempts=1, failed_key=WAIT))
     for attempt in (1, 2, 3):
         pulled = scene.pull(1)
         assert pulled is not None and pulled.batch.sequence.tolist() == [1] and pulled.attempt.tolist() == [attempt]
@@ -277,7 +277,7 @@ def test_fresh_messages_do_not_go_out_with_a_failed_one_of_their_key() -> None:
 
 def test_only_the_first_message_of_a_key_uses_up_an_attempt() -> None:
     scene = Scene(["a", "a", "a", "b"])
-    set_policy(scene.broker, GroupPolicy(attempts=1))
+    set_policy(scene.broker, ConsumerPolicy(attempts=1))
     assert scene.pulled() == [1, 2, 3, 4]
     scene.wait(ACK_TIMEOUT_US)
     rest = scene.pull()
@@ -442,7 +442,7 @@ def test_a_message_that_was_looked_at_again_and_stayed_behind_has_no_further_att
 
 def test_the_last_attempt_is_the_one_that_the_policy_names() -> None:
     scene = Scene(["a", "a"])
-    set_policy(scene.broker, GroupPolicy(attempts=3))
+    set_policy(scene.broker, ConsumerPolicy(attempts=3))
     for number in (1, 2, 3):
         pulled = scene.pull()
         assert pulled is not None and pulled.attempt.tolist()[0] == number
@@ -462,7 +462,7 @@ def test_unseen_messages_come_again_as_a_run() -> None:
 
 def test_a_last_attempt_without_room_for_its_letter_holds_its_key() -> None:
     scene = Scene(["a", "a"])
-    set_policy(scene.broker, GroupPolicy(attempts=1))
+    set_policy(scene.broker, ConsumerPolicy(attempts=1))
     first = scene.pull()
     assert first is not None
     failure = Failure(NACKED, "no")

@@ -8,8 +8,14 @@ from random import Random
 import msgpack
 import pytest
 
-from delayserver.broker.files.policies import DAMAGED_FILE, POLICIES_FILE, PolicyRow, decode_policies, encode_policies
-from delayserver.broker.policy import DEFAULT_POLICY, GroupPolicy
+from delayserver.broker.files.policies_file import (
+    DAMAGED_FILE,
+    POLICIES_FILE,
+    PolicyRow,
+    decode_policies,
+    encode_policies,
+)
+from delayserver.broker.policy import DEFAULT_POLICY, ConsumerPolicy
 from delayserver.broker.service.broker import Broker
 from ops.fuzz.records import crc_bytes
 from store.errors import DiskFullError
@@ -17,10 +23,10 @@ from tests.delayserver.broker.brokers import GROUP, SERVER, SUBJECT, open_broker
 from tests.fakes.disk import FakeDisk
 
 PATH = f"/data/broker/{POLICIES_FILE}"
-POLICY = GroupPolicy(attempts=3, first_ms=100)
+POLICY = ConsumerPolicy(attempts=3, first_ms=100)
 
 
-def set_policy(broker: Broker, policy: GroupPolicy = POLICY, group: int = GROUP, dead_subject: int = 5) -> None:
+def set_policy(broker: Broker, policy: ConsumerPolicy = POLICY, group: int = GROUP, dead_subject: int = 5) -> None:
     plan = broker.state.policies.write((SUBJECT, group), policy, dead_subject)
     plan.run()
     broker.state.policies.written(plan)
@@ -97,7 +103,7 @@ def test_on_a_full_disk_the_table_stays_as_it_was() -> None:
     broker = open_broker(disk)
     set_policy(broker)
     disk.capacity_bytes = disk.used_bytes
-    plan = broker.state.policies.write((SUBJECT, GROUP), GroupPolicy(attempts=9), 5)
+    plan = broker.state.policies.write((SUBJECT, GROUP), ConsumerPolicy(attempts=9), 5)
     with pytest.raises(DiskFullError):
         plan.run()
     assert broker.state.policies.of((SUBJECT, GROUP)) == POLICY
@@ -105,5 +111,5 @@ def test_on_a_full_disk_the_table_stays_as_it_was() -> None:
 
 
 def test_a_table_of_policies_is_read_as_it_was_written() -> None:
-    rows = {(1, 2): PolicyRow(POLICY, 9), (1, 3): PolicyRow(GroupPolicy(first_level=4))}
+    rows = {(1, 2): PolicyRow(POLICY, 9), (1, 3): PolicyRow(ConsumerPolicy(first_level=4))}
     assert decode_policies(encode_policies(rows, SERVER), SERVER) == rows

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from delayserver.broker.filters.filter_limits import PATTERN_CHARACTERS_MAX
 from delayserver.broker.filters.like import PatternError, like
-from delayserver.broker.filters.limits import PATTERN_CHARACTERS_MAX
 from tests.delayserver.broker.filters.expressions import similar
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delayserver.broker.filters import limits
+from delayserver.broker.filters import filter_limits
 from delayserver.broker.filters.fault import FilterError
 from delayserver.broker.filters.parser import parse
 
@@ -75,14 +75,14 @@ def test_a_long_token_is_shown_short() -> None:
 @pytest.mark.parametrize(
     ("expression", "what"),
     [
-        ("a = '" + "x" * limits.EXPRESSION_CHARACTERS_MAX + "'", "at most 4096 characters"),
-        ("(" * (limits.DEPTH_MAX + 1) + "a=1" + ")" * (limits.DEPTH_MAX + 1), "nest deeper than 32"),
-        ("NOT " * (limits.DEPTH_MAX + 1) + "a=1", "nest deeper than 32"),
-        (" OR ".join(["a=b"] * (limits.PREDICATES_MAX + 1)), "at most 64 comparisons"),
+        ("a = '" + "x" * filter_limits.EXPRESSION_CHARACTERS_MAX + "'", "at most 4096 characters"),
+        ("(" * (filter_limits.DEPTH_MAX + 1) + "a=1" + ")" * (filter_limits.DEPTH_MAX + 1), "nest deeper than 32"),
+        ("NOT " * (filter_limits.DEPTH_MAX + 1) + "a=1", "nest deeper than 32"),
+        (" OR ".join(["a=b"] * (filter_limits.PREDICATES_MAX + 1)), "at most 64 comparisons"),
         ("a between b and c and " * 32 + "a=1", "at most 64 comparisons"),
-        (f"a IN ({','.join(['1'] * (limits.LITERALS_MAX + 1))})", "at most 256 numbers and texts"),
-        (" OR ".join([f"a{i}=1" for i in range(limits.PROPERTIES_MAX + 1)]), "at most 32 different properties"),
-        (f"a LIKE '{'x' * (limits.PATTERN_CHARACTERS_MAX + 1)}'", "at most 256 characters"),
+        (f"a IN ({','.join(['1'] * (filter_limits.LITERALS_MAX + 1))})", "at most 256 numbers and texts"),
+        (" OR ".join([f"a{i}=1" for i in range(filter_limits.PROPERTIES_MAX + 1)]), "at most 32 different properties"),
+        (f"a LIKE '{'x' * (filter_limits.PATTERN_CHARACTERS_MAX + 1)}'", "at most 256 characters"),
     ],
 )
 def test_each_bound_is_refused_just_beyond_it(expression: str, what: str) -> None:
@@ -93,14 +93,14 @@ def test_each_bound_is_refused_just_beyond_it(expression: str, what: str) -> Non
 @pytest.mark.parametrize(
     "expression",
     [
-        "(" * limits.DEPTH_MAX + "a=1" + ")" * limits.DEPTH_MAX,
-        "NOT " * limits.DEPTH_MAX + "a=1",
-        " OR ".join(["a=1"] * limits.PREDICATES_MAX),
+        "(" * filter_limits.DEPTH_MAX + "a=1" + ")" * filter_limits.DEPTH_MAX,
+        "NOT " * filter_limits.DEPTH_MAX + "a=1",
+        " OR ".join(["a=1"] * filter_limits.PREDICATES_MAX),
         "a between b and c and " * 31 + "a=1 and a=2",
-        f"a IN ({','.join(['1'] * limits.LITERALS_MAX)})",
-        " OR ".join([f"a{i}=1" for i in range(limits.PROPERTIES_MAX)]),
-        f"a LIKE '{'x' * limits.PATTERN_CHARACTERS_MAX}'",
-        ("a" * (limits.EXPRESSION_CHARACTERS_MAX - 2)) + "=1",
+        f"a IN ({','.join(['1'] * filter_limits.LITERALS_MAX)})",
+        " OR ".join([f"a{i}=1" for i in range(filter_limits.PROPERTIES_MAX)]),
+        f"a LIKE '{'x' * filter_limits.PATTERN_CHARACTERS_MAX}'",
+        ("a" * (filter_limits.EXPRESSION_CHARACTERS_MAX - 2)) + "=1",
         "((((a)))) = (1)",
     ],
 )

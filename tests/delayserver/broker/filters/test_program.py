@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 
 from delayserver.broker.filters.program import compile_expression
 from delayserver.broker.filters.property_columns import distinct_rows
-from store.records.columns import constant_column
+from store.records.column_batch import constant_column
 from tests.delayserver.broker.filters.expressions import (
     NAMES,
     Compared,

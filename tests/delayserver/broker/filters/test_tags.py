@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from delayserver.broker.filters.fault import FilterError
-from delayserver.broker.filters.limits import TAGS_MAX
+from delayserver.broker.filters.filter_limits import TAGS_MAX
 from delayserver.broker.filters.tags import parse_tags
 
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from delayserver.broker.queues.groups import ConsumerGroup, Cursor
+from delayserver.broker.queues.group_cursors import Cursor, GroupCursors
 
 
-def group_with(keys: list[int], deadline_us: int = 100) -> ConsumerGroup:
+def group_with(keys: list[int], deadline_us: int = 100) -> GroupCursors:
     """A group that was handed out messages with these keys, 0 for none. What may go out is leased."""
-    group = ConsumerGroup(Cursor(0), Cursor(0))
+    group = GroupCursors(Cursor(0), Cursor(0))
     look(group, keys, deadline_us)
     return group
 
 
-def look(group: ConsumerGroup, keys: list[int], deadline_us: int = 100) -> None:
+def look(group: GroupCursors, keys: list[int], deadline_us: int = 100) -> None:
     cursor = group.main
     cursor.begin_pull()
     start, hashes = cursor.next, np.array(keys, np.uint64)

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from delayserver.broker.queues.deadlines import Deadlines
-from delayserver.broker.queues.groups import GroupKey
+from delayserver.broker.queues.group_cursors import GroupKey
 from store.records.batches import StoredBatch
 from tests.delayserver.broker.brokers import DirectBroker
 from tests.fakes.disk import FakeDisk

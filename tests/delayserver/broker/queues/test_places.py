@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from delayserver.broker.queues.places import LEASED, READY, WAITING, Place, Places
-from delayserver.broker.redelivery import KeptBytes, RedeliveryPolicy
+from delayserver.broker.redelivery_policy import KeptBytes, RedeliveryPolicy
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delayserver.broker.queues.groups import Cursor
+from delayserver.broker.queues.group_cursors import Cursor
 from delayserver.broker.queues.ranges import Range, RangeSet, gaps, ranges_of, without
 
 numbers = st.sets(st.integers(0, 60), max_size=40)

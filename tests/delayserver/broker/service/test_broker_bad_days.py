@@ -8,8 +8,8 @@ from random import Random
 import numpy as np
 import pytest
 
-from delayserver.broker.limits import DAY_MS, BrokerLimits
-from delayserver.broker.queues.groups import Cursor
+from delayserver.broker.broker_limits import DAY_MS, BrokerLimits
+from delayserver.broker.queues.group_cursors import Cursor
 from delayserver.broker.queues.ranges import Range
 from store.errors import CorruptionError, DiskFullError, SyncFailedError, UnreadableError
 from store.failed_reads import READ_TRIES

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from delayserver.broker.limits import DAY_MS, BrokerLimits
+from delayserver.broker.broker_limits import DAY_MS, BrokerLimits
 from delayserver.broker.queues.queue import SpilledBlock
 from store.records.segment import FILE_HEADER_BYTES
 from tests.delayserver.broker.brokers import (

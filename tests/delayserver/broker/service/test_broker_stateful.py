@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from delayserver.broker.actions.retries import RetryBatch
+from delayserver.broker.broker_limits import BrokerLimits
 from delayserver.broker.filters.filter import Filter
 from delayserver.broker.filters.program import compile_expression
-from delayserver.broker.limits import BrokerLimits
-from delayserver.broker.queues.groups import Cursor
+from delayserver.broker.queues.group_cursors import Cursor
 from delayserver.broker.queues.places import LEASED as LEASED_AGAIN
-from delayserver.broker.redelivery import RedeliveryPolicy
+from delayserver.broker.redelivery_policy import RedeliveryPolicy
 from store.records.batches import StoredBatch
 from tests.delayserver.broker.brokers import DirectBroker
 from tests.fakes.disk import FakeDisk

@@ -9,7 +9,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from delayserver.broker.limits import BrokerLimits
+from delayserver.broker.broker_limits import BrokerLimits
 from delayserver.broker.service.broker import Broker
 from delayserver.broker.service.commit import BrokerCommit
 from delayserver.runtime.believable_clock import BelievableClock

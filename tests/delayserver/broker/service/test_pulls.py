@@ -11,12 +11,12 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
-from delayserver.broker.limits import BrokerLimits
-from delayserver.broker.pulled import PulledBatch
+from delayserver.broker.broker_limits import BrokerLimits
+from delayserver.broker.pulled_batch import PulledBatch
 from delayserver.broker.service.broker import Broker
+from delayserver.broker.service.broker_reads import BrokerReads
 from delayserver.broker.service.commit import BrokerCommit
 from delayserver.broker.service.pulls import Outlet, PullService
-from delayserver.broker.service.reading import BrokerReads
 from delayserver.protocol.errors import DeadlinePassed, GroupsFull, QueueFull, ShuttingDown
 from delayserver.runtime.believable_clock import BelievableClock
 from delayserver.runtime.runtime import Runtime

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from delayserver.broker.pulled import PulledBatch
+from delayserver.broker.pulled_batch import PulledBatch
 from delayserver.broker.service import recently_consumed
 from delayserver.broker.service.recently_consumed import Consumed, RecentlyConsumed
 from store.records.batches import StoredBatch

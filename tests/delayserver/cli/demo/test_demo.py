@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 
 from delayserver.cli.demo import ending_on_signals
-from delayserver.cli.demo.run import Demo, Measurements, quantiles
+from delayserver.cli.demo.demo_run import Demo, Measurements, quantiles
 from delayserver.cli.demo.view import BOUNDS_MS, _panel
 
 

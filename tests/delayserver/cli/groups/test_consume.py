@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from delayserver.cli.groups.consuming import _without_secrets, property_fields, variables
+from delayserver.cli.groups.consumer_work import _without_secrets, property_fields, variables
 from delayserver.client import Client
 from tests.delayserver.cli.conftest import COMMAND_SECONDS_MAX, Done, Server
 from tests.delayserver.client.listening.deliveries import delivery

@@ -6,7 +6,7 @@ import pytest
 
 from delayserver.client.calls.core import ReplyStream
 from delayserver.protocol.errors import TooManyConnections
-from delayserver.protocol.frames import Reply, encode_error, encode_notice, encode_reply
+from delayserver.protocol.frames import ReplyFrame, encode_error, encode_notice, encode_reply
 from tests.delayserver.client.both import no_notice
 
 
@@ -21,7 +21,7 @@ def test_replies_that_come_with_the_end_of_the_connection_are_given() -> None:
 
 
 def test_a_notice_between_replies_is_none_of_them() -> None:
-    noticed: list[Reply] = []
+    noticed: list[ReplyFrame] = []
     stream = ReplyStream(noticed.append)
     replies = stream.feed(encode_reply(7, {}) + encode_notice({"news": 1}) + encode_reply(8, {}))
     assert [reply.id for reply in replies] == [7, 8]

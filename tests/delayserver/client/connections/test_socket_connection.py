@@ -12,7 +12,7 @@ import pytest
 from delayserver.client import Client
 from delayserver.client.connections.socket_connection import SocketConnection
 from delayserver.protocol.errors import RequestTimedOut
-from delayserver.protocol.frames import Reply, encode_notice, encode_reply, encode_request
+from delayserver.protocol.frames import ReplyFrame, encode_notice, encode_reply, encode_request
 from delayserver.protocol.keepalive import IDLE_S
 from tests.delayserver.client.both import no_notice
 from tests.delayserver.client.fake_server import FakeServer
@@ -73,7 +73,7 @@ def test_a_connection_asks_after_a_silent_server(mute: socket.socket) -> None:
 
 
 def test_an_idle_connection_reads_a_notice_and_stays_usable_until_something_else_comes(mute: socket.socket) -> None:
-    noticed: list[Reply] = []
+    noticed: list[ReplyFrame] = []
     connection = SocketConnection(mute.getsockname(), 5.0, noticed.append)
     peer, _ = mute.accept()
     with peer:

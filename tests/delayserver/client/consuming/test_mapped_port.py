@@ -11,7 +11,7 @@ import pytest
 from delayserver.client import AsyncClient, Client, Consumer, Delivery, ThreadListener
 from delayserver.client.connections.socket_connection import SocketConnection
 from delayserver.protocol.frames import encode_request
-from delayserver.protocol.operations import ROUTE
+from delayserver.protocol.operation_names import ROUTE
 from tests.delayserver.cli.conftest import serving
 from tests.delayserver.client.both import no_notice
 from tests.delayserver.client.mapped import mapped

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import trio
 
-from delayserver.broker.actions.policies import Policies
-from delayserver.broker.filters.limits import EXPRESSION_CHARACTERS_MAX
+from delayserver.broker.actions.policy_table import PolicyTable
+from delayserver.broker.filters.filter_limits import EXPRESSION_CHARACTERS_MAX
 from delayserver.protocol.errors import DelayServerError
 from tests.fakes.host import Boot, Client, Host, small_settings
 
@@ -256,7 +256,7 @@ async def test_filters_of_all_groups_together_are_bounded(boot: Boot, monkeypatc
     server = host.server
     assert server is not None
     characters_max = server.parts.broker.core.state.limits.filters_characters_max
-    monkeypatch.setattr(Policies, "filter_characters", lambda _: characters_max - 5)
+    monkeypatch.setattr(PolicyTable, "filter_characters", lambda _: characters_max - 5)
     assert await client.refused("pull", {"subject": "s", "group": "g", "tags": "a || b"}) == "groups_full"
     assert await pull_and_ack(client, tags="c", group="h") == ["c1"]
 

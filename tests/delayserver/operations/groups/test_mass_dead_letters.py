@@ -7,7 +7,7 @@ from typing import Any
 
 import trio
 
-from delayserver.broker.actions.dead_letters import LETTERS_AT_ONCE
+from delayserver.broker.actions.dead_letter_burial import LETTERS_AT_ONCE
 from tests.delayserver.operations.groups.test_dead_letters import opened
 from tests.fakes.host import Boot
 

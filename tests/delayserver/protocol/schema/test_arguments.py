@@ -12,7 +12,7 @@ import pytest
 
 from delayserver.client.calls.core import ClientCore, described_call
 from delayserver.protocol.errors import InvalidArgument
-from delayserver.protocol.operations import DEAD_LETTERS
+from delayserver.protocol.operation_names import DEAD_LETTERS
 from delayserver.protocol.schema.dead_letters import DROP_MAX, DropDeadLetters, DropResult, ListDeadLetters
 from delayserver.protocol.schema.structs import arguments_of
 from delayserver.protocol.schema.transactions import ListTransactions

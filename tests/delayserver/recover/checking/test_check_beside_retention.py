@@ -16,8 +16,8 @@ from delayserver.recover.reading.capture import Capture, capture
 from delayserver.recover.reading.due_range import Range
 from delayserver.recover.reading.findings import Findings
 from store.disk.filesystem import RealFile, RealFileSystem
+from store.logs.due_windows import window_of
 from store.logs.schedule_log import ScheduleKey, ScheduleSource
-from store.logs.windows import window_of
 from store.records.batches import LedgerBatch
 from store.tables.ledger import Ledger
 from tests.delayserver.recover.directories import SMALL, Made, ServerProcess, copy

@@ -14,8 +14,8 @@ import msgpack
 import numpy as np
 import pytest
 
-from delayserver.broker.files.policies import PolicyRow, encode_policies
-from delayserver.broker.policy import GroupPolicy
+from delayserver.broker.files.policies_file import PolicyRow, encode_policies
+from delayserver.broker.policy import ConsumerPolicy
 from tests.delayserver.recover import damaging
 from tests.delayserver.recover.damaging import Damage
 from tests.delayserver.recover.directories import Made, copy, in_process
@@ -292,7 +292,7 @@ def test_a_table_of_policies_that_does_not_verify_is_named_and_moved_aside(
 ) -> None:
     made = copy(aged, tmp_path / "data")
     path = made.path / "broker" / "groups"
-    path.write_bytes(encode_policies({(1, 2): PolicyRow(GroupPolicy(attempts=3), 4)}, int(made.server_id, 16)))
+    path.write_bytes(encode_policies({(1, 2): PolicyRow(ConsumerPolicy(attempts=3), 4)}, int(made.server_id, 16)))
     assert in_process("check", str(made.path), "--json").kinds() == []
     if damage == "foreign cluster id":
         path.write_bytes(encode_policies({}, 0xABCDEF))

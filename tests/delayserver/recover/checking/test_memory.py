@@ -11,15 +11,15 @@ import numpy as np
 from delayserver.recover.checking.cancel_check import CancelLots, Cancels
 from delayserver.recover.checking.log_check import LogCheck
 from delayserver.recover.mending.copies import mark_copies
-from delayserver.recover.mending.marks import Marks
+from delayserver.recover.mending.mended_marks import Marks
 from delayserver.recover.mending.restore import Restore
-from delayserver.recover.reading.balance import ACCEPTED, SubjectBalances
 from delayserver.recover.reading.capture import capture
 from delayserver.recover.reading.due_range import Range
 from delayserver.recover.reading.file_read import Reader
 from delayserver.recover.reading.findings import Findings
-from delayserver.recover.reading.outcome_rows import OutcomeRows
-from delayserver.recover.reading.units import Units
+from delayserver.recover.reading.outcomes_of_file import OutcomeRows
+from delayserver.recover.reading.subject_balances import ACCEPTED, SubjectBalances
+from delayserver.recover.reading.window_units import Units
 from store.disk.filesystem import RealFileSystem
 from store.logs.message_log import MessageLog
 from store.logs.schedule_log import ScheduleKey, ScheduleLog, ScheduleSource

@@ -11,8 +11,8 @@ from delayserver.recover.reading.capture import capture
 from delayserver.recover.reading.due_range import Range
 from delayserver.recover.reading.file_read import Reader
 from delayserver.recover.reading.findings import Findings
-from delayserver.recover.reading.outcome_rows import OutcomeRows
-from delayserver.recover.reading.units import Units
+from delayserver.recover.reading.outcomes_of_file import OutcomeRows
+from delayserver.recover.reading.window_units import Units
 from store.disk.filesystem import RealFileSystem
 from store.logs.message_log import MessageLog
 from store.records.batches import MessageBatch, NameBatch

@@ -15,17 +15,17 @@ from delayserver.recover.checking.check import Check, check_directory, whole_win
 from delayserver.recover.mending import restore
 from delayserver.recover.mending.mender import carry_out
 from delayserver.recover.mending.repair_plan import plan_repair
-from delayserver.recover.reading.balance import SubjectBalances
 from delayserver.recover.reading.capture import capture
 from delayserver.recover.reading.due_range import Range
 from delayserver.recover.reading.file_read import FileRead
 from delayserver.recover.reading.findings import Findings
-from delayserver.recover.reading.outcome_rows import OutcomeRows
+from delayserver.recover.reading.outcomes_of_file import OutcomeRows
+from delayserver.recover.reading.subject_balances import SubjectBalances
 from delayserver.recover.telling.export import ACCEPTED_FILE, DISPATCHED_FILE, Export
 from delayserver.replay import day_tier
 from store.disk.filesystem import RealFileSystem
 from store.errors import DiskFullError
-from store.logs.windows import DAY_MS
+from store.logs.due_windows import DAY_MS
 from store.records.batches import MessageBatch
 from store.records.file_header import FILE_HEADER_BYTES, FILE_MESSAGE_LOG, FILE_STORE, FileHeader
 from store.records.record import decode_header, encode_record

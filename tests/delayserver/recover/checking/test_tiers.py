@@ -9,8 +9,8 @@ import pytest
 
 from delayserver.client import Client
 from store.disk.filesystem import RealFileSystem
+from store.logs.due_windows import DAY_MS, window_starts
 from store.logs.schedule_log import ScheduleKey, ScheduleLog, ScheduleSource
-from store.logs.windows import DAY_MS, window_starts
 from store.tables.days import DayTable
 from tests.delayserver.recover.directories import SMALL, Made, ServerProcess, copy, in_process
 

@@ -16,9 +16,9 @@ from delayserver.recover.reading.capture import capture
 from delayserver.recover.reading.findings import Findings
 from store.disk.filesystem import RealFileSystem
 from store.errors import StoreError
+from store.logs.due_windows import DAY_MS
 from store.logs.message_log import MessageLog
 from store.logs.schedule_key import ScheduleKey, ScheduleLayout, ScheduleSource
-from store.logs.windows import DAY_MS
 from store.tables import identity
 from tests.delayserver.recover import damaging
 from tests.delayserver.recover.checking.test_corruption_table import files

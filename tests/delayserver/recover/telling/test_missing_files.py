@@ -14,9 +14,9 @@ from delayserver.recover.reading.capture import capture
 from delayserver.recover.reading.findings import Findings
 from store.disk.filesystem import RealFileSystem
 from store.logs.dispatch_log import DispatchKey
+from store.logs.due_windows import window_of
 from store.logs.message_log import MessageLog
 from store.logs.schedule_log import ScheduleKey, ScheduleSource
-from store.logs.windows import window_of
 from store.records.batches import LedgerBatch
 from store.tables import checkpoint as checkpoint_file
 from store.tables.ledger import Ledger

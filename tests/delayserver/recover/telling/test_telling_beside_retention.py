@@ -12,7 +12,7 @@ from delayserver.recover.reading.capture import Capture, capture
 from delayserver.recover.reading.due_range import Range
 from delayserver.recover.reading.findings import Findings
 from delayserver.recover.telling.export import ACCEPTED_FILE, DISPATCHED_FILE, Export
-from delayserver.recover.telling.pending import PendingOnDisk
+from delayserver.recover.telling.pending_on_disk import PendingOnDisk
 from store.disk.filesystem import File, RealFileSystem
 from store.records.batches import LedgerBatch
 from store.tables.ledger import Ledger

@@ -12,7 +12,7 @@ import pytest
 
 from delayserver.config.units import format_instant
 from delayserver.recover.checking.whole_rows import read_blobs
-from delayserver.recover.mending import redispatching
+from delayserver.recover.mending import offline_redispatch
 from delayserver.recover.telling import export
 from store.disk.filesystem import RealFileSystem
 from store.errors import CorruptionError, DiskFullError
@@ -234,7 +234,7 @@ def test_an_interrupted_redispatch_says_how_far_it_came_and_goes_on_there(
     stopped: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interruption: BaseException
 ) -> None:
     made = copy(stopped, tmp_path / "data")
-    monkeypatch.setattr(redispatching, "MESSAGES_MAX", 100)
+    monkeypatch.setattr(offline_redispatch, "MESSAGES_MAX", 100)
     append = MessageLog.append
     appended: list[int] = []
 

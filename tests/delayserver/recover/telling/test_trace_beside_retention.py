@@ -10,7 +10,7 @@ from delayserver.recover.reading.capture import Capture, capture
 from delayserver.recover.reading.findings import Findings
 from delayserver.recover.telling import trace
 from store.disk.filesystem import File, RealFileSystem
-from store.logs.windows import window_of
+from store.logs.due_windows import window_of
 from store.records.batches import LedgerBatch
 from store.tables.ledger import Ledger
 from tests.delayserver.recover.directories import Made, copy

@@ -12,7 +12,7 @@ from store.disk.filesystem import RealFileSystem
 from store.logs.message_log import MessageLog
 from store.records.batches import StoredBatch
 from store.records.file_header import FILE_STORE
-from store.records.redelivery import REDELIVERY
+from store.records.shared_column import REDELIVERY
 from tests.delayserver.recover.directories import in_process
 from tests.ops.audit.hand_made import START_MS, WINDOW_MS, HandMade
 

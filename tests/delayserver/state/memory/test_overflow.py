@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from delayserver.load.turns import overdue_room
+from delayserver.load.load_turn import overdue_room
 from tests.fakes.host import Boot, faked_settings, with_settings
 from wheel.keys import Key
 

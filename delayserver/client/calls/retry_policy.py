@@ -1,0 +1,87 @@
+"""Decides whether a failed call is retried, and after which pause. Pure: the client sleeps the pause."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from delayserver.client.calls.core import Call, in_doubt
+from delayserver.protocol.errors import ConnectionLost, DelayServerError, RequestTimedOut, StorageFailed
+from delayserver.protocol.operation_names import FIND, HELLO, LOOKUP, PING, ROUTE, STATUS, SUBJECTS
+
+T = TypeVar("T")
+
+RETRY_AFTER_MS_MAX: Final = 60_000
+"""If the server advises a longer pause than this, the caller gets the error at once instead of a long silence."""
+
+RESULT_UNKNOWN: Final = (ConnectionLost, RequestTimedOut, StorageFailed)
+"""After these errors the request may have taken effect. After any other error it has not."""
+
+# Reads change nothing, so the result of an earlier attempt does not matter.
+_READS: Final = frozenset({FIND, HELLO, PING, STATUS, ROUTE, LOOKUP, SUBJECTS})
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """``retries`` more attempts follow the first. The jittered pauses between them double from ``pause_ms_min`` up to
+    ``pause_ms_max``.
+    """
+
+    retries: int = 3
+    pause_ms_min: int = 50
+    pause_ms_max: int = 2_000
+
+    def attempts(self, call: Call[Any]) -> CallAttempts:
+        """The attempts of one call, none of which has failed yet."""
+        return CallAttempts(self, call)
+
+
+class CallAttempts:
+    """Counts the failed attempts of one call, and remembers whether one of them may have taken effect."""
+
+    __slots__ = ("_call", "_failed", "_policy", "_unknown")
+
+    def __init__(self, policy: RetryPolicy, call: Call[Any]) -> None:
+        self._policy = policy
+        self._call = call
+        self._failed = 0
+        self._unknown: DelayServerError | None = None
+
+    def pause_s(self, error: DelayServerError, *, sent: bool) -> float | None:
+        """Seconds to wait after a failed attempt before the next one. None: the caller gets the error.
+
+        ``sent``: some byte of the request may have left; otherwise nothing can have happened. If the last attempt is
+        refused but an earlier one may have taken effect, raises the earlier error: see `in_doubt` of `core`.
+        """
+        self._failed += 1
+        unknown = sent and isinstance(error, RESULT_UNKNOWN) and self._call.operation not in _READS
+        pause_s = self._next_pause_s(error, unknown=unknown)
+        if pause_s is None and self._unknown is not None and not isinstance(error, RESULT_UNKNOWN):
+            raise in_doubt(error, self._unknown)
+        if unknown:
+            self._unknown = error
+        return pause_s
+
+    def in_doubt(self, result: T) -> T:
+        """The result of the last attempt, corrected if an earlier one may have taken effect."""
+        if self._unknown is None or self._call.doubt is None:
+            return result
+        corrected: T = self._call.doubt(result, self._unknown)
+        return corrected
+
+    def _next_pause_s(self, error: DelayServerError, *, unknown: bool) -> float | None:
+        policy = self._policy
+        if self._failed > policy.retries or not error.retriable:
+            return None
+        if unknown and not self._call.repeatable:
+            return None
+        # The caller of a pull has waited for all of its `wait_s` by now.
+        if self._call.wait_s and isinstance(error, RequestTimedOut):
+            return None
+        advice_ms = error.retry_after_ms or 0
+        if advice_ms > RETRY_AFTER_MS_MAX:
+            return None
+        # Full jitter: clients that lost the same server do not all come back at the same moment.
+        ceiling_ms = min(policy.pause_ms_max, policy.pause_ms_min << min(self._failed - 1, 16))
+        return (advice_ms + secrets.randbelow(ceiling_ms + 1)) / 1000
