@@ -252,6 +252,11 @@ class Host:
         await self._up.wait()
         return self.server
 
+    async def start_connected(self) -> Client:
+        """As `start`; returns a connection."""
+        await self.start()
+        return await self.client()
+
     def begin(self) -> None:
         """As `start`, without waiting for anything."""
         self._scope, self._down, self._up = trio.CancelScope(), trio.Event(), trio.Event()
@@ -410,6 +415,11 @@ class Host:
             assert status["pending"] == pending, status
         check_server(self.server)
         return status
+
+    async def balanced(self, pending: int | None = None) -> dict[str, Any]:
+        """`check_balance` when all is settled."""
+        await self.settled()
+        return self.check_balance(pending)
 
 
 class Boot:

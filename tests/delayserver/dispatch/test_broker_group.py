@@ -118,8 +118,7 @@ async def test_nodes_of_a_group_share_by_weight_and_stand_in_for_each_other(boot
         await client.put(f"more{number}", host.now_ms)
         await host.sleep_ms(20)
     await host.until(lambda: len(host.fake("fake2").stored) == 30, within_ms=2_000)
-    await host.settled()
-    host.check_balance(pending=0)
+    await host.balanced(pending=0)
 
 
 async def test_when_a_whole_group_is_down_its_rows_go_to_the_next_of_the_route(boot: Boot) -> None:
@@ -128,8 +127,7 @@ async def test_when_a_whole_group_is_down_its_rows_go_to_the_next_of_the_route(b
     for number in range(20):
         await client.put(str(number), host.now_ms + 10, subject="a")
     await host.until(lambda: len(host.fake("fakeB").stored) == 20, within_ms=5_000)
-    await host.settled()
-    status = host.check_balance(pending=0)
+    status = await host.balanced(pending=0)
     assert status["groups"]["fakeA"]["failed_over"] >= 20
     assert status["groups"]["fakeA"]["uncertain_failovers"] == 0
     node = status["groups"]["fakeA"]["nodes"][0]
@@ -152,8 +150,7 @@ async def test_failover_goes_on_for_rows_that_had_left_memory(boot: Boot) -> Non
     await put_many(client, 500, host.now_ms + 100, "a")
     await host.until(lambda: len(host.fake("fakeB").stored) == 500, within_ms=30_000)
     assert len(set(host.fake("fakeB").stored)) == 500
-    await host.settled()
-    host.check_balance(pending=0)
+    await host.balanced(pending=0)
 
 
 async def test_rows_that_failed_over_and_left_the_memory_of_the_fallback_group_come_back(boot: Boot) -> None:
@@ -165,8 +162,7 @@ async def test_rows_that_failed_over_and_left_the_memory_of_the_fallback_group_c
     await put_many(client, 300, host.now_ms + 100, "b", first=1_000)
     await host.until(lambda: len(host.fake("fakeB").stored) >= 600, within_ms=60_000)
     assert len(set(host.fake("fakeB").stored)) == 600
-    await host.settled()
-    host.check_balance(pending=0)
+    await host.balanced(pending=0)
 
 
 async def test_a_subject_without_a_fallback_group_does_not_hold_back_one_that_has_it(boot: Boot) -> None:
@@ -187,8 +183,7 @@ async def test_an_unrouted_subject_goes_to_the_default_group_also_after_leaving_
     host.fake("fakeA").delay_ms = 5
     await put_many(client, 200, host.now_ms + 100, "unrouted")
     await host.until(lambda: len(host.fake("fakeA").stored) == 200, within_ms=20_000)
-    await host.settled()
-    host.check_balance(pending=0)
+    await host.balanced(pending=0)
 
 
 async def test_past_its_bound_a_queue_drops_rows_from_memory_and_delivers_each_once_from_disk(boot: Boot) -> None:
@@ -248,8 +243,7 @@ async def test_all_workers_of_a_group_work_and_their_common_failure_counts_once(
     fake.gate.set()
     await host.until(lambda: len(fake.stored) == 6)
     assert len(set(fake.stored)) == 6
-    await host.settled()
-    host.check_balance(pending=0)
+    await host.balanced(pending=0)
 
 
 async def test_rows_refused_by_the_node_are_retried_and_their_neighbours_are_delivered(boot: Boot) -> None:
@@ -357,8 +351,7 @@ async def test_dead_lettering_is_asked_for_and_only_after_known_failures(boot: B
         if known:
             assert len(fake.attempts) == 4
             assert await client.cancel(receipt) == ["dead_lettered"]
-            await host.settled()
-            assert host.check_balance(pending=0)["dead_lettered"] == 1
+            assert (await host.balanced(pending=0))["dead_lettered"] == 1
         fake.up = True
         await host.sleep_ms(1_000)
         assert fake.texts == ([] if known else ["m"])
@@ -389,8 +382,7 @@ async def test_expired_messages_are_not_delivered_and_say_so(boot: Boot) -> None
     assert fake.texts == ["long"]
     assert await client.lookup(short, long) == ["expired", "delivered"]
     assert await client.cancel(short) == ["expired"]
-    await host.settled()
-    assert host.check_balance(pending=0)["expired"] == 1
+    assert (await host.balanced(pending=0))["expired"] == 1
 
 
 def test_the_pause_after_failures_doubles_with_jitter_up_to_its_bound() -> None:

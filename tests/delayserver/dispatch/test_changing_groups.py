@@ -131,8 +131,7 @@ async def test_batches_that_come_back_to_a_group_without_room_are_delivered_when
     await host.until(lambda: bool(server.parts.dispatch.groups.first.rows.counters.dropped_from_memory))
     host.fake("fakeB").up = True
     await host.until(lambda: numbers(host, "fakeB") == [*range(5, 15)])
-    await host.settled()
-    host.check_balance(pending=0)
+    await host.balanced(pending=0)
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -267,8 +266,7 @@ async def test_the_connection_to_a_node_that_left_is_closed_and_another_one_made
     routes = (RouteSettings("*", ("g",)),)
     host = boot(small_settings(groups=(remote,), routes=routes, dispatch=QUICK), network=network, clock=clock)
     await node.start()
-    await host.start()
-    client = await host.client()
+    client = await host.start_connected()
     for number in range(4):
         await client.put(str(number), host.now_ms)
         await host.sleep_ms(50)
@@ -281,8 +279,7 @@ async def test_the_connection_to_a_node_that_left_is_closed_and_another_one_made
         await host.sleep_ms(50)
     at_node = await (await node.client()).pull()
     assert len(at_node) + len(await client.pull()) == 8 and len(at_node) == 4
-    await host.settled()
-    host.check_balance(pending=0)
+    await host.balanced(pending=0)
 
 
 async def test_a_group_that_was_removed_may_come_back(boot: Boot) -> None:

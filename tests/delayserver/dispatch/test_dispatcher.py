@@ -153,8 +153,7 @@ async def test_after_a_step_back_nothing_is_early_by_the_new_time(boot: Boot, st
     fake = host.fake()
     assert len(set(fake.stored)) == 4
     assert all(fake.at_us[sequence] >= fake.due_ms[sequence] * 1_000 for sequence in fake.stored)
-    await host.settled()
-    host.check_balance(pending=0)
+    await host.balanced(pending=0)
 
 
 async def test_rows_released_before_a_step_back_return_to_the_wheel_and_wait(boot: Boot) -> None:
@@ -174,8 +173,7 @@ async def test_rows_released_before_a_step_back_return_to_the_wheel_and_wait(boo
     assert not fake.stored
     await host.until(lambda: len(fake.stored) == 3, within_ms=10_000)
     assert all(at_us >= due_ms * 1_000 for at_us in fake.at_us.values())
-    await host.settled()
-    host.check_balance(pending=0)
+    await host.balanced(pending=0)
 
 
 async def test_a_delay_is_resolved_by_the_server_on_arrival_rounded_up(boot: Boot) -> None:
@@ -267,8 +265,7 @@ async def test_a_message_that_is_not_due_any_more_goes_back_into_memory_that_has
     await host.sleep_ms(320_000)
     assert host.fake().stored == [1]
     assert host.fake().at_us[1] >= due_ms * 1_000
-    await host.settled()
-    host.check_balance(pending=0)
+    await host.balanced(pending=0)
 
 
 @pytest.mark.parametrize("load", ["runs", "failed"])

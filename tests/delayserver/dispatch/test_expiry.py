@@ -60,8 +60,7 @@ async def test_the_dispatcher_does_not_deliver_in_the_very_millisecond_of_expiry
     await host.sleep_ms(1_000)
     assert host.fake().texts == ["a moment before"]
     assert await client.lookup(at["receipt"], before["receipt"]) == ["expired", "delivered"]
-    await host.settled()
-    assert host.check_balance(pending=0)["expired"] == 1
+    assert (await host.balanced(pending=0))["expired"] == 1
 
 
 async def test_the_dispatcher_compares_the_expiry_with_the_time_that_it_stamps(boot: Boot) -> None:
@@ -153,8 +152,7 @@ async def test_a_redelivery_that_expires_on_its_way_is_counted_for_its_group(boo
     assert await settle(client, "nack", message, delay_ms=1_000) == {"nacked": 1, "unknown": 0}
     await host.kill()
     host.clock.step(60_000)
-    await host.start()
-    client = await host.client()
+    client = await host.start_connected()
     assert await client.pull(wait_ms=5_000) == []
     assert await expired_of(host, client) == {"g": 1}
 

@@ -94,13 +94,11 @@ async def test_only_a_message_shows_that_a_node_is_back_that_cannot_be_asked(
     monkeypatch.setitem(KINDS, "unasked", TargetKind("unasked", lambda *_: can, lambda *_: target))
     group = GroupSettings("remote", (NodeSettings(target.address),))
     host = boot(small_settings(groups=(group,), routes=ALL, dispatch=QUICK | {"dead_letter_attempts": 1}))
-    await host.start()
-    client = await host.client()
+    client = await host.start_connected()
     for number in range(3):
         await client.put(f"{number}", host.now_ms)
         await host.sleep_ms(1_000)
-    await host.settled()
-    host.check_balance(pending=0)
+    await host.balanced(pending=0)
     tried, failing = target.tried, (await states(client))[target.address]
     assert tried == 3 and failing == "down", "a probe that always works would have ended this"
     target.up = True

@@ -65,8 +65,7 @@ async def test_single_sends_ahead_of_time_arrive_in_the_order_in_which_they_are_
             await host.sleep_ms(1)
     await host.until(lambda: len(node.stored) == 600, within_ms=30_000)
     assert inversions(node) == []
-    await host.settled()
-    host.check_balance(pending=0)
+    await host.balanced(pending=0)
 
 
 @pytest.mark.parametrize("held_ms", [3, 12, 40])
@@ -135,8 +134,7 @@ async def test_after_a_downtime_fresh_messages_of_a_key_wait_for_its_overdue_one
     await host.stop()
     host.clock.step(120_000_000)
     node.delay_ms = 5
-    await host.start()
-    client = await host.client()
+    client = await host.start_connected()
     for number in range(50):
         await client.put("a", host.now_ms + chance.randrange(100), order_key="a")
         await client.put("", host.now_ms, subject=f"free{number}")
@@ -145,8 +143,7 @@ async def test_after_a_downtime_fresh_messages_of_a_key_wait_for_its_overdue_one
     assert len(node.stored) - free < 20_000  # it still works at the backlog
     await host.until(lambda: len(node.stored) == 20_100, within_ms=120_000)
     assert inversions(node) == []
-    await host.settled()
-    host.check_balance(pending=0)
+    await host.balanced(pending=0)
 
 
 @pytest.mark.parametrize("trouble", ["fails", "stores and fails", "refuses"])
@@ -180,8 +177,7 @@ async def test_a_node_in_trouble_gets_the_messages_of_a_key_in_order(boot: Boot,
     await host.until(lambda: len(set(node.stored)) == 600, within_ms=30_000)
     assert host.server.parts.dispatch.groups.first.rows.counters.attempts_failed > 3
     assert inversions(node) == []
-    await host.settled()
-    host.check_balance(pending=0)
+    await host.balanced(pending=0)
 
 
 async def test_a_queue_that_is_too_short_keeps_the_order_of_keys(boot: Boot) -> None:
@@ -194,8 +190,7 @@ async def test_a_queue_that_is_too_short_keeps_the_order_of_keys(boot: Boot) -> 
     await host.until(lambda: len(node.stored) == 800, within_ms=60_000)
     assert host.server.parts.dispatch.groups.first.rows.counters.dropped_from_memory > 0
     assert inversions(node) == []
-    await host.settled()
-    host.check_balance(pending=0)
+    await host.balanced(pending=0)
 
 
 @pytest.mark.parametrize(("queue_rows_max", "delay_ms"), [(20, 0), (40, 60)])
@@ -217,8 +212,7 @@ async def test_a_fallback_group_gets_the_messages_of_a_key_in_order_though_queue
     node.bodies = {sequence: body for sequence, body in node.bodies.items() if body in (b"a", b"b")}
     node.stored = [sequence for sequence in node.stored if sequence in node.bodies]
     assert inversions(node) == []
-    await host.settled()
-    host.check_balance(pending=0)
+    await host.balanced(pending=0)
 
 
 @pytest.mark.parametrize(("up", "spread_ms"), [(True, 1), (False, 1), (False, 2_000)])
@@ -243,8 +237,7 @@ async def test_a_minute_with_more_messages_of_keys_than_memory_holds_leaves_it_i
         await host.sleep_ms(20)
     assert len(set(node.stored)) == 800
     assert inversions(node) == []
-    await host.settled()
-    host.check_balance(pending=0)
+    await host.balanced(pending=0)
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -314,8 +307,7 @@ async def test_a_message_that_waits_for_its_key_can_be_cancelled(boot: Boot) -> 
     assert (await client.cancel(sent[0]["receipt"])) == ["cancelled"]
     node.gate.set()
     await host.until(lambda: len(node.stored) == 2)
-    await host.settled()
-    host.check_balance(pending=0)
+    await host.balanced(pending=0)
 
 
 def keys_at(node: FakeBroker) -> set[bytes]:

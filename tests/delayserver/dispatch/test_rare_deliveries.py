@@ -58,8 +58,7 @@ async def test_rows_of_a_fallback_group_that_dies_return_to_their_own_group(boot
     await host.until(lambda: len(stand_in.attempts) > 3)
     home.up = True
     await host.until(lambda: len(home.stored) == 20, within_ms=5_000)
-    await host.settled()
-    host.check_balance(pending=0)
+    await host.balanced(pending=0)
 
 
 async def test_acks_that_find_no_room_do_not_hold_up_the_outcomes_of_deliveries(boot: Boot) -> None:
@@ -116,16 +115,14 @@ async def test_messages_due_together_reach_a_node_in_frames_within_its_bound(boo
     group, routes = GroupSettings("remote", (NodeSettings("node:1"),)), (RouteSettings("*", ("remote",)),)
     server = boot(small_settings(groups=(group,), routes=routes, **small), name="server", network=network, clock=clock)
     await node.start()
-    await server.start()
-    client = await server.client()
+    client = await server.start_connected()
     due_ms = server.now_ms + 1_000
     for first in range(0, 200, 40):
         await put_many(client, 40, due_ms, "s", first=first)
         for _ in range(4):
             await client.put("x" * 10_000, due_ms)
     await server.sleep_ms(4_000)
-    await server.settled()
-    assert server.check_balance(pending=0)["delivered"] == 220
+    assert (await server.balanced(pending=0))["delivered"] == 220
 
 
 def test_messages_stored_while_the_clock_was_far_ahead_do_not_keep_segments_for_years() -> None:
@@ -223,8 +220,7 @@ async def test_a_message_that_a_node_refuses_by_name_is_certainly_not_there(boot
     settings = small_settings(groups=(group,), routes=routes, dispatch=QUICK | {"dead_letter_attempts": 3})
     server = boot(settings, name="server", network=network, clock=clock)
     await node.start()
-    await server.start()
-    client = await server.client()
+    client = await server.start_connected()
     known = (await client.put("first", server.now_ms, subject="a"))["receipt"]
     await server.until(lambda: server.status()["delivered"] == 1)
     refused = (await client.put("refused", server.now_ms, subject="b"))["receipt"]

@@ -105,8 +105,7 @@ async def test_a_message_that_waits_in_its_place_keeps_its_pause_and_its_attempt
         await host.stop()
     else:
         await host.lose_power()
-    await host.start()
-    client = await host.client()
+    client = await host.start_connected()
     group = await group_of(client)
     assert group["lag"] == 3
     # What was leased at the end is deliverable at once; what waits goes on waiting.

@@ -40,8 +40,7 @@ async def ack(client: Client, message: dict[str, Any]) -> dict[str, Any]:
 async def test_pipelined_pulls_of_a_client_that_reads_are_all_answered(boot: Boot) -> None:
     host = boot(small_settings(listen=LISTEN))
     host.network.window_bytes = 1_000
-    await host.start()
-    client = await host.client()
+    client = await host.start_connected()
     await fill(host, client, 80)
     asked = [await client.ask("pull", PULL) for _ in range(20)]
     messages = [message for number in asked for message in (await client.reply(number))["messages"]]
@@ -175,8 +174,7 @@ async def test_a_waiting_pull_without_room_ends_with_its_time_and_holds_up_no_ot
 async def test_results_that_have_no_room_wait_in_order_with_their_requests(boot: Boot) -> None:
     host = boot(small_settings(listen=LISTEN))
     host.network.window_bytes = 1_000
-    await host.start()
-    client = await host.client()
+    client = await host.start_connected()
     client.transport.window_bytes = 1 << 20
     receipt = (await client.put("m", host.now_ms + 60_000))["receipt"]
     asked = [await client.ask("lookup", {"receipts": [receipt] * 30}) for _ in range(40)]

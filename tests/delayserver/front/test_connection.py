@@ -132,8 +132,7 @@ async def test_a_client_that_does_not_read_is_served_no_further_and_cut_off_afte
 async def test_a_client_that_reads_a_little_now_and_then_is_not_cut_off(boot: Boot) -> None:
     host = boot(small_settings(listen={"unsent_bytes_max": 20_000, "unsent_timeout_ms": 5_000}))
     host.network.window_bytes = 2_000
-    await host.start()
-    client = await host.client()
+    client = await host.start_connected()
     numbers = [await client.ask("status") for _ in range(60)]
     for _ in range(20):
         await host.sleep_ms(4_000)
@@ -146,8 +145,7 @@ async def test_a_client_that_reads_a_little_now_and_then_is_not_cut_off(boot: Bo
 async def test_a_client_that_reads_slowly_gets_everything(boot: Boot) -> None:
     host = boot()
     host.network.window_bytes = 500
-    await host.start()
-    client = await host.client()
+    client = await host.start_connected()
     for number in range(50):
         await client.send_bytes(encode_request(number + 1, "status", {}))
         await host.sleep_ms(1)

@@ -32,8 +32,7 @@ async def test_a_subject_that_a_node_has_no_room_for_does_not_hold_up_the_others
     group, routes = GroupSettings("remote", (NodeSettings("node:1"),)), (RouteSettings("*", ("remote",)),)
     server = boot(small_settings(groups=(group,), routes=routes, dispatch=QUICK), network=network, clock=clock)
     await node.start()
-    await server.start()
-    client = await server.client()
+    client = await server.start_connected()
     await client.put("known", server.now_ms, subject="a")
     await server.until(lambda: server.status()["delivered"] == 1)
     refused = (await client.put("refused", server.now_ms, subject="b"))["receipt"]

@@ -62,8 +62,7 @@ async def test_rows_of_many_overdue_minutes_are_read_together_and_leave_in_few_h
     assert len(host.fake().attempts) - before <= 4
     assert runs and max(runs) == 80
     assert sorted(set(host.fake().stored)) == sorted(host.fake().stored)
-    await host.settled()
-    host.check_balance(pending=0)
+    await host.balanced(pending=0)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 8])
@@ -119,8 +118,7 @@ async def test_a_backlog_and_a_minute_larger_than_memory_take_turns(
     assert max(late_ms) < 500
     assert len(fake.stored) == len(set(fake.stored)) == 980, "the backlog left meanwhile"
     assert turns.count(True) < 500 / 5 and turns.count(False) < 480 / 5, "each load brings many rows that stay"
-    await host.settled()
-    host.check_balance(pending=0)
+    await host.balanced(pending=0)
 
 
 async def test_a_stop_in_the_middle_of_a_backlog_is_clean_and_the_next_start_delivers_the_rest_once(boot: Boot) -> None:
@@ -213,8 +211,7 @@ async def test_a_day_of_many_minutes_is_drained_in_steps_between_which_fresh_mes
     assert max(files) <= 4 and sum(files) == 40
     await host.until(lambda: not server.parts.files.days.draining(), within_ms=30_000)
     assert len(set(host.fake().stored)) == 40
-    await host.settled()
-    host.check_balance(pending=0)
+    await host.balanced(pending=0)
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -45,8 +45,7 @@ async def test_messages_go_on_into_a_window_whose_file_has_a_damaged_header(
     await host.sleep_ms(120_000)
     assert host.died_of is None, host.died_of
     assert sorted(host.fake().texts) == ["0", "1"]
-    await host.settled()
-    status = host.check_balance(pending=0)
+    status = await host.balanced(pending=0)
     assert any(path in text for text in status["corruption"])
 
 
@@ -68,8 +67,7 @@ async def test_lookup_and_cancel_answer_around_a_damaged_record_and_name_its_hid
     for _ in range(hit):
         position = decode_header(host.disk.content(path)[position : position + HEADER_BYTES], position).end
     host.disk.flip_bit(path, position + (20 if part == "header" else HEADER_BYTES + 20))
-    await host.start()
-    client = await host.client()
+    client = await host.start_connected()
     expected = ["pending"] * 3
     expected[hit] = "message_damaged"
     assert await client.lookup(*receipts) == expected
@@ -94,8 +92,7 @@ async def test_a_damaged_body_is_not_rescheduled_and_its_message_lives_on(boot: 
     path = only_file(host, "schedule_log", ".direct.log")
     header = decode_header(host.disk.content(path)[FILE_HEADER_BYTES:][:HEADER_BYTES], FILE_HEADER_BYTES)
     host.disk.flip_bit(path, header.blob_offset + 10)
-    await host.start()
-    client = await host.client()
+    client = await host.start_connected()
     items = [{"receipt": receipts[0], "due_ms": due_ms + 60_000}]
     (result,) = (await client.request("reschedule", {"items": items}))["results"]
     assert result["error"] == "message_damaged"

@@ -46,8 +46,7 @@ async def test_more_rows_than_memory_may_hold_are_loaded_in_slices_and_delivered
     fake = host.fake()
     assert len(fake.stored) == len(set(fake.stored)) == 750
     assert all(fake.at_us[sequence] >= fake.due_ms[sequence] * 1_000 for sequence in fake.stored)
-    await host.settled()
-    host.check_balance(pending=0)
+    await host.balanced(pending=0)
 
 
 @pytest.mark.parametrize("late_rows", [1, 60])
@@ -65,8 +64,7 @@ async def test_a_window_that_comes_late_does_not_wait_behind_later_ones(boot: Bo
     assert all(
         fake.at_us[one] <= (fake.due_ms[one] + 100) * 1_000 for one in fake.stored if fake.due_ms[one] > start_ms
     )
-    await host.settled()
-    host.check_balance(pending=0)
+    await host.balanced(pending=0)
 
 
 @pytest.mark.parametrize("late_rows", [1, 60])
@@ -84,8 +82,7 @@ async def test_overdue_messages_do_not_wait_behind_the_rest_of_this_minute(boot:
     assert all(
         fake.at_us[one] <= (fake.due_ms[one] + 100) * 1_000 for one in fake.stored if fake.due_ms[one] in this_minute
     )
-    await host.settled()
-    host.check_balance(pending=0)
+    await host.balanced(pending=0)
 
 
 async def test_a_window_that_cannot_be_read_takes_no_memory_from_later_ones(boot: Boot) -> None:
@@ -293,5 +290,4 @@ async def test_a_row_that_a_load_in_steps_passed_over_goes_back_to_the_wheel(
     residency.loadable.ring()
     await host.until(lambda: len(host.fake().stored) == 20)
     assert steps == [7, 8, 4]
-    await host.settled()
-    host.check_balance(pending=0)
+    await host.balanced(pending=0)

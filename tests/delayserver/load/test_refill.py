@@ -114,8 +114,7 @@ async def test_a_window_with_more_rows_than_are_read_at_once_is_read_back_in_par
     assert 0 < most <= 2 * 64
     assert len(set(taker.stored)) == 700
     assert not keyed or inversions(taker) == []
-    await host.settled()
-    host.check_balance(pending=0)
+    await host.balanced(pending=0)
 
 
 async def test_a_window_that_is_decided_and_retired_before_it_is_read_back_is_done(boot: Boot) -> None:
@@ -179,12 +178,10 @@ async def test_rows_without_a_fallback_group_do_not_keep_later_rows_from_theirs(
     await host.until(lambda: len(stand_in.stored) == 30, within_ms=5_000)
     late_us = [stand_in.at_us[sequence] - stand_in.due_ms[sequence] * 1_000 for sequence in stand_in.stored]
     assert max(late_us) < 100_000, "they left memory, and were read back for the stand-in"
-    await host.settled()
-    host.check_balance(pending=30)
+    await host.balanced(pending=30)
     host.fake("fakeA").up = True
     await host.until(lambda: len(host.fake("fakeA").stored) == 30, within_ms=5_000)
-    await host.settled()
-    host.check_balance(pending=0)
+    await host.balanced(pending=0)
 
 
 async def test_rows_of_keys_beyond_the_share_of_a_group_that_is_down_are_not_read_again_and_again(boot: Boot) -> None:
@@ -201,8 +198,7 @@ async def test_rows_of_keys_beyond_the_share_of_a_group_that_is_down_are_not_rea
     await host.sleep_ms(20_000)
     host.fake("fakeA").up = True
     await host.until(lambda: len({*host.fake("fakeA").stored, *host.fake("fakeB").stored}) == 120, within_ms=60_000)
-    await host.settled()
-    host.check_balance(pending=0)
+    await host.balanced(pending=0)
 
 
 async def test_rows_that_left_memory_come_back_to_their_fallback_group_while_others_wait(boot: Boot) -> None:
@@ -222,8 +218,7 @@ async def test_rows_that_left_memory_come_back_to_their_fallback_group_while_oth
     before = len(reads)
     await host.sleep_ms(60_000)
     assert len(reads) == before, "rows without a stand-in were read, and dropped, again and again"
-    await host.settled()
-    host.check_balance(pending=200)
+    await host.balanced(pending=200)
     first.up = True
     await host.until(lambda: len(first.stored) == 200, within_ms=30_000)
     await host.settled()

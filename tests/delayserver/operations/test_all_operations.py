@@ -57,8 +57,7 @@ async def test_a_bad_row_never_fails_its_neighbours(boot: Boot) -> None:
     assert len(host.fake().stored) == accepted
     sequences = [result["sequence"] for result in results if "receipt" in result]
     assert sequences == list(range(sequences[0], sequences[0] + accepted))
-    await host.settled()
-    host.check_balance(pending=0)
+    await host.balanced(pending=0)
 
 
 async def test_a_bad_row_in_columns_never_fails_its_neighbours(boot: Boot) -> None:
@@ -174,8 +173,7 @@ async def test_reschedule_replaces_the_message_in_one_step_and_keeps_its_unchang
     assert (message["body"], message["properties"]) == (b"new", {"a": "b"})
     await host.sleep_ms(61_000)
     assert await client.pull() == []
-    await host.settled()
-    status = host.check_balance(pending=0)
+    status = await host.balanced(pending=0)
     assert (status["accepted"], status["cancelled"], status["delivered"]) == (4, 2, 2)
 
 
@@ -203,8 +201,7 @@ async def test_reschedule_to_the_same_due_time_with_the_same_id_is_delivered_onc
         "delivered",
         "deduplicated",
     ]
-    await host.settled()
-    host.check_balance(pending=0)
+    await host.balanced(pending=0)
 
 
 async def test_reschedule_of_a_message_that_cannot_be_cancelled_says_why_and_sends_nothing(boot: Boot) -> None:
@@ -221,8 +218,7 @@ async def test_reschedule_of_a_message_that_cannot_be_cancelled_says_why_and_sen
     assert (await reschedule(host, {"receipt": "x"} | far))["error"] == "receipt_invalid"
     by_id = {"subject": "s", "message_id": "no", "message_due_ms": due_ms}
     assert (await reschedule(host, by_id | far))["outcome"] == "unknown"
-    await host.settled()
-    assert host.check_balance(pending=0)["accepted"] == 2
+    assert (await host.balanced(pending=0))["accepted"] == 2
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -237,15 +233,13 @@ async def test_a_crash_leaves_a_reschedule_done_or_not_done(boot: Boot, seed: in
     await host.restart_unpowered(seed)
     await host.sleep_ms(2_500)
     assert host.fake().texts in (["old"], ["new"])
-    await host.settled()
-    host.check_balance(pending=0)
+    await host.balanced(pending=0)
 
 
 async def test_route_names_the_nodes_with_their_weights(boot: Boot) -> None:
     host = boot()
     started_ms = host.now_ms
-    await host.start()
-    client = await host.client()
+    client = await host.start_connected()
     route = await client.request("route", {"subject": "any"})
     assert started_ms <= route["nodes"][0].pop("since_ms") <= host.now_ms
     assert route == {

@@ -30,8 +30,7 @@ async def test_on_a_full_disk_outcomes_wait_and_nothing_is_delivered_twice(boot:
     status = host.check_balance()
     disk.capacity_bytes = None
     await host.sleep_ms(1_000)
-    await host.settled()
-    assert host.check_balance(pending=0)["delivered"] == 10
+    assert (await host.balanced(pending=0))["delivered"] == 10
     assert status["delivered"] <= 10
     await host.restart_unpowered(1)
     await host.sleep_ms(500)
@@ -160,5 +159,4 @@ async def test_past_its_bound_of_outcomes_dispatch_waits_for_the_disk(boot: Boot
     await host.settled()
     # Every one of them waited for room, and every one is back.
     await host.until(lambda: group.idle_workers == workers)
-    await host.settled()
-    host.check_balance(pending=0)
+    await host.balanced(pending=0)

@@ -195,8 +195,7 @@ async def test_a_server_answers_bad_frames_as_the_vectors_say(boot: Boot) -> Non
 
 async def conversation(host: Host) -> dict[str, list[dict[str, Any]]]:
     """Asks a server all requests of the vectors. The answers by operation; those that have a vector have its shape."""
-    await host.start()
-    client = await host.client()
+    client = await host.start_connected()
     answers: dict[str, list[dict[str, Any]]] = {}
 
     async def ask(name: str, **changes: Any) -> dict[str, Any]:

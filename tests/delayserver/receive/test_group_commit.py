@@ -71,8 +71,7 @@ async def test_acknowledged_messages_survive_a_loss_of_power_in_the_same_instant
     client = await host.client()
     assert cancelled == "cancelled"
     assert await client.lookup(*receipts) == ["cancelled"] + ["pending"] * 4
-    await host.settled()
-    assert host.check_balance(pending=4)["accepted"] == 5
+    assert (await host.balanced(pending=4))["accepted"] == 5
 
 
 async def test_a_failed_sync_is_final_and_every_waiting_caller_gets_the_error(boot: Boot) -> None:
@@ -88,8 +87,7 @@ async def test_a_failed_sync_is_final_and_every_waiting_caller_gets_the_error(bo
     await host.wait_down()
     assert any(isinstance(leaf, StoreError) for leaf in leaves(host.died_of)), "run() must raise it"
     host.disk.kill()
-    await host.start()
-    client = await host.client()
+    client = await host.start_connected()
     assert await client.lookup(safe) == ["pending"]
     await client.put("again", host.now_ms + 60_000)
 
@@ -110,8 +108,7 @@ async def test_a_failed_sync_of_outcomes_stops_the_server_and_a_restart_recovers
     await host.wait_down()
     assert any(isinstance(leaf, StoreError) for leaf in leaves(host.died_of))
     host.disk.crash(Random(3))
-    await host.start()
-    client = await host.client()
+    client = await host.start_connected()
     await host.sleep_ms(1_000)
     await host.settled()
     assert texts(await client.pull()) == ["m"]
@@ -236,8 +233,7 @@ async def test_past_the_bound_of_gathered_bytes_sends_are_refused_as_queue_full(
     assert taken and {error.name for error in refused} == {"queue_full"}
     assert all(error.retry_after_ms for error in refused)
     await host.sleep_ms(500)
-    await host.settled()
-    assert host.check_balance(pending=0)["delivered"] == taken
+    assert (await host.balanced(pending=0))["delivered"] == taken
 
 
 async def test_sends_that_come_together_share_one_sync_and_take_consecutive_sequences(boot: Boot) -> None:
@@ -257,8 +253,7 @@ async def test_sequences_are_never_used_twice_across_kills(boot: Boot) -> None:
     host = boot()
     seen: list[int] = []
     for life in range(4):
-        await host.start()
-        client = await host.client()
+        client = await host.start_connected()
         seen += [(await client.put("m", host.now_ms + 60_000))["sequence"] for _ in range(3)]
         await (host.stop() if life == 1 else host.lose_power(life))
     assert seen == sorted(set(seen))

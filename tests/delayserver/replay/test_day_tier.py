@@ -164,8 +164,7 @@ async def test_a_record_after_the_seal_goes_to_its_minute_while_the_day_drains(
     monkeypatch.setattr("delayserver.replay.day_tier.DRAIN_ROWS", 1)
     host = boot(coarse_settings())
     drain_slowly(host, 100)
-    await host.start()
-    client = await host.client()
+    client = await host.start_connected()
     start_ms = await put_far(host, client)
     due_ms = start_ms + 23 * HOUR_MS
     assert (await client.put("early", due_ms, message_id="x"))["sequence"]
@@ -216,8 +215,7 @@ async def test_the_copy_of_a_coarse_message_is_suppressed_after_the_day_was_drai
         (await client.put("again", start_ms + HOUR_MS + 8_000, message_id="id2"))["receipt"]
     )
     assert again["outcome"] == cancelled_id["outcome"] == "deduplicated"
-    await host.settled()
-    assert host.check_balance(pending=18)["deduplicated"] == 3
+    assert (await host.balanced(pending=18))["deduplicated"] == 3
 
 
 @pytest.mark.parametrize("power", [False, True])
@@ -347,8 +345,7 @@ async def test_a_damaged_record_of_a_day_holds_back_its_own_rows_only_and_the_fi
         await host.sleep_ms(70_000)
     host.clock.step(start_ms + HOUR_MS - 2_000 - host.now_ms)
     await host.until(lambda: len(host.fake().stored) == 19, within_ms=120_000)
-    await host.settled()
-    status = host.check_balance(pending=2)
+    status = await host.balanced(pending=2)
     assert "damaged" not in host.fake().texts
     assert any(path in text for text in status["corruption"])
     assert host.disk.exists(path)
@@ -532,8 +529,7 @@ async def test_a_day_of_now_that_the_disk_cannot_read_for_long_loses_no_message(
     await host.sleep_ms(PATIENCE_MS - 5_000)
     del host.disk.unreadable[path]
     await host.until(lambda: len(host.fake().stored) == 2, within_ms=120_000)
-    await host.settled()
-    host.check_balance(pending=0)
+    await host.balanced(pending=0)
 
 
 async def test_outcomes_that_the_disk_cannot_read_at_the_end_of_a_day_move_to_its_minutes_later(boot: Boot) -> None:

@@ -55,8 +55,7 @@ async def test_after_a_loss_of_power_the_messages_that_schedule_files_lost_are_r
     host = boot(faked_settings())
     sent = 0
     for life in range(3):
-        await host.start()
-        client = await host.client()
+        client = await host.start_connected()
         for number in range(10):
             await client.put(f"{life}.{number}", host.now_ms + 10_000 + 7_000 * number)
             sent += 1
@@ -127,8 +126,7 @@ async def test_a_replay_on_a_full_disk_with_a_lost_checkpoint_counts_each_messag
 
     nursery.start_soon(make_room)
     await host.start()
-    await host.settled()
-    assert host.check_balance(pending=accepted)["accepted"] == accepted
+    assert (await host.balanced(pending=accepted))["accepted"] == accepted
     assert host.server.parts.state.balance.placed == accepted
 
 
@@ -159,8 +157,7 @@ async def test_replay_reads_the_log_back_when_it_fell_behind(boot: Boot, monkeyp
     await host.sleep_ms(3_000)
     assert set(await client.lookup(*receipts)) == {"delivered"}
     assert len(host.fake().stored) == 20
-    await host.settled()
-    host.check_balance(pending=0)
+    await host.balanced(pending=0)
 
 
 async def test_rounds_over_more_files_than_may_be_open_begin_with_those_that_are(boot: Boot, disk: FakeDisk) -> None:

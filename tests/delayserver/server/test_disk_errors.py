@@ -158,8 +158,7 @@ async def test_a_day_whose_files_the_disk_refuses_to_give_waits_and_others_are_s
     host.clock.step(due_ms - host.now_ms)
     await host.until(lambda: host.fake().texts == ["other", "kept"])
     assert await client.lookup(cancelled) == ["cancelled"]
-    await host.settled()
-    assert host.check_balance(pending=0)["corruption"] == []
+    assert (await host.balanced(pending=0))["corruption"] == []
 
 
 @pytest.mark.parametrize("refusals", [0, 2])
@@ -204,8 +203,7 @@ async def test_a_message_that_a_lookup_could_not_read_for_a_moment_is_found_and_
     host.disk.refuse = None
     assert await client.lookup(*receipts) == ["pending"] * 2
     assert await client.cancel(receipts[0]) == ["cancelled"]
-    await host.settled()
-    host.check_balance(pending=1)
+    await host.balanced(pending=1)
 
 
 async def test_a_message_that_the_broker_has_is_not_stored_again_where_the_disk_cannot_read_it_for_a_moment(
@@ -261,6 +259,5 @@ async def test_a_process_without_descriptors_goes_on_when_it_has_some_again(boot
         assert not server.parts.state.decided.gave_up
     assert accepted >= 60 or folder in "message_log"
     await host.sleep_ms(45 * 60_000)
-    await host.settled()
-    status = host.check_balance(pending=0)
+    status = await host.balanced(pending=0)
     assert (status["delivered"], status["corruption"]) == (accepted + 1, [])

@@ -124,8 +124,7 @@ async def test_two_cancels_across_the_sealing_of_a_day_are_not_both_answered_can
     assert await second.cancel(receipt) == ["cancelled"]
     await host.settled()
     assert (await first.reply(number))["results"][0]["outcome"] == "already_cancelled"
-    await host.settled()
-    assert host.check_balance(pending=1)["cancelled"] == 2
+    assert (await host.balanced(pending=1))["cancelled"] == 2
 
 
 async def test_a_search_in_a_thread_beside_the_end_of_a_day_finds_its_messages(boot: Boot) -> None:

@@ -130,8 +130,7 @@ async def test_accepted_messages_have_their_room_in_schedule_log_before_more_are
     await client.put("last", host.now_ms + 60_000)
     server.parts.replay.tier.is_due = False
     go_on.set()
-    await host.settled()
-    host.check_balance(pending=6)
+    await host.balanced(pending=6)
 
 
 async def test_a_schedule_file_that_is_gone_does_not_end_the_server(boot: Boot) -> None:
@@ -200,6 +199,5 @@ async def test_a_hot_minute_is_not_read_into_memory_at_once(boot: Boot, monkeypa
     host.clock.step(start_ms - 20_000 - host.now_ms)
     await host.until(lambda: len(host.fake().texts) == 2_000, within_ms=120_000)
     assert len(set(host.fake().texts)) == 2_000
-    await host.settled()
-    host.check_balance(pending=0)
+    await host.balanced(pending=0)
     assert most[0] <= 300

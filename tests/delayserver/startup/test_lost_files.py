@@ -273,8 +273,7 @@ async def test_a_schedule_file_that_is_put_back_is_served_whole(boot: Boot) -> N
     await host.stop()
     host.disk.open(path, create=True).pwrite(0, [content])
     host.disk.open(path).datasync()
-    await host.start()
-    client = await host.client()
+    client = await host.start_connected()
     assert await client.lookup(*receipts) == ["pending"] * 3
     assert (await client.status())["corruption"] == []
     await host.sleep_ms(300_000)
@@ -294,8 +293,7 @@ async def test_messages_whose_file_bears_the_wrong_name_are_known_to_lookup_and_
     one, other = [path for path in host.disk.files(f"/data/{log}") if path.endswith(".log")]
     for source, target in ((one, one + ".tmp"), (other, one), (one + ".tmp", other)):
         host.disk.replace(source, target)
-    await host.start()
-    client = await host.client()
+    client = await host.start_connected()
     expected = "message_damaged" if log == "schedule_log" else "pending"
     assert await client.lookup(*receipts) == [expected] * 2
     assert await client.cancel(*receipts) == ["too_late"] * 2

@@ -32,8 +32,7 @@ async def test_every_incomplete_window_is_recovered_not_only_the_newest(boot: Bo
     host.clock.step(4 * 60_000)
     await host.until(lambda: len(host.fake().stored) == 12, within_ms=1_000)
     assert sorted(host.fake().texts, key=int) == [str(window) for window in range(12)]
-    await host.settled()
-    host.check_balance(pending=0)
+    await host.balanced(pending=0)
 
 
 @pytest.mark.parametrize("how", ["kept", "lost", "damaged", "old"])
@@ -143,8 +142,7 @@ async def test_a_cancel_that_only_message_log_knows_counts_before_anything_is_lo
         await host.restart_unpowered(seed)
     await host.sleep_ms(4_000)
     assert sorted(host.fake().texts) == ["3", "4", "5"]
-    await host.settled()
-    assert host.check_balance(pending=0)["cancelled"] == 3
+    assert (await host.balanced(pending=0))["cancelled"] == 3
 
 
 async def test_a_damaged_file_that_a_start_needs_is_refused_by_name(boot: Boot) -> None:
@@ -194,12 +192,10 @@ async def test_messages_that_only_schedule_log_still_has_count_as_accepted(
         host.disk.flip_bit(path, second + 100)
     else:
         host.disk.remove(path)
-    await host.start()
-    client = await host.client()
+    client = await host.start_connected()
     host.check_balance(pending=0 if delivered else 6)
     await host.sleep_ms(61_000)
-    await host.settled()
-    assert host.check_balance(pending=0)["accepted"] == 6
+    assert (await host.balanced(pending=0))["accepted"] == 6
     await host.restart()
     assert host.check_balance(pending=0)["accepted"] == 6
 
@@ -262,8 +258,7 @@ async def test_swapped_window_files_are_reported_and_hold_back_their_windows_onl
     one, other, *_ = [path for path in host.disk.files("/data/schedule_log") if path.endswith(".direct.log")]
     for source, target in ((one, one + ".tmp"), (other, one), (one + ".tmp", other)):
         host.disk.replace(source, target)
-    await host.start()
-    client = await host.client()
+    client = await host.start_connected()
     await client.put("fresh", start_ms + 10)
     await host.sleep_ms(300_000)
     assert sorted(host.fake().texts) == ["fresh", "m2", "m3"]
@@ -286,8 +281,7 @@ async def test_no_outcome_is_guessed_where_the_file_of_outcomes_bears_the_wrong_
     await host.stop()
     (path,) = [path for path in host.disk.files("/data/dispatch_log") if path.endswith(".log")]
     host.disk.overwrite(path, 0, FileHeader(FILE_DISPATCH, host.server.parts.opened.directory.server_id, 0).encode())
-    await host.start()
-    client = await host.client()
+    client = await host.start_connected()
     await host.sleep_ms(300_000)
     assert host.fake().texts == ["other"]
     assert await client.cancel(pending) == ["too_late"]

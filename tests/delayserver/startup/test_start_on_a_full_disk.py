@@ -71,8 +71,7 @@ async def test_a_start_that_waits_for_room_answers_everything_and_goes_on_by_its
     assert "goes on by itself" in line
     host.disk.capacity_bytes = None
     await host.until(lambda: host.server.readiness.ready)
-    await host.settled()
-    host.check_balance(pending=31)
+    await host.balanced(pending=31)
 
 
 async def test_the_line_about_a_full_disk_comes_once_a_minute(boot: Boot, caplog: pytest.LogCaptureFixture) -> None:
@@ -92,8 +91,7 @@ async def test_a_stop_ends_a_start_that_waits_for_room(boot: Boot, room_bytes: i
     assert host.now_ms - asked_ms < 1_000
     host.disk.capacity_bytes = None
     await host.start()
-    await host.settled()
-    host.check_balance(pending=31)
+    await host.balanced(pending=31)
 
 
 async def test_a_stop_of_a_server_whose_replay_waits_for_room_does_not_wait_for_it(boot: Boot) -> None:
@@ -108,8 +106,7 @@ async def test_a_stop_of_a_server_whose_replay_waits_for_room_does_not_wait_for_
     assert host.now_ms - asked_ms < 1_000
     host.disk.capacity_bytes = None
     await host.start()
-    await host.settled()
-    host.check_balance(pending=3)
+    await host.balanced(pending=3)
 
 
 async def test_an_empty_directory_on_a_full_disk_is_made_when_there_is_room(boot: Boot) -> None:
@@ -122,8 +119,7 @@ async def test_an_empty_directory_on_a_full_disk_is_made_when_there_is_room(boot
     host.disk.capacity_bytes = None
     await host.until(lambda: host.server.readiness.ready)
     await client.put("m", host.now_ms + HOUR_MS)
-    await host.settled()
-    host.check_balance(pending=1)
+    await host.balanced(pending=1)
 
 
 async def test_a_stop_ends_a_start_whose_directory_cannot_be_opened_yet(boot: Boot) -> None:
@@ -174,8 +170,7 @@ async def test_placed_messages_are_delivered_while_the_replay_waits_for_room_and
     assert await client.lookup(receipts["cancelled"], receipts["rescheduled"]) == ["cancelled", "cancelled"]
     await host.until(lambda: host.fake().texts == ["a", "b", "later"], within_ms=60_000)
     await host.sleep_ms(1_000)
-    await host.settled()
-    assert host.check_balance(pending=20)["cancelled"] == 2
+    assert (await host.balanced(pending=20))["cancelled"] == 2
 
 
 async def test_messages_delivered_during_a_start_on_a_full_disk_do_not_come_again_after_its_crash(boot: Boot) -> None:
@@ -188,8 +183,7 @@ async def test_messages_delivered_during_a_start_on_a_full_disk_do_not_come_agai
         await host.sleep_ms(2_000)
     await host.until(lambda: host.server.readiness.ready)
     await host.until(lambda: host.fake().texts == ["a", "b", "later"], within_ms=60_000)
-    await host.settled()
-    host.check_balance(pending=20)
+    await host.balanced(pending=20)
 
 
 async def test_messages_delivered_before_a_loss_of_power_do_not_come_again_when_their_replay_finds_room(
@@ -216,8 +210,7 @@ async def test_messages_delivered_before_a_loss_of_power_do_not_come_again_when_
     await host.until(lambda: host.server.readiness.ready)
     await host.sleep_ms(2_000)
     assert host.fake().texts == ["first"]
-    await host.settled()
-    host.check_balance(pending=20)
+    await host.balanced(pending=20)
 
 
 async def test_a_duplicate_whose_outcome_was_lost_is_ended_though_the_replay_finds_it_placed(boot: Boot) -> None:
@@ -240,8 +233,7 @@ async def test_a_duplicate_whose_outcome_was_lost_is_ended_though_the_replay_fin
     await host.until(lambda: host.fake().texts == ["once"], within_ms=60_000)
     host.disk.capacity_bytes = None
     await host.until(lambda: host.server.readiness.ready)
-    await host.settled()
-    assert host.check_balance(pending=20)["deduplicated"] == 1
+    assert (await host.balanced(pending=20))["deduplicated"] == 1
 
 
 async def test_consumers_pull_and_ack_while_the_replay_waits_for_room(boot: Boot) -> None:
@@ -308,8 +300,7 @@ async def test_the_store_of_the_broker_does_not_take_the_room_that_accepted_mess
     assert not server.replay_room.waiting
     host.disk.capacity_bytes = None
     await host.until(lambda: server.parts.broker.core.status()["delivered"] == 60, within_ms=60_000)
-    await host.settled()
-    host.check_balance(pending=20)
+    await host.balanced(pending=20)
 
 
 async def test_a_redelivery_is_refused_where_accepted_messages_need_the_room(boot: Boot) -> None:

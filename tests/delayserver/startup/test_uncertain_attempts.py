@@ -7,8 +7,7 @@ from tests.fakes.host import Boot, Host, small_settings, texts
 
 async def crashed(host: Host) -> str:
     """Start again after a kill, with a message that may have been delivered before it and is due in ten seconds."""
-    await host.start()
-    client = await host.client()
+    client = await host.start_connected()
     await client.put("now", host.now_ms)
     receipt = (await client.put("maybe", host.now_ms + 10_000))["receipt"]
     await host.settled()
@@ -29,15 +28,13 @@ async def test_what_was_accepted_after_a_crash_is_certain_behind_an_orderly_stop
         await host.start()
         await host.sleep_ms(100)
         await host.stop()
-    await host.start()
-    client = await host.client()
+    client = await host.start_connected()
     await host.sleep_ms(500)
     assert await client.lookup(short) == ["expired"]
     assert await client.cancel(after, maybe) == ["cancelled", "too_late"]
     await host.sleep_ms(20_000)
     assert sorted(texts(await client.pull())) == ["maybe", "now"]
-    await host.settled()
-    host.check_balance(pending=0)
+    await host.balanced(pending=0)
 
 
 async def test_an_orderly_stop_whose_uncertain_messages_have_outcomes_is_clean(boot: Boot) -> None:
@@ -58,5 +55,4 @@ async def test_a_crash_behind_an_orderly_stop_makes_its_own_messages_uncertain(b
     await host.restart_killed()
     assert await (await host.client()).cancel(after) == ["too_late"]
     await host.sleep_ms(20_000)
-    await host.settled()
-    host.check_balance(pending=0)
+    await host.balanced(pending=0)

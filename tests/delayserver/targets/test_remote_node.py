@@ -59,8 +59,7 @@ async def test_messages_reach_a_consumer_of_the_node_whole(boot: Boot) -> None:
     assert by_body[b"plain"]["message_id"] == plain["message_id"]
     assert mine["server_id"] == sent["receipt"][:12]
     assert mine["dispatched_us"] >= due_ms * 1_000
-    await server.settled()
-    server.check_balance(pending=0)
+    await server.balanced(pending=0)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -458,8 +457,7 @@ async def test_a_server_whose_place_another_process_took_delivers_when_that_one_
     )
     await server.sleep_ms(60_000)
     assert texts(await consumer.pull(wait_ms=1_000, ack_timeout_ms=DAY_MS)) == ["waits"]
-    await server.settled()
-    server.check_balance(pending=0)
+    await server.balanced(pending=0)
 
 
 async def test_two_processes_with_one_server_id_are_named_on_all_sides_until_one_is_gone(boot: Boot) -> None:
@@ -467,8 +465,7 @@ async def test_two_processes_with_one_server_id_are_named_on_all_sides_until_one
     client = await server.client()
     await client.put("first", server.now_ms)
     await server.sleep_ms(1_000)
-    await copy.start()
-    other = await copy.client()
+    other = await copy.start_connected()
     await other.put("it takes the place", server.now_ms)
     await server.sleep_ms(1_000)
     for number in range(10):
@@ -486,8 +483,7 @@ async def test_two_processes_with_one_server_id_are_named_on_all_sides_until_one
     assert (await client.status())["pending"] == 10, "the newer one wins"
     await copy.kill()
     await server.sleep_ms(130_000)
-    await server.settled()
-    server.check_balance(pending=0)
+    await server.balanced(pending=0)
     for asked in (client, await node.client()):
         assert (await asked.status())["duplicate_server_ids"] == []
 
@@ -523,8 +519,7 @@ async def test_with_nodes_of_before_two_processes_with_one_server_id_do_not_flap
         assert (await asked.status())["duplicate_server_ids"]
     await copy.kill()
     await server.sleep_ms(60_000)
-    await server.settled()
-    server.check_balance(pending=0)
+    await server.balanced(pending=0)
 
 
 # -- who may deliver, and what
@@ -643,8 +638,7 @@ async def test_messages_of_a_server_whose_clock_is_ahead_wait_until_the_node_agr
     (row,) = (await client.status())["groups"]["remote"]["nodes"]
     assert row["problem"] == "not_due" and "clock" in row["last_error"]
     assert texts(await consumer.pull(wait_ms=10_000)) == ["m"]
-    await server.settled()
-    server.check_balance(pending=0)
+    await server.balanced(pending=0)
 
 
 # -- delivered by two nodes
@@ -696,8 +690,7 @@ async def test_a_message_that_another_node_may_have_carries_a_higher_attempt_and
     assert (last["attempt"], last["message_id"]) == (3, again["message_id"])
     columns = await consumer.request("pull", {"subject": "s", "group": "columns", "columns": True})
     assert unpack_column(columns["attempt"], columns["count"], U32, "attempt").tolist() == [2]
-    await server.settled()
-    server.check_balance(pending=0)
+    await server.balanced(pending=0)
 
 
 async def test_where_an_unknown_result_is_asked_of_the_same_node_nothing_counts_as_delivered_twice(boot: Boot) -> None:

@@ -53,8 +53,7 @@ def balance_of(status: dict[str, Any]) -> dict[str, int]:
 async def test_an_old_directory_has_the_balance_and_the_outcomes_of_the_old_program(boot: Boot, old: Past) -> None:
     host = boot_on(boot, old)
     await host.start()
-    await host.settled()
-    assert balance_of(host.check_balance()) == old.balance
+    assert balance_of(await host.balanced()) == old.balance
     client = await host.client()
     found = await client.lookup(*old.receipts.values())
     assert dict(zip(old.receipts, found, strict=True)) == old.outcomes
@@ -64,8 +63,7 @@ async def test_a_lookup_links_a_rescheduled_message_only_where_its_program_wrote
     boot: Boot, old: Past
 ) -> None:
     host = boot_on(boot, old)
-    await host.start()
-    client = await host.client()
+    client = await host.start_connected()
     rows = (await client.request("lookup", {"receipts": list(old.receipts.values())}))["results"]
     links = {row["receipt"]: row["rescheduled_to"] for row in rows if "rescheduled_to" in row}
     moves = {"moved": "moved on", "moved away": "moved to a day"} if not old.name.startswith("d4a2130") else {}
@@ -91,8 +89,7 @@ async def test_each_message_of_an_old_directory_is_delivered_once(boot: Boot, ol
     pending = old.named("pending")
     wanted = {old.bodies[name] for name in [*pending, *old.named("delivered")]} - {"expired while down"}
     assert got == Counter(wanted)
-    await host.settled()
-    status = host.check_balance(pending=0)
+    status = await host.balanced(pending=0)
     assert status["delivered"] == old.balance["delivered"] + len(pending)
     outcomes = dict(zip(old.receipts, await client.lookup(*old.receipts.values()), strict=True))
     # The policy has ended the transaction that no client ended.
@@ -102,8 +99,7 @@ async def test_each_message_of_an_old_directory_is_delivered_once(boot: Boot, ol
 
 async def test_consumers_go_on_where_the_old_broker_left_them(boot: Boot, old: Past) -> None:
     host = boot_on(boot, old)
-    await host.start()
-    client = await host.client()
+    client = await host.start_connected()
     rest = texts(await client.pull("backlog", "slow"))
     assert not {f"backlog {row}" for row in [*range(10), 15, 16]} & set(rest), "acked before"
     assert {f"backlog {row}" for row in range(25, 40)} <= set(rest), "never pulled before"
@@ -123,8 +119,7 @@ async def test_an_ack_from_before_the_upgrade_is_unknown_and_its_message_comes_a
         if exchange.operation == "pull" and (id_ := first_id(result_in(exchange.reply, number))) is not None
     }
     host = boot_on(boot, old)
-    await host.start()
-    client = await host.client()
+    client = await host.start_connected()
     before = np.arange(20, 25, dtype=np.int64) | epoch - 1 << EPOCH_SHIFT
     ack = {"subject": "backlog", "group": "slow", "count": 5, "deliveries": before.tobytes()}
     for _again in range(2):
@@ -224,8 +219,7 @@ async def test_a_rebuilt_old_directory_is_served(boot: Boot, old: Past, tmp_path
     assert in_process("rebuild", path, "--yes", "--json").code == 0
     host = boot_on(boot, replace(old, files=read_folder(Path(path))))
     await host.start()
-    await host.settled()
-    assert balance_of(host.check_balance()) == old.balance
+    assert balance_of(await host.balanced()) == old.balance
     client = await host.client()
     assert dict(zip(old.receipts, await client.lookup(*old.receipts.values()), strict=True)) == old.outcomes
 

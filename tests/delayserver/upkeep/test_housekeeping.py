@@ -97,8 +97,7 @@ async def test_windows_that_were_complete_before_a_restart_do_not_hold_the_store
         await client.put("x" * 1000, host.now_ms)
     await host.sleep_ms(500)
     await (host.stop() if how == "stop" else host.kill())
-    await host.start()
-    client = await host.client()
+    client = await host.start_connected()
     await host.sleep_ms(70_000)
     for message in await client.pull():
         await client.request("ack", {"subject": "s", "group": "g", "count": 1, "deliveries": message["delivery"]})

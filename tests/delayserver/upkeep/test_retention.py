@@ -168,8 +168,7 @@ async def test_a_window_that_goes_between_the_search_and_the_answer_is_retired_a
     assert server.parts.opened.believable.now_ms() == host.now_ms
     ask = client.cancel if operation == "cancel" else client.lookup
     assert await ask(*receipts) == ["retired"] * 3
-    await host.settled()
-    assert host.check_balance(pending=0)["cancelled"] == 1
+    assert (await host.balanced(pending=0))["cancelled"] == 1
 
 
 @pytest.mark.parametrize("moment", ["before it is counted", "after it"])
@@ -220,8 +219,7 @@ async def test_a_message_placed_while_its_window_enters_the_ledger_is_kept_and_n
     await host.start()
     await host.sleep_ms(2_000)
     assert host.fake().texts == ["early", "late"]
-    await host.settled()
-    status = host.check_balance(pending=0)
+    status = await host.balanced(pending=0)
     assert (status["accepted"], status["delivered"]) == (2, 2)
     await host.sleep_ms(12_000)
     assert await (await host.client()).lookup(late) == ["retired"]

@@ -71,8 +71,7 @@ def letters(broker: DirectBroker) -> list[int]:
     return found
 
 
-def test_a_letter_and_its_ack_are_durable_with_one_sync() -> None:
-    disk = FakeDisk()
+def test_a_letter_and_its_ack_are_durable_with_one_sync(disk: FakeDisk) -> None:
     broker = with_policy(disk)
     broker.deliver(messages(1, 3), False, NOW_US)
     bury(broker, give_up(broker, 2))
@@ -85,8 +84,7 @@ def test_a_letter_and_its_ack_are_durable_with_one_sync() -> None:
 
 
 @pytest.mark.parametrize("checkpoint", ["none", "before the sync", "during the sync", "behind a sync without room"])
-def test_a_crash_between_the_letter_and_its_ack_acks_at_the_start(checkpoint: str) -> None:
-    disk = FakeDisk()
+def test_a_crash_between_the_letter_and_its_ack_acks_at_the_start(checkpoint: str, disk: FakeDisk) -> None:
     broker = with_policy(disk)
     broker.deliver(messages(1, 3), False, NOW_US)
     broker.durability.sync()
@@ -109,8 +107,7 @@ def test_a_crash_between_the_letter_and_its_ack_acks_at_the_start(checkpoint: st
 
 
 @pytest.mark.parametrize("row", ["durable", "lost"])
-def test_a_crash_that_lost_the_group_too_still_acks_the_messages_of_its_letters(row: str) -> None:
-    disk = FakeDisk()
+def test_a_crash_that_lost_the_group_too_still_acks_the_messages_of_its_letters(row: str, disk: FakeDisk) -> None:
     broker = with_policy(disk)
     broker.deliver(messages(1, 3), False, NOW_US)
     drain(broker, GROUP + 1)
@@ -128,8 +125,7 @@ def test_a_crash_that_lost_the_group_too_still_acks_the_messages_of_its_letters(
 
 
 @pytest.mark.parametrize("how", ["seek", "removal", "made anew"])
-def test_after_a_crash_letters_ack_nothing_of_a_group_that_was_moved_or_removed_since(how: str) -> None:
-    disk = FakeDisk()
+def test_after_a_crash_letters_ack_nothing_of_a_group_that_was_moved_or_removed_since(how: str, disk: FakeDisk) -> None:
     broker = with_policy(disk)
     broker.deliver(messages(1, 3), False, NOW_US)
     bury(broker, give_up(broker, 2))
@@ -152,8 +148,7 @@ def test_after_a_crash_letters_ack_nothing_of_a_group_that_was_moved_or_removed_
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_after_any_crash_a_message_is_a_letter_or_comes_again(seed: int) -> None:
-    disk = FakeDisk()
+def test_after_any_crash_a_message_is_a_letter_or_comes_again(seed: int, disk: FakeDisk) -> None:
     broker = with_policy(disk)
     random = Random(seed)
     broker.deliver(messages(1, 8), False, NOW_US)
@@ -171,8 +166,7 @@ def test_after_any_crash_a_message_is_a_letter_or_comes_again(seed: int) -> None
     assert sorted([*letters(broker), *drained]) == list(range(1, 9))
 
 
-def test_a_full_disk_at_the_last_attempt_leaves_the_message_and_keeps_its_reason() -> None:
-    disk = FakeDisk()
+def test_a_full_disk_at_the_last_attempt_leaves_the_message_and_keeps_its_reason(disk: FakeDisk) -> None:
     broker = with_policy(disk)
     broker.deliver(messages(1, 60), False, NOW_US)
     batch = give_up(broker, 60)
@@ -243,8 +237,7 @@ def test_an_ended_lease_gives_up_only_messages_that_had_their_last_attempt() -> 
     assert (given_up, again) == ([2], 3)
 
 
-def test_a_damaged_table_of_policies_loses_no_letter_and_no_message() -> None:
-    disk = FakeDisk()
+def test_a_damaged_table_of_policies_loses_no_letter_and_no_message(disk: FakeDisk) -> None:
     broker = with_policy(disk)
     broker.deliver(messages(1, 3), False, NOW_US)
     broker.durability.sync()
@@ -259,8 +252,7 @@ def test_a_damaged_table_of_policies_loses_no_letter_and_no_message() -> None:
     assert drain(broker) == [1, 2, 3], "after two failures at once a message may come again: it is not lost"
 
 
-def test_letters_stay_while_all_else_is_consumed_and_go_after_a_week() -> None:
-    disk = FakeDisk()
+def test_letters_stay_while_all_else_is_consumed_and_go_after_a_week(disk: FakeDisk) -> None:
     broker = with_policy(disk)
     broker.deliver(messages(1, 3), False, NOW_US)
     bury(broker, give_up(broker, 2))
@@ -294,8 +286,7 @@ def test_another_group_of_the_dead_letter_subject_holds_letters_as_any_group_doe
     assert letters(broker) == [1, 2]
 
 
-def test_dropped_letters_hold_nothing_back() -> None:
-    disk = FakeDisk()
+def test_dropped_letters_hold_nothing_back(disk: FakeDisk) -> None:
     broker = with_policy(disk)
     broker.deliver(messages(1, 3), False, NOW_US)
     bury(broker, give_up(broker, 2))

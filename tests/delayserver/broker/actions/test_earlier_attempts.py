@@ -102,8 +102,7 @@ def test_a_message_that_takes_the_process_down_is_given_up_after_its_last_attemp
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_a_message_that_waited_for_its_key_was_never_handed_out(end: End) -> None:
-    disk = FakeDisk()
+def test_a_message_that_waited_for_its_key_was_never_handed_out(end: End, disk: FakeDisk) -> None:
     broker = open_broker(disk)
     broker.deliver(keyed(1, "k"), False, NOW_US)
     broker.durability.sync()
@@ -116,8 +115,7 @@ def test_a_message_that_waited_for_its_key_was_never_handed_out(end: End) -> Non
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_the_end_of_a_process_costs_one_attempt_for_each_order_key(end: End) -> None:
-    disk = FakeDisk()
+def test_the_end_of_a_process_costs_one_attempt_for_each_order_key(end: End, disk: FakeDisk) -> None:
     broker = with_policy(disk, ConsumerPolicy(attempts=3))
     broker.deliver(keyed(1, "k", "k", "", "k"), False, NOW_US)
     broker.durability.sync()
@@ -131,8 +129,7 @@ def test_the_end_of_a_process_costs_one_attempt_for_each_order_key(end: End) -> 
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_messages_behind_a_failed_one_of_their_key_lose_their_attempt_for_good(end: End) -> None:
-    disk = FakeDisk()
+def test_messages_behind_a_failed_one_of_their_key_lose_their_attempt_for_good(end: End, disk: FakeDisk) -> None:
     broker = open_broker(disk)
     broker.deliver(keyed(1, "k", "k"), False, NOW_US)
     pulled = broker.pull(SUBJECT, GROUP, 2, 1 << 20, NOW_US, NOW_US)
@@ -154,8 +151,7 @@ def test_a_key_whose_last_attempt_ended_with_the_process_comes_again_where_it_mu
     assert attempts(broker) == {1: 2, 2: 1, 3: 1}
 
 
-def test_a_filter_does_not_hide_the_last_attempt_of_an_earlier_process() -> None:
-    disk = FakeDisk()
+def test_a_filter_does_not_hide_the_last_attempt_of_an_earlier_process(disk: FakeDisk) -> None:
     broker = with_policy(disk, ConsumerPolicy(attempts=1))
     broker.consuming.use_filter((SUBJECT, GROUP), Filter([1], None))
     for first in range(1, 31, 3):
@@ -172,8 +168,7 @@ def test_a_filter_does_not_hide_the_last_attempt_of_an_earlier_process() -> None
     assert batch.given_up is not None and batch.given_up.stored.sequence.tolist() == [2, 3, 5]
 
 
-def test_redeliveries_in_their_place_keep_their_attempts_over_a_kill() -> None:
-    disk = FakeDisk()
+def test_redeliveries_in_their_place_keep_their_attempts_over_a_kill(disk: FakeDisk) -> None:
     broker = DirectBroker.open(disk, "/data/broker", SERVER, NOW_US, IN_PLACE)
     broker.deliver(keyed(1, "", "", ""), False, NOW_US)
     pulled = broker.pull(SUBJECT, GROUP, 3, 1 << 20, NOW_US, NOW_US)
@@ -187,8 +182,7 @@ def test_redeliveries_in_their_place_keep_their_attempts_over_a_kill() -> None:
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_a_snapshot_of_the_log_keeps_what_was_handed_out_before_and_during_it(end: End) -> None:
-    disk = FakeDisk()
+def test_a_snapshot_of_the_log_keeps_what_was_handed_out_before_and_during_it(end: End, disk: FakeDisk) -> None:
     broker = open_broker(disk)
     broker.deliver(keyed(1, "", "k", "k", *[""] * 20), False, NOW_US)
     broker.durability.sync()
@@ -207,8 +201,7 @@ def test_a_snapshot_of_the_log_keeps_what_was_handed_out_before_and_during_it(en
     assert attempts(broker) == {1: 3, 2: 3, 3: 1} | dict.fromkeys(range(4, 23), 2) | {23: 1}
 
 
-def test_a_hand_out_behind_a_seek_counts_although_the_seek_was_not_durable_yet() -> None:
-    disk = FakeDisk()
+def test_a_hand_out_behind_a_seek_counts_although_the_seek_was_not_durable_yet(disk: FakeDisk) -> None:
     broker = open_broker(disk)
     broker.deliver(keyed(1, "", ""), False, NOW_US)
     broker.durability.sync()
@@ -219,8 +212,7 @@ def test_a_hand_out_behind_a_seek_counts_although_the_seek_was_not_durable_yet()
     assert attempts(killed(broker, disk)) == {1: 2, 2: 1}
 
 
-def test_a_full_disk_delays_the_count_of_a_hand_out_and_hands_out() -> None:
-    disk = FakeDisk()
+def test_a_full_disk_delays_the_count_of_a_hand_out_and_hands_out(disk: FakeDisk) -> None:
     broker = open_broker(disk)
     broker.deliver(keyed(1, "", ""), False, NOW_US)
     broker.durability.sync()
@@ -259,8 +251,7 @@ def test_messages_in_the_place_of_lost_ones_were_never_handed_out() -> None:
 
 @pytest.mark.parametrize("snapshot", [False, True], ids=["rows", "snapshot"])
 @pytest.mark.parametrize("written", [False, True], ids=["not written", "written"])
-def test_a_start_settles_a_redelivery_by_whether_it_was_written(written: bool, snapshot: bool) -> None:
-    disk = FakeDisk()
+def test_a_start_settles_a_redelivery_by_whether_it_was_written(written: bool, snapshot: bool, disk: FakeDisk) -> None:
     limits = replace(LIMITS, progress_bytes_max=1 if snapshot else LIMITS.progress_bytes_max)
     broker = DirectBroker.open(disk, "/data/broker", SERVER, NOW_US, limits)
     broker.deliver(keyed(1, *[""] * 20), False, NOW_US)

@@ -134,8 +134,7 @@ def test_a_nack_and_an_ack_end_an_extended_lease() -> None:
     assert ended(broker, NOW_US + 10 * SECOND_US) == [4]
 
 
-def test_a_restart_and_a_seek_end_leases_whatever_their_time() -> None:
-    disk = FakeDisk()
+def test_a_restart_and_a_seek_end_leases_whatever_their_time(disk: FakeDisk) -> None:
     broker = open_broker(disk)
     broker.deliver(messages(1, 5), False, NOW_US)
     delivery = pull(broker).delivery

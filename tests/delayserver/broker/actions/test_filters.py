@@ -149,8 +149,7 @@ def test_one_row_of_the_progress_log_covers_a_thousand_acks_between_messages_tha
     assert committed(broker) == 10_000 and pulled(broker) == {}
 
 
-def test_acks_above_a_message_that_is_not_acked_take_a_row_for_each_gap() -> None:
-    disk = FakeDisk()
+def test_acks_above_a_message_that_is_not_acked_take_a_row_for_each_gap(disk: FakeDisk) -> None:
     broker = filtered_broker(disk)
     broker.deliver(messages([1, 2, 2, 1, 2, 1, 2, 1, 2]), False, NOW_US)
     found = pulled(broker)
@@ -166,8 +165,7 @@ def test_acks_above_a_message_that_is_not_acked_take_a_row_for_each_gap() -> Non
     assert committed(broker) == 7 and list(pulled(broker)) == [8]
 
 
-def test_after_a_crash_the_present_filter_looks_again_at_messages_that_were_passed_over() -> None:
-    disk = FakeDisk()
+def test_after_a_crash_the_present_filter_looks_again_at_messages_that_were_passed_over(disk: FakeDisk) -> None:
     broker = filtered_broker(disk)
     broker.deliver(messages([2, 2, 1]), False, NOW_US)
     broker.durability.sync()
@@ -322,8 +320,7 @@ def test_a_filter_that_is_taken_away_gives_the_group_all_that_comes() -> None:
     assert list(pulled(broker)) == [4, 5]
 
 
-def test_the_store_does_not_keep_messages_that_were_passed_over() -> None:
-    disk = FakeDisk()
+def test_the_store_does_not_keep_messages_that_were_passed_over(disk: FakeDisk) -> None:
     limits = replace(LIMITS, segment_bytes=4096, retention_ms=1000, cache_bytes_max=4096)
     broker = filtered_broker(disk, limits=limits)
     for index in range(60):
@@ -340,9 +337,8 @@ def test_the_store_does_not_keep_messages_that_were_passed_over() -> None:
     assert pulled(broker) == {} and committed(broker) > 0
 
 
-def test_a_restart_with_messages_in_their_place_hands_out_nothing_that_was_passed_over() -> None:
+def test_a_restart_with_messages_in_their_place_hands_out_nothing_that_was_passed_over(disk: FakeDisk) -> None:
     """After it the log does not say which positions before the place were leased and which were passed over."""
-    disk = FakeDisk()
     limits = replace(LIMITS, redelivery_bytes_max=1)
     broker = filtered_broker(disk, limits=limits)
     broker.deliver(messages([1, 2, 2, 1, 2, 1, 2]), False, NOW_US)
@@ -407,8 +403,7 @@ def test_a_filter_selects_from_a_cold_backlog(wanted: Filter, matches: Callable[
     broker.check_invariants()
 
 
-def test_messages_passed_over_in_a_cold_backlog_stay_so_after_a_crash() -> None:
-    disk = FakeDisk()
+def test_messages_passed_over_in_a_cold_backlog_stay_so_after_a_crash(disk: FakeDisk) -> None:
     broker = cold_broker(disk, [messages([2] * 20, 1 + 20 * index) for index in range(30)] + [messages([1], 601)])
     found = pulled(broker)
     assert list(found) == [601]
@@ -419,16 +414,14 @@ def test_messages_passed_over_in_a_cold_backlog_stay_so_after_a_crash() -> None:
     assert pulled(broker) == {} and committed(broker) == 601
 
 
-def test_a_new_filter_uses_no_results_of_the_one_before() -> None:
-    disk = FakeDisk()
+def test_a_new_filter_uses_no_results_of_the_one_before(disk: FakeDisk) -> None:
     broker = cold_broker(disk, [messages([1, 1, 2, 2, 1, 2], 1 + 6 * index) for index in range(10)])
     assert list(pulled(broker, 1)) == [1]
     broker.consuming.use_filter((SUBJECT, GROUP), Filter([2], None))
     assert list(pulled(broker, 5)) == [3, 4, 6, 9, 10]
 
 
-def test_messages_that_have_expired_or_whose_key_is_not_free_stay_back_in_a_cold_backlog() -> None:
-    disk = FakeDisk()
+def test_messages_that_have_expired_or_whose_key_is_not_free_stay_back_in_a_cold_backlog(disk: FakeDisk) -> None:
     keyed = messages([1, 2, 1, 1, 2, 1]).with_columns(order_hash=np.array([5, 5, 5, 0, 0, 6], np.uint64))
     broker = cold_broker(disk, [keyed, messages([1, 2], 7, expires_ms=NOW_US // 1000 - 1), messages([1, 2], 9)])
     found = pulled(broker, 1)
@@ -462,9 +455,8 @@ def _end_of(data: bytes, position: int) -> int | None:
         return None
 
 
-def test_damage_costs_a_group_the_messages_that_it_wanted_and_no_others() -> None:
+def test_damage_costs_a_group_the_messages_that_it_wanted_and_no_others(disk: FakeDisk) -> None:
     """A body of a record of which it wants nothing is not looked at."""
-    disk = FakeDisk()
     tags = [[1, 2, 1], [2, 2, 2], [1, 2, 1], [1, 1, 1], [2, 1, 2]]
     cold_broker(disk, [messages(row, 1 + 3 * index) for index, row in enumerate(tags)]).close()
     for path, offset in record_places(disk, [4, 7]):

@@ -84,8 +84,7 @@ def make_indexes(broker: DirectBroker) -> int:
 
 
 @pytest.mark.parametrize("indexed", [True, False])
-def test_messages_are_found_by_id_and_by_key_in_every_segment(indexed: bool) -> None:
-    disk = FakeDisk()
+def test_messages_are_found_by_id_and_by_key_in_every_segment(indexed: bool, disk: FakeDisk) -> None:
     broker = filled(disk)
     segments = len(disk.files("/data/broker/store/"))
     assert segments > 4
@@ -181,8 +180,7 @@ def test_redeliveries_of_a_message_are_not_found_beside_it() -> None:
     assert find(broker, message_id=b"m-1") == [1]
 
 
-def test_a_damaged_index_is_named_and_made_again() -> None:
-    disk = FakeDisk()
+def test_a_damaged_index_is_named_and_made_again(disk: FakeDisk) -> None:
     broker = filled(disk)
     make_indexes(broker)
     path = sorted(disk.files(INDEXES))[0]
@@ -194,8 +192,7 @@ def test_a_damaged_index_is_named_and_made_again() -> None:
     assert find(broker, message_id=b"m-2") == [2] and len(broker.state.damages.texts) == told
 
 
-def test_damage_of_the_store_hides_only_its_record() -> None:
-    disk = FakeDisk()
+def test_damage_of_the_store_hides_only_its_record(disk: FakeDisk) -> None:
     broker = filled(disk)
     path = sorted(disk.files("/data/broker/store/"))[0]
     disk.flip_bit(path, 400)
@@ -203,8 +200,7 @@ def test_damage_of_the_store_hides_only_its_record() -> None:
 
 
 @pytest.mark.parametrize("offset", [3, 20, 41])
-def test_messages_of_segments_with_a_damaged_file_header_are_found(offset: int) -> None:
-    disk = FakeDisk()
+def test_messages_of_segments_with_a_damaged_file_header_are_found(offset: int, disk: FakeDisk) -> None:
     broker = filled(disk)
     broker.close()
     first, *_, tail = sorted(disk.files("/data/broker/store/"))
@@ -216,8 +212,7 @@ def test_messages_of_segments_with_a_damaged_file_header_are_found(offset: int) 
     assert make_indexes(broker) == 0, "the search has made them"
 
 
-def test_records_that_the_disk_cannot_read_for_a_while_are_found_afterwards() -> None:
-    disk = FakeDisk()
+def test_records_that_the_disk_cannot_read_for_a_while_are_found_afterwards(disk: FakeDisk) -> None:
     broker = filled(disk)
     first, *_, tail = sorted(disk.files("/data/broker/store/"))
     disk.unreadable |= {first: [(400, 401)], tail: [(400, 401)]}
@@ -234,8 +229,7 @@ def test_records_that_the_disk_cannot_read_for_a_while_are_found_afterwards() ->
     assert broker.indexes.index_plan() is None
 
 
-def test_a_search_that_the_disk_refuses_loses_no_message_of_the_segment_that_grows() -> None:
-    disk = FakeDisk()
+def test_a_search_that_the_disk_refuses_loses_no_message_of_the_segment_that_grows(disk: FakeDisk) -> None:
     broker = open_broker(disk, replace(LIMITS, segment_bytes=64 << 20))
     for first in range(1, 90_000, 100):
         broker.deliver(batch_of(first, [f"m-{n}" for n in range(first, first + 100)]), False, NOW_US)
@@ -254,8 +248,7 @@ def test_a_search_that_the_disk_refuses_loses_no_message_of_the_segment_that_gro
     assert find(broker, message_id=b"m-2") == [2] and find(broker, message_id=b"m-89999") == [89_999]
 
 
-def test_indexes_outlive_a_restart_and_go_with_their_segments() -> None:
-    disk = FakeDisk()
+def test_indexes_outlive_a_restart_and_go_with_their_segments(disk: FakeDisk) -> None:
     broker = filled(disk)
     made = make_indexes(broker)
     broker.close()
@@ -269,8 +262,7 @@ def test_indexes_outlive_a_restart_and_go_with_their_segments() -> None:
     assert find(broker, message_id=b"m-2") == []
 
 
-def test_an_index_whose_segment_goes_meanwhile_goes_as_well() -> None:
-    disk = FakeDisk()
+def test_an_index_whose_segment_goes_meanwhile_goes_as_well(disk: FakeDisk) -> None:
     broker = filled(disk)
     plan = broker.indexes.index_plan()
     assert plan is not None
@@ -288,8 +280,7 @@ def test_an_index_whose_segment_goes_meanwhile_goes_as_well() -> None:
     assert disk.files(INDEXES) == []
 
 
-def test_an_index_left_behind_by_a_crash_is_removed_at_the_start() -> None:
-    disk = FakeDisk()
+def test_an_index_left_behind_by_a_crash_is_removed_at_the_start(disk: FakeDisk) -> None:
     broker = filled(disk, 10)
     broker.close()
     disk.make_directory(INDEXES.rstrip("/"))
@@ -298,8 +289,7 @@ def test_an_index_left_behind_by_a_crash_is_removed_at_the_start() -> None:
     assert disk.files(INDEXES) == []
 
 
-def test_a_full_disk_keeps_no_message_from_being_found() -> None:
-    disk = FakeDisk()
+def test_a_full_disk_keeps_no_message_from_being_found(disk: FakeDisk) -> None:
     broker = filled(disk)
     disk.capacity_bytes = 0
     assert find(broker, message_id=b"m-2") == [2]
@@ -322,8 +312,7 @@ def beyond_the_prepared_segment(broker: DirectBroker) -> int:
     return sent
 
 
-def test_messages_are_found_in_a_segment_that_grows_again_after_a_crash() -> None:
-    disk = FakeDisk()
+def test_messages_are_found_in_a_segment_that_grows_again_after_a_crash(disk: FakeDisk) -> None:
     broker = filled(disk, 40)
     beyond_the_prepared_segment(broker)
     segments = len(broker.state.files.logs[0].segments())
@@ -340,8 +329,7 @@ def test_messages_are_found_in_a_segment_that_grows_again_after_a_crash() -> Non
         assert find(broker, message_id=b"y-%d" % number) == [number]
 
 
-def test_a_segment_that_gets_its_name_during_a_search_is_searched() -> None:
-    disk = FakeDisk()
+def test_a_segment_that_gets_its_name_during_a_search_is_searched(disk: FakeDisk) -> None:
     broker = filled(disk, 40)
     sent = beyond_the_prepared_segment(broker)
     plan = broker.indexes.find_plan(StoredQuery(message_id=b"last", messages_max=1000))

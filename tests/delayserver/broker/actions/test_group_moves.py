@@ -134,8 +134,7 @@ def test_a_redelivery_that_is_being_written_while_its_group_is_removed_ends_quie
 
 @pytest.mark.parametrize("snapshot", [False, True])
 @pytest.mark.parametrize("position", [0, 4, 10])
-def test_a_seek_survives_a_crash_once_it_is_synced(position: int, snapshot: bool) -> None:
-    disk = FakeDisk()
+def test_a_seek_survives_a_crash_once_it_is_synced(position: int, snapshot: bool, disk: FakeDisk) -> None:
     broker = open_broker(disk, replace(LIMITS, progress_bytes_max=0 if snapshot else 1 << 20))
     broker.deliver(messages(1, 10), False, NOW_US)
     _, before = pull(broker)
@@ -153,8 +152,7 @@ def test_a_seek_survives_a_crash_once_it_is_synced(position: int, snapshot: bool
     assert pull(broker)[0] == list(range(position + 1, 11))
 
 
-def test_a_seek_that_was_not_synced_is_forgotten_by_a_crash_and_the_acks_stay() -> None:
-    disk = FakeDisk()
+def test_a_seek_that_was_not_synced_is_forgotten_by_a_crash_and_the_acks_stay(disk: FakeDisk) -> None:
     broker = open_broker(disk)
     broker.deliver(messages(1, 4), False, NOW_US)
     _, held = pull(broker)
@@ -165,8 +163,7 @@ def test_a_seek_that_was_not_synced_is_forgotten_by_a_crash_and_the_acks_stay() 
     assert pull(open_broker(disk))[0] == []
 
 
-def test_acks_behind_a_seek_count_after_a_restart() -> None:
-    disk = FakeDisk()
+def test_acks_behind_a_seek_count_after_a_restart(disk: FakeDisk) -> None:
     broker = open_broker(disk)
     broker.deliver(messages(1, 6), False, NOW_US)
     drain(broker)
@@ -179,8 +176,7 @@ def test_acks_behind_a_seek_count_after_a_restart() -> None:
     assert pull(broker)[0] == [3, 5, 6]
 
 
-def test_a_new_group_begins_at_its_start_argument_and_stays_there_after_a_crash() -> None:
-    disk = FakeDisk()
+def test_a_new_group_begins_at_its_start_argument_and_stays_there_after_a_crash(disk: FakeDisk) -> None:
     broker = open_broker(disk)
     broker.deliver(messages(1, 4), False, NOW_US)
     broker.positions.begin(KEY, broker.positions.bounds(SUBJECT)[1])
@@ -219,8 +215,7 @@ def test_a_removed_group_is_gone_after_a_crash_with_its_redeliveries(checkpoint:
 
 
 @pytest.mark.parametrize("full", [False, True], ids=["crash", "no room for the removal"])
-def test_a_group_whose_removal_was_not_durable_has_its_redeliveries_after_a_crash(full: bool) -> None:
-    disk = FakeDisk()
+def test_a_group_whose_removal_was_not_durable_has_its_redeliveries_after_a_crash(full: bool, disk: FakeDisk) -> None:
     broker = open_broker(disk)
     broker.deliver(messages(1, 4), False, NOW_US)
     drain(broker)
@@ -239,9 +234,8 @@ def test_a_group_whose_removal_was_not_durable_has_its_redeliveries_after_a_cras
 @pytest.mark.parametrize("start", [False, True])
 @pytest.mark.parametrize("checkpoint", ["none", "before the sync", "beside the sync", "behind the sync"])
 def test_a_group_made_anew_before_the_removal_is_durable_gets_no_earlier_redelivery(
-    start: bool, checkpoint: str
+    start: bool, checkpoint: str, disk: FakeDisk
 ) -> None:
-    disk = FakeDisk()
     broker = open_broker(disk, replace(LIMITS, progress_bytes_max=0))
     broker.deliver(messages(1, 4), False, NOW_US)
     drain(broker)
@@ -299,8 +293,7 @@ def test_acks_of_a_group_that_is_younger_than_a_seek_of_another_count_after_a_re
 
 @pytest.mark.parametrize("covered", [False, True], ids=["logged", "covered by a checkpoint"])
 @pytest.mark.parametrize("pulled", [False, True], ids=["gone", "made anew"])
-def test_acks_of_a_removed_group_are_unknown_after_a_restart_too(pulled: bool, covered: bool) -> None:
-    disk = FakeDisk()
+def test_acks_of_a_removed_group_are_unknown_after_a_restart_too(pulled: bool, covered: bool, disk: FakeDisk) -> None:
     broker = open_broker(disk, replace(LIMITS, progress_bytes_max=0 if covered else 1 << 20))
     broker.deliver(messages(1, 4), False, NOW_US)
     _, before = pull(broker, 2)
@@ -321,8 +314,7 @@ def test_acks_of_a_removed_group_are_unknown_after_a_restart_too(pulled: bool, c
     assert pull(broker, 4)[0] == [1, 2, 3, 4]
 
 
-def test_a_removed_group_holds_nothing_back() -> None:
-    disk = FakeDisk()
+def test_a_removed_group_holds_nothing_back(disk: FakeDisk) -> None:
     broker = open_broker(disk, replace(LIMITS, retention_ms=0))
     pull(broker)
     for first in range(1, 400, 10):
@@ -403,8 +395,7 @@ def test_a_time_within_a_record_is_found_by_its_rows() -> None:
     assert [found_by_time(broker, time_us) for time_us in (4, 5, 6, 10, 11, 20, 21)] == [0, 0, 1, 1, 3, 3, 4]
 
 
-def test_a_damaged_record_lets_a_time_be_found_before_it() -> None:
-    disk = FakeDisk()
+def test_a_damaged_record_lets_a_time_be_found_before_it(disk: FakeDisk) -> None:
     broker = open_broker(disk, replace(LIMITS, segment_bytes=1 << 20))
     for number in range(8):
         broker.deliver(at(1 + number, 1, NOW_US + number), False, NOW_US)
@@ -436,8 +427,7 @@ def test_a_read_shows_the_messages_at_a_position_and_changes_nothing() -> None:
     assert (empty.status, empty.first, empty.end) == ("nothing_yet", 0, 0)
 
 
-def test_a_read_goes_around_a_damaged_record_and_says_which_positions_are_retired() -> None:
-    disk = FakeDisk()
+def test_a_read_goes_around_a_damaged_record_and_says_which_positions_are_retired(disk: FakeDisk) -> None:
     broker = open_broker(disk, replace(LIMITS, retention_ms=0, cache_bytes_max=0))
     for first in range(1, 400, 10):
         broker.deliver(messages(first, 10), False, NOW_US)
@@ -466,8 +456,7 @@ def lagging(disk: FakeDisk, limits: BrokerLimits, count: int = 600) -> DirectBro
     return broker
 
 
-def test_a_group_that_lags_past_the_bound_loses_messages_and_gets_one_error() -> None:
-    disk = FakeDisk()
+def test_a_group_that_lags_past_the_bound_loses_messages_and_gets_one_error(disk: FakeDisk) -> None:
     limits = replace(LIMITS, retention_ms=0, lag_bytes_max=3 * 4096)
     broker = lagging(disk, limits)
     assert broker.positions.take_passed(KEY) is None
@@ -486,8 +475,7 @@ def test_a_group_that_lags_past_the_bound_loses_messages_and_gets_one_error() ->
     broker.check_invariants()
 
 
-def test_a_snapshot_of_the_progress_log_still_reports_the_losses_of_a_group() -> None:
-    disk = FakeDisk()
+def test_a_snapshot_of_the_progress_log_still_reports_the_losses_of_a_group(disk: FakeDisk) -> None:
     limits = replace(LIMITS, retention_ms=0, lag_bytes_max=3 * 4096, progress_bytes_max=1)
     broker = lagging(disk, limits)
     leased = np.concatenate([pull(broker)[1] for _ in range(60)])
@@ -525,9 +513,8 @@ def fall_behind(broker: DirectBroker, acked: int) -> None:
 @pytest.mark.parametrize("runs_max", [6, 20, 40])
 @pytest.mark.parametrize("acked", [2, 94])
 def test_a_group_is_told_of_messages_that_it_lost_in_the_middle_of_a_block_of_index_rows(
-    runs_max: int, acked: int
+    runs_max: int, acked: int, disk: FakeDisk
 ) -> None:
-    disk = FakeDisk()
     limits = replace(LIMITS, retention_ms=0, lag_bytes_max=2 * 4096, queue_runs_max=runs_max)
     broker = open_broker(disk, limits)
     fall_behind(broker, acked)
@@ -604,8 +591,7 @@ def test_without_a_bound_a_group_that_lags_holds_back_everything() -> None:
     assert broker.positions.bounds(SUBJECT)[0] == 0
 
 
-def test_a_seek_ahead_of_a_store_that_lost_its_end_stops_at_the_end() -> None:
-    disk = FakeDisk()
+def test_a_seek_ahead_of_a_store_that_lost_its_end_stops_at_the_end(disk: FakeDisk) -> None:
     broker = open_broker(disk, replace(LIMITS, segment_bytes=1 << 20))
     broker.deliver(messages(1, 3), False, NOW_US)
     broker.durability.sync()

@@ -40,16 +40,14 @@ def stored(disk: FakeDisk, *, checkpoint_at: int, count: int = 300) -> list[int]
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("checkpoint_at", [0, 50, 99])
-def test_a_kill_between_store_and_queue_rows_loses_no_message(checkpoint_at: int, seed: int) -> None:
-    disk = FakeDisk()
+def test_a_kill_between_store_and_queue_rows_loses_no_message(checkpoint_at: int, seed: int, disk: FakeDisk) -> None:
     sequences = stored(disk, checkpoint_at=checkpoint_at)
     disk.crash(Random(seed))  # blocks behind the checkpoint were never synced: they are lost page by page
     assert drain(open_broker(disk, LIMITS)) == sequences
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "empty", "removed"])
-def test_without_a_whole_checkpoint_the_queues_are_made_from_the_store(damage: str) -> None:
-    disk = FakeDisk()
+def test_without_a_whole_checkpoint_the_queues_are_made_from_the_store(damage: str, disk: FakeDisk) -> None:
     sequences = stored(disk, checkpoint_at=50)
     path = "/data/broker/checkpoint"
     if damage == "flipped":
@@ -65,8 +63,7 @@ def test_without_a_whole_checkpoint_the_queues_are_made_from_the_store(damage: s
     assert drain(open_broker(disk, LIMITS)) == sequences
 
 
-def test_a_damaged_block_is_made_again_from_the_store() -> None:
-    disk = FakeDisk()
+def test_a_damaged_block_is_made_again_from_the_store(disk: FakeDisk) -> None:
     sequences = stored(disk, checkpoint_at=99)
     for path in disk.files("/data/broker/queue/"):
         for offset in range(64, disk.size(path), 64):
@@ -76,8 +73,7 @@ def test_a_damaged_block_is_made_again_from_the_store() -> None:
 
 
 @pytest.mark.parametrize("checkpoint", [False, True])
-def test_a_damaged_record_in_the_middle_costs_its_own_messages_alone(checkpoint: bool) -> None:
-    disk = FakeDisk()
+def test_a_damaged_record_in_the_middle_costs_its_own_messages_alone(checkpoint: bool, disk: FakeDisk) -> None:
     sequences = stored(disk, checkpoint_at=99 if checkpoint else 0)
     broker = open_broker(disk, LIMITS)
     run, path, offset = record_place(broker, 150)
@@ -93,10 +89,9 @@ def test_a_damaged_record_in_the_middle_costs_its_own_messages_alone(checkpoint:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_a_checkpoint_in_steps_beside_arrivals_is_recovered_from(seed: int) -> None:
+def test_a_checkpoint_in_steps_beside_arrivals_is_recovered_from(seed: int, disk: FakeDisk) -> None:
     """Subjects enough for several steps. More is stored between the steps, then the power fails."""
     chance = Random(seed)
-    disk = FakeDisk()
     limits = replace(LIMITS, segment_bytes=1 << 22, queue_runs_max=3, cache_bytes_max=0)
     broker = open_broker(disk, limits)
     subjects = list(range(1, 2 * STEP_QUEUES + 50))
@@ -130,8 +125,7 @@ def test_a_checkpoint_in_steps_beside_arrivals_is_recovered_from(seed: int) -> N
         assert drain(broker, subject=subject) == expected[subject]
 
 
-def test_a_start_with_many_subjects_wakes_none_of_them() -> None:
-    disk = FakeDisk()
+def test_a_start_with_many_subjects_wakes_none_of_them(disk: FakeDisk) -> None:
     broker = open_broker(disk, replace(LIMITS, segment_bytes=1 << 22))
     for subject in range(1, 500):
         broker.deliver(messages(subject, 1, subject=subject), False, NOW_US)
@@ -143,8 +137,7 @@ def test_a_start_with_many_subjects_wakes_none_of_them() -> None:
     assert broker.state.queues.awake_count == 1
 
 
-def test_queues_at_rest_hold_back_messages_that_are_not_consumed() -> None:
-    disk = FakeDisk()
+def test_queues_at_rest_hold_back_messages_that_are_not_consumed(disk: FakeDisk) -> None:
     limits = replace(LIMITS, retention_ms=0, unconsumed_retention_ms=5000, queue_runs_max=100)
     broker = open_broker(disk, limits)
     broker.deliver(messages(1, 10, subject=2), False, NOW_US)
@@ -165,9 +158,8 @@ def test_queues_at_rest_hold_back_messages_that_are_not_consumed() -> None:
 
 
 @pytest.mark.parametrize("pulls", [1, 2])
-def test_a_disk_that_reads_nothing_for_a_moment_loses_no_message(pulls: int) -> None:
+def test_a_disk_that_reads_nothing_for_a_moment_loses_no_message(pulls: int, disk: FakeDisk) -> None:
     """Neither the block of index rows nor the store from which it is made again can be read then."""
-    disk = FakeDisk()
     sequences = stored(disk, checkpoint_at=99)
     disk.kill()
     broker = open_broker(disk, LIMITS)

@@ -69,9 +69,8 @@ def test_an_ack_of_what_a_nack_had_no_room_for_still_counts() -> None:
 @pytest.mark.parametrize("how", ["nack", "end of the lease"])
 @pytest.mark.parametrize("readable_again", [True, False])
 def test_a_message_that_the_disk_cannot_read_is_asked_for_again_before_it_is_given_up(
-    how: str, readable_again: bool
+    how: str, readable_again: bool, disk: FakeDisk
 ) -> None:
-    disk = FakeDisk()
     broker = open_broker(disk)
     for first in (1, 11):
         broker.deliver(messages(first, 10), False, NOW_US)
@@ -98,8 +97,7 @@ def test_a_message_that_the_disk_cannot_read_is_asked_for_again_before_it_is_giv
     assert broker.retries.next_deadline_us() is None
 
 
-def test_a_pause_in_its_place_does_not_end_early_because_the_clock_was_ahead_before_a_restart() -> None:
-    disk = FakeDisk()
+def test_a_pause_in_its_place_does_not_end_early_because_the_clock_was_ahead_before_a_restart(disk: FakeDisk) -> None:
     limits = replace(LIMITS, redelivery_bytes_max=0)
     broker = open_broker(disk, limits)
     broker.deliver(messages(1, 2), False, NOW_US)
@@ -115,8 +113,7 @@ def test_a_pause_in_its_place_does_not_end_early_because_the_clock_was_ahead_bef
     assert deadline_us == NOW_US + HOUR_US
 
 
-def test_restarts_count_as_attempts_of_the_messages_alone_that_were_handed_out_before_them() -> None:
-    disk = FakeDisk()
+def test_restarts_count_as_attempts_of_the_messages_alone_that_were_handed_out_before_them(disk: FakeDisk) -> None:
     broker = open_broker(disk)
     for restart in range(12):  # the first message is held over all of them
         broker.deliver(messages(10 * restart + 1, 2), False, NOW_US)

@@ -32,8 +32,7 @@ def set_policy(broker: Broker, policy: ConsumerPolicy = POLICY, group: int = GRO
     broker.state.policies.written(plan)
 
 
-def test_a_policy_is_there_after_a_crash() -> None:
-    disk = FakeDisk()
+def test_a_policy_is_there_after_a_crash(disk: FakeDisk) -> None:
     broker = open_broker(disk)
     set_policy(broker)
     disk.crash(Random(1))
@@ -45,8 +44,7 @@ def test_a_policy_is_there_after_a_crash() -> None:
     assert broker.state.policies.of((SUBJECT, GROUP + 1)) == DEFAULT_POLICY
 
 
-def test_a_row_without_content_leaves_the_table() -> None:
-    disk = FakeDisk()
+def test_a_row_without_content_leaves_the_table(disk: FakeDisk) -> None:
     broker = open_broker(disk)
     set_policy(broker, dead_subject=0)
     set_policy(broker, DEFAULT_POLICY, dead_subject=0)
@@ -80,8 +78,7 @@ DAMAGED: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("named", DAMAGED)
-def test_a_damaged_table_is_named_and_the_defaults_serve(named: str) -> None:
-    disk = FakeDisk()
+def test_a_damaged_table_is_named_and_the_defaults_serve(named: str, disk: FakeDisk) -> None:
     set_policy(open_broker(disk))
     disk.kill()
     _put(disk, DAMAGED[named](disk.content(PATH)))
@@ -98,8 +95,7 @@ def test_a_damaged_table_is_named_and_the_defaults_serve(named: str) -> None:
     assert broker.state.damages.texts == [] and broker.state.policies.of((SUBJECT, GROUP + 1)) == POLICY
 
 
-def test_on_a_full_disk_the_table_stays_as_it_was() -> None:
-    disk = FakeDisk()
+def test_on_a_full_disk_the_table_stays_as_it_was(disk: FakeDisk) -> None:
     broker = open_broker(disk)
     set_policy(broker)
     disk.capacity_bytes = disk.used_bytes

@@ -42,8 +42,7 @@ def test_after_a_crash_a_repeated_hand_off_stores_exactly_the_lost_messages() ->
         assert sorted(drain(broker)) == list(range(1, 31))
 
 
-def test_a_repeated_hand_off_stores_damaged_messages_again_and_knows_the_others() -> None:
-    disk = FakeDisk()
+def test_a_repeated_hand_off_stores_damaged_messages_again_and_knows_the_others(disk: FakeDisk) -> None:
     broker = open_broker(disk)
     for first in (1, 11, 21):
         broker.deliver(messages(first, 10), False, NOW_US)
@@ -79,8 +78,7 @@ def test_the_keys_of_a_complete_window_are_forgotten() -> None:
     assert broker.status()["open_windows"] == 0
 
 
-def test_persisted_progress_never_passes_the_synced_store() -> None:
-    disk = FakeDisk()
+def test_persisted_progress_never_passes_the_synced_store(disk: FakeDisk) -> None:
     broker = open_broker(disk)
     broker.deliver(messages(1, 10), False, NOW_US)
     assert drain(broker) == list(range(1, 11))
@@ -129,8 +127,7 @@ def test_a_full_disk_refuses_deliveries_and_service_resumes_when_space_returns()
     broker.check_invariants()
 
 
-def test_retention_removes_consumed_and_old_segments_and_keeps_those_that_a_group_needs() -> None:
-    disk = FakeDisk()
+def test_retention_removes_consumed_and_old_segments_and_keeps_those_that_a_group_needs(disk: FakeDisk) -> None:
     broker = open_broker(disk)
     for batch in range(40):
         broker.deliver(messages(1 + 10 * batch, 10), False, NOW_US)
@@ -155,8 +152,7 @@ def test_retention_removes_consumed_and_old_segments_and_keeps_those_that_a_grou
     assert drain(broker) == list(range(1000, 1005))
 
 
-def test_a_crash_after_segments_were_given_back_does_not_take_them_for_lost() -> None:
-    disk = FakeDisk()
+def test_a_crash_after_segments_were_given_back_does_not_take_them_for_lost(disk: FakeDisk) -> None:
     broker = open_broker(disk)
     for batch in range(40):
         broker.deliver(messages(1 + 10 * batch, 10), False, NOW_US)
@@ -192,8 +188,7 @@ def test_a_window_that_is_not_complete_keeps_its_keys_although_all_is_consumed()
     assert broker.deliver(messages(1, 10), True, NOW_US).outcome.tolist() == [2] * 10
 
 
-def test_a_damaged_record_is_reported_and_the_records_behind_it_are_served() -> None:
-    disk = FakeDisk()
+def test_a_damaged_record_is_reported_and_the_records_behind_it_are_served(disk: FakeDisk) -> None:
     broker = open_broker(disk)
     for batch in range(20):
         broker.deliver(messages(1 + 10 * batch, 10), False, NOW_US)
@@ -209,8 +204,7 @@ def test_a_damaged_record_is_reported_and_the_records_behind_it_are_served() -> 
     assert any(path in damage for damage in broker.state.damages.texts)
 
 
-def test_a_damaged_block_of_index_rows_is_made_again_from_the_store() -> None:
-    disk = FakeDisk()
+def test_a_damaged_block_of_index_rows_is_made_again_from_the_store(disk: FakeDisk) -> None:
     broker = open_broker(disk)
     for batch in range(20):
         broker.deliver(messages(1 + 10 * batch, 10), False, NOW_US)
@@ -224,8 +218,7 @@ def test_a_damaged_block_of_index_rows_is_made_again_from_the_store() -> None:
 
 
 @pytest.mark.parametrize("damage", ["lost", "garbage"])
-def test_without_its_checkpoint_the_broker_rebuilds_its_queues_from_the_store(damage: str) -> None:
-    disk = FakeDisk()
+def test_without_its_checkpoint_the_broker_rebuilds_its_queues_from_the_store(damage: str, disk: FakeDisk) -> None:
     broker = open_broker(disk)
     for batch in range(20):
         broker.deliver(messages(1 + 10 * batch, 10), False, NOW_US)
@@ -245,8 +238,7 @@ def test_without_its_checkpoint_the_broker_rebuilds_its_queues_from_the_store(da
     assert drain(broker) == list(range(56, 201))
 
 
-def test_a_snapshot_that_replaces_the_progress_log_keeps_all_acks() -> None:
-    disk = FakeDisk()
+def test_a_snapshot_that_replaces_the_progress_log_keeps_all_acks(disk: FakeDisk) -> None:
     broker = open_broker(disk, BrokerLimits(progress_bytes_max=2000))
     broker.deliver(messages(1, 400), False, NOW_US)
     pulled = broker.pull(SUBJECT, GROUP, 400, 1 << 20, NOW_US, NOW_US)
@@ -264,8 +256,7 @@ def test_a_snapshot_that_replaces_the_progress_log_keeps_all_acks() -> None:
     assert drain(broker) == [1 + row + 1 for row in range(2, 400, 4)]
 
 
-def test_a_batch_larger_than_the_free_disk_is_stored_as_far_as_it_fits() -> None:
-    disk = FakeDisk()
+def test_a_batch_larger_than_the_free_disk_is_stored_as_far_as_it_fits(disk: FakeDisk) -> None:
     broker = open_broker(disk)
     broker.deliver(messages(1, 1), False, NOW_US)
     disk.capacity_bytes = disk.used_bytes + 3 * 4096
@@ -329,9 +320,8 @@ def test_a_crash_while_the_files_are_made_is_not_taken_for_their_loss(seed: int)
 
 @pytest.mark.parametrize("readable_again", [True, False])
 def test_messages_that_the_disk_cannot_read_are_asked_for_again_before_they_are_passed_over(
-    readable_again: bool,
+    readable_again: bool, disk: FakeDisk
 ) -> None:
-    disk = FakeDisk()
     broker = open_broker(disk)
     for first in (1, 11):
         broker.deliver(messages(first, 10), False, NOW_US)

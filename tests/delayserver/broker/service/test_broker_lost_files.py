@@ -48,8 +48,7 @@ def cut(disk: FakeDisk, path: str, length: int) -> None:
     file.close()
 
 
-def test_after_a_crash_the_store_keeps_messages_behind_an_old_checkpoint() -> None:
-    disk = FakeDisk()
+def test_after_a_crash_the_store_keeps_messages_behind_an_old_checkpoint(disk: FakeDisk) -> None:
     broker = open_broker(disk)  # with a checkpoint
     first, now_us = 1, NOW_US
     while len(disk.files("/data/broker/store/")) < 2:
@@ -77,8 +76,7 @@ def test_a_group_that_has_acked_all_it_was_given_gets_more() -> None:
     assert broker.pull(SUBJECT, GROUP, 1, 1 << 20, NOW_US, NOW_US) is not None
 
 
-def test_retention_leaves_the_blocks_of_a_queue_whose_first_one_was_made_again() -> None:
-    disk = FakeDisk()
+def test_retention_leaves_the_blocks_of_a_queue_whose_first_one_was_made_again(disk: FakeDisk) -> None:
     limits = BrokerLimits(
         segment_bytes=4096,
         queue_segment_bytes=512,
@@ -115,8 +113,7 @@ def test_a_block_is_never_taken_for_another_one() -> None:
     assert broker.state.damages.texts
 
 
-def test_a_damaged_block_on_a_full_disk_is_made_again_for_the_pull_alone() -> None:
-    disk = FakeDisk()
+def test_a_damaged_block_on_a_full_disk_is_made_again_for_the_pull_alone(disk: FakeDisk) -> None:
     broker = open_broker(disk, SMALL_BLOCKS)
     for batch in range(12):
         broker.deliver(messages(1 + 10 * batch, 10), False, NOW_US)
@@ -127,8 +124,7 @@ def test_a_damaged_block_on_a_full_disk_is_made_again_for_the_pull_alone() -> No
 
 
 @pytest.mark.parametrize("which", ["first", "last"])
-def test_where_block_and_record_are_damaged_only_the_record_is_lost(which: str) -> None:
-    disk = FakeDisk()
+def test_where_block_and_record_are_damaged_only_the_record_is_lost(which: str, disk: FakeDisk) -> None:
     broker = open_broker(disk, SMALL_BLOCKS)
     for batch in range(12):
         broker.deliver(messages(1 + 10 * batch, 10), False, NOW_US)
@@ -162,8 +158,7 @@ def test_segments_that_retention_removed_are_no_damage_to_a_late_group(runs_max:
     assert not broker.state.damages.texts and not broker.status()["damaged_messages"]
 
 
-def test_a_store_that_lost_its_end_is_reported_and_does_not_hold_up_a_repeated_hand_off() -> None:
-    disk = FakeDisk()
+def test_a_store_that_lost_its_end_is_reported_and_does_not_hold_up_a_repeated_hand_off(disk: FakeDisk) -> None:
     limits = BrokerLimits(segment_bytes=1 << 16, queue_segment_bytes=4096, queue_runs_max=4)
     broker = open_broker(disk, limits)
     for batch in range(20):
@@ -177,8 +172,7 @@ def test_a_store_that_lost_its_end_is_reported_and_does_not_hold_up_a_repeated_h
     assert broker.deliver(messages(1, 10), True, NOW_US).outcome.tolist() == [2] * 10
 
 
-def test_a_segment_of_the_store_that_is_gone_hides_its_own_messages_only() -> None:
-    disk = FakeDisk()
+def test_a_segment_of_the_store_that_is_gone_hides_its_own_messages_only(disk: FakeDisk) -> None:
     broker = open_broker(disk)
     for batch in range(40):
         broker.deliver(messages(1 + 10 * batch, 10), False, NOW_US)
@@ -191,8 +185,7 @@ def test_a_segment_of_the_store_that_is_gone_hides_its_own_messages_only() -> No
     assert broker.state.damages.texts
 
 
-def test_every_group_goes_on_where_all_that_was_stored_is_lost() -> None:
-    disk = FakeDisk()
+def test_every_group_goes_on_where_all_that_was_stored_is_lost(disk: FakeDisk) -> None:
     broker = open_broker(disk, BrokerLimits())
     broker.deliver(messages(1, 20), False, NOW_US)
     for group, count in ((GROUP, 5), (GROUP + 1, 9)):
@@ -209,8 +202,7 @@ def test_every_group_goes_on_where_all_that_was_stored_is_lost() -> None:
         assert drain(broker, group) == list(range(101, 121))
 
 
-def test_on_a_full_disk_retention_removes_segments_that_the_last_checkpoint_does_not_need() -> None:
-    disk = FakeDisk()
+def test_on_a_full_disk_retention_removes_segments_that_the_last_checkpoint_does_not_need(disk: FakeDisk) -> None:
     broker = open_broker(disk)
     for window in (1, 2):
         for batch in range(40):

@@ -393,10 +393,9 @@ async def test_a_row_of_a_group_reads_its_oldest_message_beside_the_event_loop(
 
 
 async def test_many_groups_whose_filters_want_nothing_of_a_long_cold_backlog_come_to_its_end(
-    start: Start, autojump_clock: MockClock
+    start: Start, autojump_clock: MockClock, disk: FakeDisk
 ) -> None:
     """Each holds the result of a read while it waits for its next one. Together they may hold more than the bound."""
-    disk = FakeDisk()
     broker = Broker.open(disk, "/data/broker", SERVER, 0, ROOMY)
     for number in range(1, 601):
         broker.arrivals.deliver(messages(number, 1).with_columns(tag=np.full(1, 1 + (number == 600), np.uint32)), 0)
@@ -449,9 +448,8 @@ async def test_a_group_that_is_removed_before_its_ended_leases_are_gathered_has_
 
 
 async def test_what_is_read_ahead_for_a_group_with_a_filter_is_read_once(
-    start: Start, autojump_clock: MockClock
+    start: Start, autojump_clock: MockClock, disk: FakeDisk
 ) -> None:
-    disk = FakeDisk()
     broker = Broker.open(disk, "/data/broker", SERVER, 0, ROOMY)
     for number in range(1, 601):
         tag = np.full(1, 1 + (number % 50 == 0), np.uint32)

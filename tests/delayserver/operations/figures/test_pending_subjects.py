@@ -227,8 +227,7 @@ async def test_a_directory_of_an_older_program_is_counted_once(boot: Boot) -> No
         server.parts.upkeep.subject_counting.run = later  # type: ignore[method-assign]
 
     host.before_run = held
-    await host.start()
-    client = await host.client()
+    client = await host.start_connected()
     with pytest.raises(NotReady, match="being counted"):
         await ask(client)
     assert (await client.request("metrics"))["subjects_counted"] is False

@@ -39,8 +39,7 @@ async def test_a_nack_brings_the_message_again_after_its_delay_with_the_attempt_
         assert (message["attempt"], message["message_id"], message["body"]) == (attempt, "mine", b"m")
         assert message["properties"] == {"a": "b"}
     assert await settle(client, "ack", message) == {"acked": 1, "unknown": 0}
-    await host.settled()
-    status = host.check_balance(pending=0)
+    status = await host.balanced(pending=0)
     assert (status["accepted"], status["delivered"]) == (1, 1)
     assert await client.lookup(sent["receipt"]) == ["delivered"]
     await host.restart_killed()
@@ -69,8 +68,7 @@ async def test_an_unacked_message_comes_again_after_its_timeout_and_only_to_its_
     assert await client.pull(group="other", wait_ms=5_000) == []
     assert await settle(client, "ack", one) == {"acked": 0, "unknown": 1}
     await settle(client, "ack", again)
-    await host.settled()
-    host.check_balance(pending=0)
+    await host.balanced(pending=0)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -129,8 +127,7 @@ async def test_an_id_stays_used_after_delivery_cancel_and_expiry(boot: Boot) -> 
     assert await client.lookup(*[copy["receipt"] for copy in copies]) == ["deduplicated"] * 3
     assert await client.lookup(other_subject["receipt"], other_due["receipt"]) == ["delivered"] * 2
     assert sorted(texts(await client.pull())) == ["delivered", "other due"]
-    await host.settled()
-    assert host.check_balance(pending=0)["deduplicated"] == 3
+    assert (await host.balanced(pending=0))["deduplicated"] == 3
     await host.restart_killed()
     client = await host.client()
     late = await client.put("copy", due_ms, message_id="d")
@@ -183,8 +180,7 @@ async def test_two_groups_may_name_the_same_node(boot: Boot) -> None:
     routes = (RouteSettings("a*", ("one",)), RouteSettings("*", ("two",)))
     server = boot(small_settings(groups=groups, routes=routes), name="server", network=network, clock=clock)
     await node.start()
-    await server.start()
-    client = await server.client()
+    client = await server.start_connected()
     for number in range(3):
         for subject in ("a", "b"):
             await client.put(f"{subject}{number}", server.now_ms, subject=subject)

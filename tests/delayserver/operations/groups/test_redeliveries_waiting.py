@@ -182,8 +182,7 @@ async def test_a_checkpoint_without_these_counts_has_them_counted_in_the_files(b
     found = checkpoint.read(host.disk, path)
     assert found is not None and found.redeliveries is not None
     checkpoint.write(host.disk, path, replace(found, redeliveries=None))
-    await host.start()
-    client = await host.client()
+    client = await host.start_connected()
     await host.until(lambda: host.server.parts.state.balance.subjects.is_counted)
     row = await shown(client)
     assert (row["lag"], row["retrying"]) == (3, 3)

@@ -34,16 +34,14 @@ async def test_a_pending_message_is_cancelled_once_and_never_delivered(boot: Boo
     assert host.fake().texts == ["other"]
     assert await client.cancel(other) == ["delivered"]
     assert await client.lookup(receipt, other) == ["cancelled", "delivered"]
-    await host.settled()
-    assert host.check_balance(pending=0)["cancelled"] == 1
+    assert (await host.balanced(pending=0))["cancelled"] == 1
 
 
 async def test_a_message_named_twice_in_one_request_is_cancelled_once(boot: Boot) -> None:
     host, client = await boot.connected(faked_settings())
     receipt = (await client.put("m", host.now_ms + 500))["receipt"]
     assert sorted(await client.cancel(receipt, receipt)) == ["already_cancelled", "cancelled"]
-    await host.settled()
-    assert host.check_balance(pending=0)["cancelled"] == 1
+    assert (await host.balanced(pending=0))["cancelled"] == 1
 
 
 async def test_a_cancel_is_too_late_in_flight_and_in_time_in_the_queue(boot: Boot) -> None:
@@ -61,8 +59,7 @@ async def test_a_cancel_is_too_late_in_flight_and_in_time_in_the_queue(boot: Boo
     await host.sleep_ms(100)
     assert fake.texts == ["first"]
     assert await client.cancel(first) == ["delivered"]
-    await host.settled()
-    host.check_balance(pending=0)
+    await host.balanced(pending=0)
 
 
 async def test_an_attempt_without_a_known_result_is_too_late_and_one_known_to_have_failed_is_not(boot: Boot) -> None:
@@ -80,8 +77,7 @@ async def test_an_attempt_without_a_known_result_is_too_late_and_one_known_to_ha
         fake.up = True
         await host.sleep_ms(11_000)
         assert fake.texts == ([] if known else ["m"])
-        await host.settled()
-        host.check_balance(pending=0)
+        await host.balanced(pending=0)
 
 
 async def test_after_a_crash_a_cancel_is_too_late_for_due_messages_and_ends_the_others(boot: Boot) -> None:
@@ -92,15 +88,13 @@ async def test_after_a_crash_a_cancel_is_too_late_for_due_messages_and_ends_the_
     await host.until(lambda: bool(host.fake().attempts))
     await host.kill()
     host.fake().up, host.fake().gate = False, None
-    await host.start()
-    client = await host.client()
+    client = await host.start_connected()
     await host.sleep_ms(100)
     assert await client.cancel(due, far) == ["too_late", "cancelled"]
     host.fake().up = True
     await host.sleep_ms(10_000)
     assert await client.cancel(due) == ["delivered"]
-    await host.settled()
-    host.check_balance(pending=0)
+    await host.balanced(pending=0)
 
 
 async def test_a_clean_stop_leaves_nothing_uncertain(boot: Boot) -> None:
@@ -109,8 +103,7 @@ async def test_a_clean_stop_leaves_nothing_uncertain(boot: Boot) -> None:
     await host.stop()
     host.fake().up = False
     await host.sleep_ms(2_000)
-    await host.start()
-    client = await host.client()
+    client = await host.start_connected()
     await host.sleep_ms(50)
     assert host.fake().uncertain_attempts == 0
     assert await client.cancel(overdue) == ["cancelled"]
@@ -192,8 +185,7 @@ async def test_a_crash_after_the_answer_keeps_the_cancel_and_one_before_keeps_th
         assert outcomes[2] in ("cancelled", "delivered")
         assert outcomes[3] == "delivered"
         assert sorted(host.fake().texts) == (["3"] if outcomes[2] == "cancelled" else ["2", "3"])
-        await host.settled()
-        host.check_balance(pending=0)
+        await host.balanced(pending=0)
 
 
 async def test_the_receipt_of_a_copy_acts_on_the_original(boot: Boot) -> None:
@@ -207,8 +199,7 @@ async def test_the_receipt_of_a_copy_acts_on_the_original(boot: Boot) -> None:
     assert await client.lookup(original, copy) == ["cancelled", "deduplicated"]
     await host.sleep_ms(2_000)
     assert not host.fake().stored
-    await host.settled()
-    status = host.check_balance(pending=0)
+    status = await host.balanced(pending=0)
     assert (status["cancelled"], status["deduplicated"]) == (1, 1)
 
 
@@ -243,8 +234,7 @@ async def test_an_id_means_the_live_message_after_a_reschedule_to_the_same_time(
     assert await client.lookup(old, moved["new_receipt"], copy) == ["cancelled", "cancelled", "deduplicated"]
     await host.sleep_ms(2_000)
     assert not host.fake().stored
-    await host.settled()
-    host.check_balance(pending=0)
+    await host.balanced(pending=0)
 
 
 async def test_a_cancel_by_id_does_not_wait_for_sequences_that_a_crash_left_unused(boot: Boot) -> None:
@@ -279,8 +269,7 @@ async def test_a_held_row_is_not_loaded_while_its_cancel_is_committed(boot: Boot
     for receipt, answer in answers.items():
         assert (answer == "cancelled") == (receipt not in delivered), answer
     assert {"cancelled", "delivered"} <= set(answers.values()) | {"delivered"}
-    await host.settled()
-    host.check_balance(pending=0)
+    await host.balanced(pending=0)
 
 
 async def test_cancel_of_a_coarse_message_holds_after_its_day_was_drained(boot: Boot) -> None:
@@ -293,8 +282,7 @@ async def test_cancel_of_a_coarse_message_holds_after_its_day_was_drained(boot: 
     await host.sleep_ms(35_000)
     assert host.fake().texts == ["keep"]
     assert await client.cancel(keep, gone) == ["delivered", "already_cancelled"]
-    await host.settled()
-    assert host.check_balance(pending=0)["cancelled"] == 1
+    assert (await host.balanced(pending=0))["cancelled"] == 1
 
 
 async def test_columns_cancel_many_at_once(boot: Boot) -> None:
@@ -308,8 +296,7 @@ async def test_columns_cancel_many_at_once(boot: Boot) -> None:
     codes = unpack_column(answer["outcome"], 1_002, U8, "outcome")
     assert (codes[:1_000] == 5).all()
     assert (codes[1_000:] == 0).all()
-    await host.settled()
-    assert host.check_balance(pending=0)["cancelled"] == 1_000
+    assert (await host.balanced(pending=0))["cancelled"] == 1_000
 
 
 async def test_one_cancel_answers_alike_from_memory_and_from_files(boot: Boot) -> None:
@@ -335,8 +322,7 @@ async def test_one_cancel_answers_alike_from_memory_and_from_files(boot: Boot) -
     assert await cancel(slice(0, 300)) == expected[:300].tolist()
     expected[:300][expected[:300] == int(Outcome.CANCELLED)] = int(Outcome.ALREADY_CANCELLED)
     assert await cancel(slice(None, None, -1)) == expected[::-1].tolist()
-    await host.settled()
-    assert host.check_balance(pending=0)["cancelled"] == count - delivered.sum()
+    assert (await host.balanced(pending=0))["cancelled"] == count - delivered.sum()
 
 
 async def test_a_cancel_says_delivered_of_a_message_delivered_while_it_reads_other_outcomes(
@@ -359,8 +345,7 @@ async def test_a_cancel_says_delivered_of_a_message_delivered_while_it_reads_oth
     host.server.parts.state.decided.open_messages.remove(np.array([far["sequence"]]))
     assert await client.cancel(far["receipt"], near["receipt"]) == ["cancelled", "delivered"]
     assert host.fake().texts == ["near"]
-    await host.settled()
-    assert host.check_balance(pending=0)["cancelled"] == 1
+    assert (await host.balanced(pending=0))["cancelled"] == 1
 
 
 async def test_after_a_crash_a_decided_message_that_is_replayed_again_stays_decided(boot: Boot) -> None:
@@ -373,8 +358,7 @@ async def test_after_a_crash_a_decided_message_that_is_replayed_again_stays_deci
     client = await host.client()
     for receipt in receipts:
         assert await client.cancel(receipt) == ["delivered"]
-    await host.settled()
-    assert host.check_balance(pending=0)["delivered"] == 3
+    assert (await host.balanced(pending=0))["delivered"] == 3
 
 
 async def test_expired_is_answered_only_when_it_is_durable(boot: Boot) -> None:
@@ -471,8 +455,7 @@ async def test_an_attempt_without_an_answer_is_not_forgotten_by_a_step_of_the_cl
     host.fake().up = True
     await host.until(lambda: host.fake().stored != [], within_ms=15_000)
     assert host.fake().uncertain == set(host.fake().stored)
-    await host.settled()
-    host.check_balance(pending=0)
+    await host.balanced(pending=0)
 
 
 async def test_an_attempt_without_an_answer_is_not_forgotten_when_the_queue_is_too_small_for_its_rows(
@@ -505,8 +488,7 @@ async def test_an_attempt_without_an_answer_is_not_forgotten_when_the_queue_is_t
     assert await client.cancel(*receipts) == ["too_late"] * 8
     host.fake().up = True
     await host.until(lambda: len(host.fake().stored) == 9, within_ms=15_000)
-    await host.settled()
-    host.check_balance(pending=0)
+    await host.balanced(pending=0)
 
 
 async def test_a_clean_stop_does_not_settle_an_unanswered_attempt_whose_row_left_the_queue(boot: Boot) -> None:

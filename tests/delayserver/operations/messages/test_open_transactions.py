@@ -72,8 +72,7 @@ async def test_open_transactions_are_listed_after_a_restart(boot: Boot, stop: st
     until_ms = host.server.parts.state.balance.timers_until_ms
     for _ in range(2):
         await (host.kill() if stop == "kill" else host.stop())
-        await host.start()
-        client = await host.client()
+        client = await host.start_connected()
         assert sorted(await receipts(client)) == sorted(prepared)
         assert host.server.parts.state.balance.timers_until_ms == until_ms, "the checkpoint says how far timers may lie"
 
@@ -125,8 +124,7 @@ async def test_a_list_reads_no_file_behind_the_latest_timer(boot: Boot) -> None:
         return work()
 
     host.workers.around = around
-    await host.start()
-    client = await host.client()
+    client = await host.start_connected()
     await client.send(
         *[{"subject": "s", "body": "m", "due_ms": host.now_ms + minute * MINUTE_MS} for minute in range(3, 50)]
     )

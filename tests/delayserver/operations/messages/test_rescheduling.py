@@ -49,8 +49,7 @@ async def test_many_messages_are_moved_in_one_commit(boot: Boot) -> None:
     ]
     await host.sleep_ms(1_000)
     assert sorted(host.fake().texts) == sorted(f"body {n}" for n in range(300))
-    await host.settled()
-    host.check_balance(pending=0)
+    await host.balanced(pending=0)
 
 
 async def test_each_rescheduled_item_keeps_the_fields_that_it_does_not_change(boot: Boot) -> None:
@@ -116,8 +115,7 @@ async def test_named_twice_a_message_is_moved_once(boot: Boot) -> None:
     assert "new_receipt" not in second
     await host.sleep_ms(500)
     assert host.fake().texts == ["body 0"]
-    await host.settled()
-    host.check_balance(pending=0)
+    await host.balanced(pending=0)
 
 
 async def test_named_twice_by_its_id_a_message_is_moved_once_also_to_the_due_time_that_it_has(boot: Boot) -> None:
@@ -130,8 +128,7 @@ async def test_named_twice_by_its_id_a_message_is_moved_once_also_to_the_due_tim
     assert await client.lookup(first["new_receipt"]) == ["pending"]
     await host.sleep_ms(500)
     assert host.fake().texts == ["first"]
-    await host.settled()
-    host.check_balance(pending=0)
+    await host.balanced(pending=0)
 
 
 async def test_named_twice_a_message_that_is_not_moved_is_not_cancelled_either(boot: Boot) -> None:
@@ -156,8 +153,7 @@ async def test_damage_refuses_its_own_messages_and_moves_the_others(boot: Boot) 
     (path,) = [path for path in host.disk.files("/data/schedule_log") if path.endswith(".direct.log")]
     header = decode_header(host.disk.content(path)[FILE_HEADER_BYTES:][:HEADER_BYTES], FILE_HEADER_BYTES)
     host.disk.flip_bit(path, header.blob_offset + 3)
-    await host.start()
-    client = await host.client()
+    client = await host.start_connected()
     later = {"due_ms": host.now_ms + 2 * HOUR_MS}
     first, second = await move(client, [{"receipt": row["receipt"]} | later for row in (damaged, whole)])
     assert (first["error"], second["outcome"]) == ("message_damaged", "cancelled")

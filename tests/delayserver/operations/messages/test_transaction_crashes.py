@@ -74,8 +74,7 @@ async def judge(host: Host, client: Client, told: dict[str, str], receipts: dict
             assert ended[body] == by_policy[body], body
     # A prepare without an answer may have happened: then its policy has ended it as well.
     assert set(seen) <= {"commit", "back", "kept"}
-    await host.settled()
-    host.check_balance(pending=0)
+    await host.balanced(pending=0)
     for check in await client.pull("p.check"):
         raise AssertionError(f"asked behind the last check: {check}")
 

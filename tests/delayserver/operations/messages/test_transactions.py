@@ -49,8 +49,7 @@ async def test_a_prepared_message_is_seen_after_its_commit_and_not_before(boot: 
     (message,) = await client.pull(wait_ms=1_000)
     assert (message["body"], message["properties"], message["message_id"]) == (b"body", {"a": "b"}, "id 1")
     assert await client.lookup(prepared["receipt"], committed["new_receipt"]) == ["committed", "delivered"]
-    await host.settled()
-    status = host.check_balance(pending=0)
+    status = await host.balanced(pending=0)
     assert (status["accepted"], status["cancelled"], status["delivered"]) == (2, 1, 1)
     assert status["replaced"] == 1, "the committed message counts beside its transaction"
 
@@ -74,8 +73,7 @@ async def test_replaced_messages_are_told_apart_also_after_a_restart(boot: Boot,
         await (host.kill() if stop == "kill" else host.stop())
         if stop == "without a checkpoint":
             host.disk.remove(f"{DATA_DIR}/checkpoint")
-        await host.start()
-        client = await host.client()
+        client = await host.start_connected()
         await host.sleep_ms(200)
 
 
@@ -89,8 +87,7 @@ async def test_a_transaction_that_is_rolled_back_is_never_seen(boot: Boot) -> No
     host.clock.step(2 * HOUR_MS)
     await host.sleep_ms(5_000)
     assert await client.pull() == []
-    await host.settled()
-    status = host.check_balance(pending=0)
+    status = await host.balanced(pending=0)
     assert (status["accepted"], status["rolled_back"]) == (2, 2)
 
 
@@ -122,8 +119,7 @@ async def test_a_producer_that_says_nothing_is_asked_and_then_the_policy_decides
     await host.sleep_ms(30_000)
     assert await client.pull("p.check") == []
     assert await client.pull() == []
-    await host.settled()
-    status = host.check_balance(pending=0)
+    status = await host.balanced(pending=0)
     assert (status["accepted"], status["rolled_back"], status["cancelled"], status["delivered"]) == (3, 1, 1, 1)
 
 
@@ -152,8 +148,7 @@ async def test_a_repeated_end_gets_the_same_answer_and_another_end_is_refused(bo
     ]
     assert await client.lookup(first, second, third) == ["committed", "rolled_back", "cancelled"]
     assert await client.cancel(first, second) == ["already_cancelled", "rolled_back"]
-    await host.settled()
-    host.check_balance()
+    await host.balanced()
 
 
 async def test_an_end_whose_row_is_damaged_is_not_taken_for_a_cancel(boot: Boot) -> None:
@@ -217,8 +212,7 @@ async def test_a_prepare_that_is_sent_twice_is_one_transaction(boot: Boot) -> No
     assert (await end(client, "commit", again["receipt"]))[0]["new_receipt"] == committed["new_receipt"]
     await host.sleep_ms(5_000)
     assert texts(await client.pull()) == ["body"]
-    await host.settled()
-    status = host.check_balance(pending=0)
+    status = await host.balanced(pending=0)
     assert (status["accepted"], status["deduplicated"], status["cancelled"], status["delivered"]) == (4, 2, 1, 1)
 
 
@@ -253,8 +247,7 @@ async def test_one_of_racing_ends_of_a_transaction_wins_and_the_other_gets_its_o
         seen += [f"body {round_}"] if "error" not in committed else []
     await host.sleep_ms(1_000)
     assert texts(await one.pull()) == seen
-    await host.settled()
-    host.check_balance(pending=0)
+    await host.balanced(pending=0)
 
 
 @pytest.mark.parametrize("ends", ["commit", "rollback"])
@@ -280,8 +273,7 @@ async def test_after_a_crash_open_transactions_are_checked_back_and_answered_one
         client = await host.client()
     await host.sleep_ms(20_000)
     assert await client.lookup(prepared[0]["receipt"]) == ["rolled_back"]
-    await host.settled()
-    host.check_balance(pending=0)
+    await host.balanced(pending=0)
     await host.stop()
     assert findings_of(host) == []
 
@@ -293,8 +285,7 @@ async def test_after_a_downtime_of_days_each_transaction_is_asked_once_and_then_
     )
     await host.stop()
     host.clock.step(5 * 24 * HOUR_MS)
-    await host.start()
-    client = await host.client()
+    client = await host.start_connected()
     await host.sleep_ms(10_000)
     checks = await client.pull("p.check", ack_timeout_ms=10 * HOUR_MS)
     assert {row["properties"]["transaction_check"] for row in checks} == {"1"}
@@ -303,8 +294,7 @@ async def test_after_a_downtime_of_days_each_transaction_is_asked_once_and_then_
     await host.sleep_ms(55_000)
     assert {row["properties"]["transaction_check"] for row in await client.pull("p.check")} == {"2"}
     await host.sleep_ms(70_000)
-    await host.settled()
-    assert host.check_balance(pending=0)["rolled_back"] == 300
+    assert (await host.balanced(pending=0))["rolled_back"] == 300
     await host.stop()
     assert findings_of(host) == []
 
@@ -329,13 +319,11 @@ async def test_a_transaction_in_a_far_day_is_asked_about_soon(boot: Boot) -> Non
     await host.stop()
     assert findings_of(host) == []
     host.clock.step(5 * 24 * HOUR_MS)
-    await host.start()
-    client = await host.client()
+    client = await host.start_connected()
     await host.sleep_ms(5_000)
     assert texts(await client.pull()) == ["far"]
     assert await client.lookup(prepared["receipt"]) == ["committed"]
-    await host.settled()
-    host.check_balance(pending=0)
+    await host.balanced(pending=0)
 
 
 async def test_a_clock_that_jumps_asks_at_once_and_decides_nothing_early(boot: Boot) -> None:
@@ -369,8 +357,7 @@ async def test_a_full_disk_ends_nothing_and_forgets_no_transaction(boot: Boot) -
     await host.sleep_ms(10_000)
     assert len(await client.pull("p.check", ack_timeout_ms=HOUR_MS)) <= 1
     assert await client.lookup(prepared["receipt"]) == ["rolled_back"]
-    await host.settled()
-    host.check_balance(pending=0)
+    await host.balanced(pending=0)
 
 
 async def test_a_disk_that_fills_up_between_two_records_of_check_backs_asks_no_transaction_twice(
@@ -395,8 +382,7 @@ async def test_a_disk_that_fills_up_between_two_records_of_check_backs_asks_no_t
         ]
         await host.sleep_ms(5_000)
     assert sorted(asked) == [(name, check) for name in names for check in "123"]
-    await host.settled()
-    host.check_balance()
+    await host.balanced()
     await host.stop()
     assert findings_of(host) == []
 
@@ -411,8 +397,7 @@ async def test_a_check_back_that_was_too_slow_once_leaves_no_doubt_behind(boot: 
         return work()
 
     host.workers.around = around
-    await host.start()
-    client = await host.client()
+    client = await host.start_connected()
     await prepare(client, *["m"] * 40, due_ms=host.now_ms, check_after_ms=1_000, checks_max=1)
     await host.sleep_ms(1_700)
     attempted = host.server.parts.opened.attempts.attempted
@@ -449,8 +434,7 @@ async def test_a_subject_named_like_that_of_timers_is_an_ordinary_one(boot: Boot
     await client.put("behind", host.now_ms, TIMERS_SUBJECT)
     await host.sleep_ms(2_000)
     assert texts(await client.pull(TIMERS_SUBJECT)) == ["before", "behind"]
-    await host.settled()
-    assert host.check_balance(pending=0)["rolled_back"] == 1
+    assert (await host.balanced(pending=0))["rolled_back"] == 1
 
 
 async def test_retention_counts_rolled_back_messages(boot: Boot) -> None:
@@ -479,8 +463,7 @@ async def test_the_first_timer_may_come_while_a_hot_second_is_taken_in_slices(bo
     await prepare(client, "body", due_ms=host.now_ms, check_after_ms=1_000, checks_max=0)
     await host.sleep_ms(5_000)
     assert host.died_of is None
-    await host.settled()
-    status = host.check_balance(pending=0)
+    status = await host.balanced(pending=0)
     assert (status["delivered"], status["rolled_back"]) == (5_000, 1)
 
 

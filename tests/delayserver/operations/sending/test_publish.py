@@ -241,8 +241,7 @@ async def test_a_stop_waits_for_the_space_that_is_zeroed_ahead_of_the_store(boot
         return work()
 
     host.workers.around = around
-    await host.start()
-    client = await host.client()
+    client = await host.start_connected()
     await client.request("publish", {"messages": [{"subject": "s", "body": "m"}]})
     await warming.wait()
     await host.stop()

@@ -171,15 +171,13 @@ def test_rebuild_leaves_no_lock_in_a_folder_that_is_not_ours(tmp_path: Path) -> 
 
 async def drained_with_copy(host: Host) -> int:
     """A message of a coarse day, and a copy of it that came when the day was fine; the process is killed. The due time."""
-    await host.start()
-    client = await host.client()
+    client = await host.start_connected()
     due_ms = host.now_ms - host.now_ms % DAY_MS + 3 * DAY_MS + 5_000
     await client.put("original", due_ms, message_id="x")
     await host.sleep_ms(2_000)
     await host.stop()
     host.clock.step(2 * DAY_MS)
-    await host.start()
-    client = await host.client()
+    client = await host.start_connected()
     await host.until(
         lambda: not host.server.parts.files.days.draining() and sum_of_minutes(host) == 1, within_ms=60_000
     )
@@ -258,8 +256,7 @@ async def test_a_rebuilt_table_of_names_gives_no_code_of_a_consumer_group_to_ano
     host.disk.remove("/data/names.log")
     rebuild(host.disk)
     assert findings_of(host.disk) == []
-    await host.start()
-    client = await host.client()
+    client = await host.start_connected()
     pulled = [len(await client.pull("lost-name-2", group)) for group in ("new1", "new2", "new3", "new4")]
     assert pulled == [1] * 4, "a new group begins with the oldest message"
 

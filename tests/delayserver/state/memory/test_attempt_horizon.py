@@ -40,8 +40,7 @@ async def test_on_a_full_disk_attempts_stay_behind_a_durable_horizon(
     assert host.now_ms < due_ms - 50_000
     assert await (await host.client()).cancel(sent["receipt"]) == ["too_late"]
     await host.until(lambda: sent["sequence"] in fake.uncertain, within_ms=61_000)
-    await host.settled()
-    host.check_balance(pending=0)
+    await host.balanced(pending=0)
 
 
 async def move_horizon(host: Host) -> None:
@@ -129,8 +128,7 @@ async def test_an_attempt_while_the_clock_was_ahead_is_not_forgotten_with_the_ch
     await host.sleep_ms(sent["due_ms"] - host.now_ms + 1_000)
     assert host.fake().stored == [sent["sequence"]]
     assert host.fake().uncertain == {sent["sequence"]}, "the node is asked whether it has the message"
-    await host.settled()
-    host.check_balance(pending=0)
+    await host.balanced(pending=0)
 
 
 async def test_after_the_loss_of_a_checkpoint_messages_due_behind_the_horizon_can_be_cancelled(boot: Boot) -> None:
