@@ -37,7 +37,7 @@ store.tables: store store.disk store.logs store.records
 .logs:
 .protocol:
 .protocol.schema: .protocol
-.client.values: .protocol
+.client.values: .protocol .protocol.schema
 .metrics: .protocol
 .net: .protocol
 .client.tracing: .client.values .logs
@@ -54,7 +54,7 @@ store.tables: store store.disk store.logs store.records
 .broker.files: store store.disk store.logs store.records .broker .broker.queues
 .client.blocking: .client.asynchronous .client.calls .client.connections .client.tracing .client.values .protocol
     .protocol.schema
-.client.consuming: .client.asynchronous .client.calls .client.values .logs .protocol
+.client.consuming: .client.asynchronous .client.calls .client.values .logs .protocol .protocol.schema
 .names: store store.tables .config .protocol .runtime
 .state.connections: .protocol .runtime
 .recover.reading: store store.disk store.logs store.records store.tables .protocol
@@ -87,10 +87,10 @@ delayserver: .client
     .state.positions .state.windows
 .cli: delayserver .cli.terminal .runtime
 .cli.demo: .cli.terminal .client .runtime
-.cli.groups: .cli.terminal .client .client.calls .client.listening .client.values .config .runtime
+.cli.groups: .cli.terminal .client .client.calls .client.listening .config .runtime
 .cli.messages: .cli.terminal .client .client.calls .client.values .config .protocol
 .cli.recover: store store.disk store.records store.tables .cli.terminal .client .client.calls .config .protocol
-    .recover.checking .recover.mending .recover.reading .recover.telling .runtime
+    .protocol.schema .recover.checking .recover.mending .recover.reading .recover.telling .runtime
 .cli.tokens: store.disk store.tables .cli.terminal .client.calls .config .protocol .protocol.schema .runtime .tokens
 .dispatch: wheel store store.indexes store.logs store.records store.tables .config .logs .protocol .runtime
     .state.counts .state.decisions .state.memory .state.windows .targets
@@ -109,14 +109,14 @@ delayserver: .client
     .broker.service .config .names .operations.access .protocol .protocol.schema .receive .runtime .state.connections
     .state.counts .upkeep
 .operations.nodes: store store.records store.tables delayserver .broker.actions .broker.service .config .dispatch
-    .logs .names .protocol .receive .runtime .state.memory
+    .logs .names .protocol .protocol.schema .receive .runtime .state.memory
 .front: store .config .logs .net .operations.access .operations.nodes .protocol .runtime .state.connections
     .state.positions
 .operations.figures: store.logs store.records store.tables .broker .broker.queues .broker.service .config .dispatch
     .load .operations.access .operations.groups .operations.nodes .protocol .protocol.schema .receive .runtime .state
     .state.connections .state.counts .state.decisions .state.memory .state.positions .state.windows .upkeep
 .operations.sending: store store.indexes store.logs store.records store.tables .broker.service .config .names
-    .operations.nodes .protocol .receive .recover.reading .runtime .state .state.decisions .state.positions
+    .operations.nodes .protocol .protocol.schema .receive .recover.reading .runtime .state .state.decisions .state.positions
     .state.windows .upkeep
 .operations.messages: wheel store store.indexes store.logs store.records store.tables .broker.service .names
     .operations.access .operations.sending .protocol .protocol.schema .receive .runtime .state .state.counts

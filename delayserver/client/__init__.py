@@ -12,9 +12,7 @@ from delayserver.client.blocking.transaction_operations import Transaction
 from delayserver.client.calls.figure_calls import (
     Metrics,
 )
-from delayserver.client.calls.find_calls import FoundMessage
 from delayserver.client.calls.policy_calls import GroupPolicy, PolicyChanges
-from delayserver.client.calls.subject_calls import SubjectsPage
 from delayserver.client.calls.token_calls import MadeToken
 from delayserver.client.calls.transaction_calls import (
     CheckBack,
@@ -38,13 +36,10 @@ from delayserver.client.values.messages import (
     Message,
     MessageKey,
     NackResult,
-    Node,
     PublishResult,
-    ReadMessage,
     ReadPage,
     RejectedRow,
     RescheduleResult,
-    Route,
     SendResult,
     ServerInfo,
     Status,
@@ -58,12 +53,15 @@ from delayserver.protocol.limits import Limits
 from delayserver.protocol.outcomes import Outcome
 from delayserver.protocol.schema.dead_letters import DeadLetter, DropResult, ResendResult
 from delayserver.protocol.schema.groups import ConsumerGroup, Sought
+from delayserver.protocol.schema.node_routes import Node, Route
 from delayserver.protocol.schema.pending import (
     PendingBucket,
     PendingPage,
     PendingSubject,
     PendingSubjectsPage,
 )
+from delayserver.protocol.schema.stored import FoundMessage, ReadMessage
+from delayserver.protocol.schema.subjects import SubjectsPage
 from delayserver.protocol.schema.tokens import Token
 from delayserver.protocol.schema.transactions import OpenTransaction, OpenTransactionsPage
 from delayserver.protocol.schema.waiting_keys import RetryKeysResult, SkipResult, WaitingKey

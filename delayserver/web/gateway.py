@@ -21,6 +21,7 @@ from delayserver.protocol.figure_fields import reply_type
 from delayserver.protocol.figures import ServerStatus
 from delayserver.protocol.schema.dead_letters import DropResult
 from delayserver.protocol.schema.groups import ConsumerGroup, Sought
+from delayserver.protocol.schema.reload import Changes
 from delayserver.protocol.schema.transactions import OpenTransactionsPage
 from delayserver.protocol.schema.waiting_keys import RetryKeysResult, SkipResult
 from delayserver.web.answers import EVENTS, JSON, Send, json_answer, problem_answer, read_query
@@ -53,7 +54,6 @@ from delayserver.web.router import Endpoint, EndpointAnswer, Router
 from delayserver.web.schemas import (
     AckReply,
     AckRequest,
-    Changes,
     ChosenLetters,
     CommitRequest,
     DeliveriesRequest,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -11,9 +10,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from delayserver.client.values.messages import ReadMessage
 from delayserver.config.units import parse_instant_ms
 from delayserver.protocol.schema.dead_letters import DeadLetter
+from delayserver.protocol.schema.stored import ReadMessage
 from delayserver.web.answers import json_answer, read_json, read_query
 from delayserver.web.bodies import BodyForm, BodyReader, shown_body
 from delayserver.web.clients import Clients, TokenClient
@@ -206,7 +205,7 @@ def _letter(letter: DeadLetter, form: BodyForm | None) -> Letter:
 
 
 def _stored(message: ReadMessage, form: BodyForm) -> Stored:
-    fields = asdict(message)
+    fields = msgspec.structs.asdict(message)
     shown, encoding = shown_body(fields.pop("body"), form)
     return Stored(**fields, body=shown, body_encoding=encoding)
 

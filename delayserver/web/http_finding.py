@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated
 
 from msgspec import Meta, Struct
+from msgspec.structs import asdict
 from starlette.requests import Request
 from starlette.responses import Response
 
-from delayserver.client.calls.find_calls import FoundMessage
+from delayserver.protocol.schema.stored import FoundMessage, FromMs, Key, ToMs
 from delayserver.web.answers import json_answer, read_query
 from delayserver.web.bodies import BodyForm, shown_body
 from delayserver.web.clients import Clients
+from delayserver.web.schemas import Stored
 
 
 class FindQuery(Struct, forbid_unknown_fields=True):
@@ -21,32 +23,18 @@ class FindQuery(Struct, forbid_unknown_fields=True):
     """
 
     message_id: str | None = None
-    key: str | None = None
+    key: Key | None = None
     subject: str | None = None
-    from_ms: Annotated[int, Meta(ge=0, le=2**52)] | None = None
-    to_ms: Annotated[int, Meta(ge=0, le=2**52)] | None = None
+    from_ms: FromMs | None = None
+    to_ms: ToMs | None = None
     max: Annotated[int, Meta(ge=1, le=1000)] = 100
     body_as: BodyForm = "auto"
 
 
-class Found(Struct, omit_defaults=True):
+class Found(Stored, frozen=True, kw_only=True, omit_defaults=True):
     """One stored message. `position` is its number in the queue of its subject."""
 
     receipt: str
-    message_id: str
-    subject: str
-    position: int
-    sequence: int
-    server_id: str
-    due_ms: int
-    accepted_us: int
-    dispatched_us: int
-    body: Any
-    body_encoding: Literal["text", "json", "base64"]
-    properties: dict[str, str] = {}
-    expires_ms: int = 0
-    tag: str | None = None
-    order_key: str | None = None
 
 
 class FindReply(Struct):
@@ -78,20 +66,4 @@ class HttpFinding:
 
 def _row(message: FoundMessage, form: BodyForm) -> Found:
     body, encoding = shown_body(message.body, form)
-    return Found(
-        receipt=message.receipt,
-        message_id=message.message_id,
-        subject=message.subject,
-        position=message.position,
-        sequence=message.sequence,
-        server_id=message.server_id,
-        due_ms=message.due_ms,
-        accepted_us=message.accepted_us,
-        dispatched_us=message.dispatched_us,
-        body=body,
-        body_encoding=encoding,
-        properties=message.properties,
-        expires_ms=message.expires_ms,
-        tag=message.tag,
-        order_key=message.order_key,
-    )
+    return Found(**asdict(message) | {"body": body}, body_encoding=encoding, receipt=message.receipt)

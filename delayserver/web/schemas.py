@@ -12,6 +12,7 @@ from delayserver.protocol.schema.groups import ConsumerGroup, SeekTo
 from delayserver.protocol.schema.lookup import LookupRow
 from delayserver.protocol.schema.pending import PendingBucket, PendingSubject
 from delayserver.protocol.schema.policies import PolicyFields, Reset
+from delayserver.protocol.schema.stored import StoredMessage
 from delayserver.protocol.schema.waiting_keys import NextMs, WaitingKey
 from delayserver.web.bodies import Encoding, PullEncoding, PullForm
 
@@ -302,23 +303,11 @@ class Resent(Struct):
     unreadable: int
 
 
-class Stored(Struct, omit_defaults=True):
+class Stored(StoredMessage, frozen=True, kw_only=True, omit_defaults=True):
     """A message that is stored, read without a group."""
 
-    message_id: str
-    subject: str
-    position: int
-    sequence: int
-    server_id: str
-    due_ms: int
-    accepted_us: int
-    dispatched_us: int
     body: Any
     body_encoding: Encoding
-    properties: dict[str, str] = {}
-    expires_ms: int = 0
-    tag: str | None = None
-    order_key: str | None = None
 
 
 class ReadReply(Struct):
@@ -351,12 +340,6 @@ class EndedTransactionReply(Struct, omit_defaults=True):
     new_receipt: str | None = None
     due_ms: int | None = None
     sequence: int | None = None
-
-
-class Changes(Struct):
-    """What a reload has changed."""
-
-    changes: list[str]
 
 
 class Health(Struct):

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from delayserver.client.calls.transaction_calls import Ended as EndedTransaction
 from delayserver.protocol.errors import Forbidden
+from delayserver.protocol.schema.reload import Changes
 from delayserver.web.answers import json_answer, read_json, read_query
 from delayserver.web.bodies import BodyReader, message_body, message_bytes_max
 from delayserver.web.clients import Clients
@@ -19,7 +20,6 @@ from delayserver.web.due_times import due_ms_of, has_due
 from delayserver.web.http_consuming import REQUEST_BYTES_MAX
 from delayserver.web.queries import TransactionsQuery
 from delayserver.web.schemas import (
-    Changes,
     CommitRequest,
     EndedTransactionReply,
     PrepareRequest,

@@ -73,6 +73,10 @@ def _type(kind: inspect.Type) -> str:
     kind = plain(kind)
     if isinstance(kind, inspect.ListType | inspect.VarTupleType):
         return f"[{_type(kind.item_type)}]"
+    if isinstance(kind, inspect.TupleType):
+        return f"[{', '.join([_type(each) for each in kind.item_types])}]"
+    if isinstance(kind, inspect.TupleType):
+        return f"[{', '.join([_type(each) for each in kind.item_types])}]"
     return _WORDS[type(kind)]
 
 

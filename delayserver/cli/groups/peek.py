@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,7 +11,7 @@ from delayserver.cli.terminal.output import body_fields, print_json, visible, vi
 from delayserver.config.units import format_instant
 
 if TYPE_CHECKING:
-    from delayserver.client.values.messages import ReadMessage
+    from delayserver.client import ReadMessage
 
 
 @click.command
@@ -61,6 +60,8 @@ def peek(subject: str, position: int | None, maximum: int, wait_ms: int, server:
 
 def _print(message: ReadMessage, as_json: bool) -> None:
     if as_json:
+        from msgspec.structs import asdict
+
         record: dict[str, Any] = asdict(message)
         body = body_fields(record.pop("body"))
         for name in ("accepted", "dispatched"):

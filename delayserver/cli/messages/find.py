@@ -11,7 +11,7 @@ from delayserver.cli.terminal.output import body_fields, print_json, visible, vi
 from delayserver.config.units import format_instant
 
 if TYPE_CHECKING:
-    from delayserver.client.calls.find_calls import FoundMessage
+    from delayserver.client import FoundMessage
 
 
 @click.command

@@ -13,6 +13,7 @@ from delayserver.cli.terminal.output import print_json
 
 if TYPE_CHECKING:
     from delayserver.client import Client
+    from delayserver.protocol.schema.redispatch import RedispatchSlice
     from delayserver.recover.reading.redispatch_records import Unread
 
 OUTCOMES = ("delivered", "expired", "dead_lettered")
@@ -80,16 +81,18 @@ def redispatch(
         raise click.UsageError("say which: --from and --to, the due times of the messages to deliver again")
     shared.check_range(from_ms, to_ms)
     if server is not None:
-        arguments: dict[str, Any] = {"from_ms": from_ms, "to_ms": to_ms, "outcomes": list(outcomes)}
-        if subject is not None:
-            arguments["subject"] = subject
+        from msgspec.structs import replace
+
+        from delayserver.protocol.schema.redispatch import RedispatchSlice
+
+        asked = RedispatchSlice(from_ms=from_ms, to_ms=to_ms, subject=subject, outcomes=outcomes)  # type: ignore[arg-type]  # some of `OUTCOMES`
         secret = _secret(config)
         with options.connect(server) as client:
             _prove(client, secret)
-            done = _slices(client, arguments | {"dry_run": True})
+            done = _slices(client, replace(asked, dry_run=True))
             if not dry_run and done.messages:
                 options.confirm(f"Deliver {done.messages:,} messages again?", yes)
-                done = _slices(client, arguments)
+                done = _slices(client, asked)
     else:
         assert directory is not None
         click.echo(
@@ -145,26 +148,27 @@ def _prove(client: Client, secret: str) -> None:
         ask({"proof": make_proof(secret, challenge)})
 
 
-def _slices(client: Client, arguments: dict[str, Any]) -> Done:
+def _slices(client: Client, asked: RedispatchSlice) -> Done:
     """Sends one request per slice until the server has no more."""
-    from delayserver.client.calls.core import Call
+    from msgspec.structs import replace
+
+    from delayserver.client.calls.core import described_call
     from delayserver.protocol.operation_names import REDISPATCH
+    from delayserver.protocol.schema.redispatch import Redispatched
     from delayserver.recover.reading.redispatch_records import Unread
 
     unread = Unread()
-    count, after = 0, None
+    count = 0
     while True:
-        request = arguments | ({"after": after} if after is not None else {})
         # Not repeatable, because a slice must not be sent twice. After a lost reply the operator has to look.
-        call: Call[dict[str, Any]] = Call(REDISPATCH, request, lambda result, _server: result, repeatable=False)
-        reply = client._run(call)
-        count += int(reply["messages"])
-        unread.count(int(reply["unreadable"]))
-        for damage in reply["damages"]:
-            unread.add(damage["file"], damage["offset"], damage["detail"])
-        after = reply["next"]
-        if after is None:
+        reply = client._run(described_call(REDISPATCH, asked, Redispatched, repeatable=False))
+        count += reply.messages
+        unread.count(reply.unreadable)
+        for damage in reply.damages:
+            unread.add(damage.file, damage.offset, damage.detail)
+        if reply.next is None:
             return Done(count, unread)
+        asked = replace(asked, after=reply.next)
 
 
 def _offline(

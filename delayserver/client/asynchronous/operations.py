@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from typing import TypeVar
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import ArrayLike, NDArray
 
 from delayserver.client import tracing
@@ -22,15 +23,13 @@ from delayserver.client.asynchronous.position_operations import AsyncPositionOpe
 from delayserver.client.asynchronous.publish_operations import AsyncPublishOperations
 from delayserver.client.asynchronous.transaction_operations import AsyncTransactionOperations
 from delayserver.client.calls import (
-    find_calls,
     message_calls,
     position_calls,
     pull_calls,
     send_calls,
-    subject_calls,
     token_calls,
 )
-from delayserver.client.calls.core import Call, ClientCore
+from delayserver.client.calls.core import Call, ClientCore, described_call
 from delayserver.client.calls.message_calls import Target
 from delayserver.client.calls.published_at import PublishedAt
 from delayserver.client.calls.pull_calls import Deliveries
@@ -47,7 +46,6 @@ from delayserver.client.values.messages import (
     Message,
     NackResult,
     RescheduleResult,
-    Route,
     SendResult,
     ServerInfo,
     Status,
@@ -65,7 +63,12 @@ from delayserver.client.values.timing import (
 )
 from delayserver.protocol.errors import DelayServerError, InvalidArgument
 from delayserver.protocol.limits import Limits
+from delayserver.protocol.operation_names import FIND, RELOAD, ROUTE, SUBJECTS
 from delayserver.protocol.schema.groups import ConsumerGroup
+from delayserver.protocol.schema.node_routes import AskRoute, Route
+from delayserver.protocol.schema.reload import Changes, ReloadConfiguration
+from delayserver.protocol.schema.stored import FindMessages, FindPage, FoundMessage
+from delayserver.protocol.schema.subjects import ListSubjects, SubjectsPage
 from delayserver.protocol.schema.tokens import Token
 
 T = TypeVar("T")
@@ -138,7 +141,7 @@ class AsyncOperations(
         self, *, group: str | None = None, subject: str | None = None, order_key: str | None = None
     ) -> Route:
         """The nodes of a broker group, or of the group that a subject routes to, and the node of an order key."""
-        call = message_calls.route_call(group=group, subject=subject, order_key=order_key)
+        call = described_call(ROUTE, AskRoute(group=group, subject=subject, order_key=order_key), Route)
         return (await self._run(call)).from_server_at(*self._addresses.current)
 
     async def reload(self) -> list[str]:
@@ -146,7 +149,7 @@ class AsyncOperations(
         has changed, a sentence each, when the batches of nodes that leave are settled. Raises ConfigInvalid; nothing was
         changed then.
         """
-        return await self._run(message_calls.reload_call())
+        return (await self._run(described_call(RELOAD, ReloadConfiguration(), Changes))).changes
 
     async def token(
         self,
@@ -194,11 +197,10 @@ class AsyncOperations(
             found += page.subjects
         return found
 
-    async def subjects_page(
-        self, pattern: str | None = None, *, prefix: str = "", after: int = 0
-    ) -> subject_calls.SubjectsPage:
+    async def subjects_page(self, pattern: str | None = None, *, prefix: str = "", after: int = 0) -> SubjectsPage:
         """A page of `subjects`: those that the node met behind ``after``."""
-        return await self._run(subject_calls.subjects_call(pattern, prefix, after))
+        asked = ListSubjects(pattern=pattern, prefix=prefix, after=after)
+        return await self._run(described_call(SUBJECTS, asked, SubjectsPage))
 
     async def groups(self, subject: str | None = None) -> list[ConsumerGroup]:
         """The consumer groups of this node, or those of one subject, asked for a page at a time."""
@@ -218,18 +220,21 @@ class AsyncOperations(
         from_ms: Instant | None = None,
         to_ms: Instant | None = None,
         max_messages: int = 1000,
-    ) -> list[find_calls.FoundMessage]:
+    ) -> list[FoundMessage]:
         """Messages that are stored on this node, consumed or not: by their id, by a word of their property ``keys``, or all
         of a ``subject``.
 
         ``from_ms`` and ``to_ms`` (not included) bound the time of their dispatch to the node. It asks for a page at a time.
         """
-        first_ms = None if from_ms is None else instant_ms(from_ms)
-        end_ms = None if to_ms is None else instant_ms(to_ms)
-        page = await self._run(find_calls.find_call(message_id, key, subject, first_ms, end_ms, None))
+        asked = FindMessages(message_id=message_id, key=key, subject=subject)
+        if from_ms is not None:
+            asked = replace(asked, from_ms=instant_ms(from_ms))
+        if to_ms is not None:
+            asked = replace(asked, to_ms=instant_ms(to_ms))
+        page = await self._run(described_call(FIND, asked, FindPage))
         found = page.messages
         while page.next is not None and len(found) < max_messages:
-            page = await self._run(find_calls.find_call(message_id, key, subject, first_ms, end_ms, page.next))
+            page = await self._run(described_call(FIND, replace(asked, after=page.next), FindPage))
             found += page.messages
         return found[:max_messages]
 

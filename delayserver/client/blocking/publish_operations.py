@@ -18,9 +18,10 @@ from delayserver.client.calls.published_at import PublishedAt
 from delayserver.client.calls.retry_policy import RESULT_UNKNOWN
 from delayserver.client.calls.send_calls import Instants, Integers, SendColumns
 from delayserver.client.connections.server_addresses import Addresses
-from delayserver.client.values.messages import ColumnsPublished, Message, PublishResult, Route
+from delayserver.client.values.messages import ColumnsPublished, Message, PublishResult
 from delayserver.client.values.timing import Instant, Span
 from delayserver.protocol.errors import ConnectionLost, DelayServerError, PublishedElsewhere
+from delayserver.protocol.schema.node_routes import Route
 
 T = TypeVar("T")
 

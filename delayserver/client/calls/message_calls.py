@@ -14,16 +14,13 @@ from delayserver.client.values.messages import (
     CancelResult,
     LookupResult,
     MessageKey,
-    Node,
     RescheduleResult,
-    Route,
-    ServerInfo,
     Status,
 )
 from delayserver.client.values.timing import Instant
 from delayserver.protocol.columns import I64, U8, pack_column, unpack_column
 from delayserver.protocol.errors import DelayServerError, InvalidArgument, MalformedFrame, error_from_map
-from delayserver.protocol.operation_names import CANCEL, LOOKUP, RELOAD, RESCHEDULE, ROUTE, STATUS
+from delayserver.protocol.operation_names import CANCEL, LOOKUP, RESCHEDULE, STATUS
 from delayserver.protocol.outcomes import OUTCOMES_BY_LABEL, Outcome
 from delayserver.protocol.schema.lookup import LookupRow
 
@@ -104,35 +101,6 @@ def lookup_call(
 def status_call() -> Call[Status]:
     """The server's status map as it is."""
     return Call(STATUS, {}, lambda result, _: result)
-
-
-def reload_call() -> Call[list[str]]:
-    """Have the server read its configuration again. A second reload finds nothing to change."""
-    return Call(RELOAD, {}, lambda result, _: result["changes"])
-
-
-def route_call(*, group: str | None, subject: str | None, order_key: str | None = None) -> Call[Route]:
-    """The nodes of a group, or of the group that a subject routes to, as the server names them."""
-    if (group is None) == (subject is None):
-        raise InvalidArgument("route takes either a group or a subject")
-    arguments = {"group": group} if group is not None else {"subject": subject}
-    if order_key is not None:
-        arguments["order_key"] = order_key
-
-    def read(result: dict[str, Any], _: ServerInfo) -> Route:
-        nodes = [
-            Node(
-                node["address"],
-                node["weight"],
-                node.get("state", "unknown"),
-                node.get("since_ms", 0),
-                here=node.get("here") is True,
-            )
-            for node in result["nodes"]
-        ]
-        return Route(result["group"], nodes, result.get("key_node"))
-
-    return Call(ROUTE, arguments, read)
 
 
 def only_row(rows: Sequence[T | DelayServerError]) -> T:

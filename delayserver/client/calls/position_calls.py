@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from delayserver.client.calls.core import Call, described_call
-from delayserver.client.values.messages import ReadMessage, ReadPage, ServerInfo
+from delayserver.client.values.messages import ReadPage, ServerInfo
 from delayserver.client.values.pulled_columns import read_pulled
 from delayserver.client.values.timing import datetime_to_ms
 from delayserver.protocol.errors import InvalidArgument
@@ -21,6 +21,7 @@ from delayserver.protocol.schema.groups import (
     ShowGroup,
     Sought,
 )
+from delayserver.protocol.schema.stored import ReadMessage
 
 
 def start_argument(start: str | int | datetime | None) -> str | int | None:

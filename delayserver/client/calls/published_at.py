@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Final
 from zlib import crc32
 
-from delayserver.client.values.messages import Node
 from delayserver.protocol.errors import PublishedElsewhere
+from delayserver.protocol.schema.node_routes import Node
 
 SUBJECTS_MAX: Final = 4096
 """Subjects that the table remembers. Beyond it the table begins anew, and each subject costs one more request."""

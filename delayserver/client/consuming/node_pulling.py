@@ -12,9 +12,9 @@ import anyio.abc
 
 from delayserver.client.asynchronous.client import AsyncClient
 from delayserver.client.consuming.said_lately import SaidLately, held_back_words
-from delayserver.client.values.messages import Route
 from delayserver.logs.events import EventLogger
 from delayserver.protocol.errors import DelayServerError, Refused
+from delayserver.protocol.schema.node_routes import Route
 
 ROUTE_INTERVAL_S: Final = 30.0
 """The route is asked for this often. A new node waits at most this long for its first pull. After a failure at a node the

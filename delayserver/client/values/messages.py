@@ -7,7 +7,7 @@ server's clock. The ``*_calls`` modules translate these values to and from the w
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -19,6 +19,7 @@ from delayserver.protocol.errors import DelayServerError
 from delayserver.protocol.limits import Limits
 from delayserver.protocol.outcomes import Outcome
 from delayserver.protocol.receipts import format_receipt, format_receipts
+from delayserver.protocol.schema.stored import ReadMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,54 +277,6 @@ class ExtendResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
-    """One node of a broker group: ``address`` is ``host:port``, ``weight`` its share.
-
-    ``state`` is what the server knows of it since ``since_ms``: ``up``, ``failing``, ``down``, ``draining``, or ``unknown``
-    (it was not tried since the start, or the server is older than this field). ``here``: it is the server that was asked,
-    and ``address`` is the one at which this client reached it.
-    """
-
-    address: str
-    weight: int
-    state: str = "unknown"
-    since_ms: int = 0
-    here: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """The broker group of a subject, and its nodes.
-
-    ``key_node`` is the address of the node that gets the next messages of the order key that was asked for, if one was.
-    """
-
-    group: str
-    nodes: list[Node]
-    key_node: str | None = None
-
-    def from_server_at(self, host: str, port: int) -> Route:
-        """The same as a client can reach it that has dialled the answering server there.
-
-        The server's own node gets the dialled address: it works, also through a mapped port. An older server does not mark
-        its own node. If it listens on all interfaces, it names an address such as ``0.0.0.0``. Then the dialled host takes
-        its place.
-        """
-        dialled = f"[{host}]" if ":" in host else host
-
-        def reached(address: str, here: bool) -> str:
-            its_host, _, its_port = address.rpartition(":")
-            if here:
-                return f"{dialled}:{port}"
-            return f"{dialled}:{its_port}" if its_host.strip("[]") in ("", "0.0.0.0", "::") else address
-
-        here = {node.address for node in self.nodes if node.here}
-        nodes = [replace(node, address=reached(node.address, node.here)) for node in self.nodes]
-        key_node = None if self.key_node is None else reached(self.key_node, self.key_node in here)
-        return Route(self.group, nodes, key_node)
-
-
-@dataclass(frozen=True, slots=True)
 class Delivery:
     """One message handed to a consumer. ``delivery`` names this delivery for ack and nack.
 
@@ -349,25 +302,6 @@ class Delivery:
     order_key: str | None = None
     position: int | None = None
     """The place in the subject's queue at its node. None: a redelivery through the delay pipeline, or an older server."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReadMessage:
-    """One message of a subject, read at its ``position`` without a group and without a lease."""
-
-    message_id: str
-    subject: str
-    position: int
-    sequence: int
-    server_id: str
-    due_ms: int
-    accepted_us: int
-    dispatched_us: int
-    body: bytes
-    properties: dict[str, str]
-    expires_ms: int = 0
-    tag: str | None = None
-    order_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

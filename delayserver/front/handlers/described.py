@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from delayserver.front.connection import Connection, SlowHandler
 from delayserver.operations.access.access import Access
+from delayserver.operations.nodes.servers import Peer
 from delayserver.protocol.frames import RequestFrame
 from delayserver.protocol.schema.structs import read_request, result_of
 from delayserver.runtime.fair_turns import Work
@@ -36,3 +37,8 @@ def alike(act: Callable[[Any], Awaitable[Struct]]) -> Act:
 def for_client(act: Callable[[Any, Work, Access], Awaitable[Struct]]) -> Act:
     """An act in slices of work, that shows what is open to the client."""
     return lambda asked, connection: act(asked, connection.work(), connection.access)
+
+
+def for_peer(act: Callable[[Any, Peer], Awaitable[Struct]]) -> Act:
+    """An act that asks whether the other side is a server or an operator."""
+    return lambda asked, connection: act(asked, connection.peer)

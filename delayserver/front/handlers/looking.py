@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from delayserver.front.connection import Connection
 from delayserver.operations.figures.status import Status
-from delayserver.operations.nodes.routing import RoutedGroup, Routing
-from delayserver.protocol.arguments import invalid, one_form
+from delayserver.operations.nodes.routing import Routing
 from delayserver.protocol.figure_fields import as_map
 from delayserver.protocol.frames import RequestFrame, encode_reply
+from delayserver.protocol.schema.node_routes import AskRoute
+from delayserver.protocol.schema.structs import read_request, result_of
 
 
 class LookingHandlers:
@@ -24,31 +23,6 @@ class LookingHandlers:
         connection.reply(encode_reply(request.id, as_map(self._status.now())))
 
     def route(self, connection: Connection, request: RequestFrame) -> None:
-        """The nodes of a group, by its name or by a subject, and the node of an order key."""
-        arguments = request.arguments
-        order_key = arguments.get("order_key")
-        if order_key is not None and (type(order_key) is not str or not order_key):
-            raise invalid("order_key", "a text of at least one character", order_key)
-        if one_form(arguments, ("group", "subject")) == "group":
-            route = self._routing.of_group(arguments["group"], order_key)
-        else:
-            subject = arguments["subject"]
-            if type(subject) is not str:
-                raise invalid("subject", "a text", subject)
-            route = self._routing.of_subject(subject, order_key)
-        connection.reply(encode_reply(request.id, _route_fields(route, connection.transport.here)))
-
-
-def _route_fields(route: RoutedGroup, own_address: str) -> dict[str, Any]:
-    """A route as a client of this connection reaches its nodes. Only the node of this server has the field `here`."""
-    nodes = [
-        {"address": own_address if node.here else node.address, "weight": node.weight, "state": node.state}
-        | {"since_ms": node.since_ms}
-        | ({"here": True} if node.here else {})
-        for node in route.nodes
-    ]
-    here = {node.address for node in route.nodes if node.here}
-    fields: dict[str, Any] = {"group": route.group, "nodes": nodes}
-    if route.key_node is not None:
-        fields["key_node"] = own_address if route.key_node in here else route.key_node
-    return fields
+        """The nodes of a group as a client of this connection reaches them."""
+        route = self._routing.route(read_request(request.arguments, AskRoute))
+        connection.reply(encode_reply(request.id, result_of(route.with_own_address(connection.transport.here))))

@@ -182,7 +182,7 @@ def _rare_columns(batch: StoredBatch, name: Callable[[int], str]) -> dict[str, A
     return fields
 
 
-def put_rare(rows: list[dict[str, Any]], batch: StoredBatch, name: Callable[[int], str]) -> None:
+def _put_rare(rows: list[dict[str, Any]], batch: StoredBatch, name: Callable[[int], str]) -> None:
     """Enters tags and order keys into the rows of those messages that have one."""
     if has_any(batch.tag):
         for row, code in zip(rows, batch.tag.tolist(), strict=True):
@@ -242,7 +242,16 @@ def _as_rows(subject: str, pulled: Pulled, name: Callable[[int], str]) -> list[d
             delivery,
         ) in enumerate(zip(*columns, pulled.delivery.tolist(), strict=True))
     ]
-    put_rare(rows, batch, name)
+    _put_rare(rows, batch, name)
+    return rows
+
+
+def stored_rows(batch: StoredBatch, name: Callable[[int], str]) -> list[dict[str, Any]]:
+    """Stored messages of several subjects. `name` gives the text of a subject's or a tag's code."""
+    rows = _as_rows("", Pulled(batch, np.zeros(len(batch), np.int64), np.zeros(len(batch), np.uint32)), name)
+    for row, subject, position in zip(rows, batch.subject.tolist(), batch.position.tolist(), strict=True):
+        row |= {"subject": name(subject), "position": position}
+        del row["delivery"], row["attempt"]
     return rows
 
 

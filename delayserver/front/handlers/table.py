@@ -8,7 +8,7 @@ from delayserver.front.connection import QuickHandler, SlowHandler
 from delayserver.front.handlers.cancel import CancelHandlers
 from delayserver.front.handlers.consuming import ConsumingHandlers
 from delayserver.front.handlers.delivering import DeliveringHandlers
-from delayserver.front.handlers.described import alike, described, for_client
+from delayserver.front.handlers.described import alike, described, for_client, for_peer
 from delayserver.front.handlers.finding import FindingHandlers
 from delayserver.front.handlers.greeting import GreetingHandlers
 from delayserver.front.handlers.looking import LookingHandlers
@@ -18,11 +18,8 @@ from delayserver.front.handlers.pending import PendingHandlers
 from delayserver.front.handlers.publish import PublishHandlers
 from delayserver.front.handlers.read import ReadHandlers
 from delayserver.front.handlers.reading import GivenMessages
-from delayserver.front.handlers.redispatch import RedispatchHandlers
-from delayserver.front.handlers.reload import ReloadHandlers
 from delayserver.front.handlers.reschedule import RescheduleHandlers
 from delayserver.front.handlers.send import SendHandlers
-from delayserver.front.handlers.subjects import SubjectsHandlers
 from delayserver.front.handlers.tokens import token_acts
 from delayserver.front.handlers.transactions import TransactionHandlers
 from delayserver.operations.all_operations import DelayOperations, Operations
@@ -31,6 +28,9 @@ from delayserver.protocol.limits import Limits
 from delayserver.protocol.schema.dead_letters import DropDeadLetters, ListDeadLetters, ResendDeadLetters
 from delayserver.protocol.schema.groups import ListGroups, RemoveGroup, SeekGroup, ShowGroup
 from delayserver.protocol.schema.policies import ShowPolicy
+from delayserver.protocol.schema.redispatch import RedispatchSlice
+from delayserver.protocol.schema.reload import ReloadConfiguration
+from delayserver.protocol.schema.subjects import ListSubjects
 from delayserver.protocol.schema.transactions import ListTransactions
 from delayserver.protocol.schema.waiting_keys import ListWaitingKeys, RetryWaitingKeys, SkipWaitingKeys
 from delayserver.runtime.clock import Clock
@@ -68,7 +68,7 @@ class HandlerTable:
             names_of.REMOVE_GROUP: described({RemoveGroup: alike(operations.groups.remove)}),
             names_of.METRICS: MetricsHandlers(operations.metrics).metrics,
             names_of.FIND: FindingHandlers(operations.finding).find,
-            names_of.SUBJECTS: SubjectsHandlers(operations.subjects).subjects,
+            names_of.SUBJECTS: described({ListSubjects: for_client(operations.subjects.page)}),
             names_of.POLICY: described({ShowPolicy: alike(operations.policies.policy)}),
             names_of.DEAD_LETTERS: described(
                 {
@@ -106,8 +106,8 @@ class HandlerTable:
             names_of.CANCEL: CancelHandlers(delay.cancel, reader, server_id).cancel,
             names_of.RESCHEDULE: RescheduleHandlers(delay.reschedule, reader, server_id).reschedule,
             names_of.LOOKUP: LookupHandlers(delay.lookup, reader, server_id).lookup,
-            names_of.REDISPATCH: RedispatchHandlers(delay.redispatch, operations.servers).redispatch,
-            names_of.RELOAD: ReloadHandlers(delay.reload).reload,
+            names_of.REDISPATCH: described({RedispatchSlice: for_peer(delay.redispatch.slice)}),
+            names_of.RELOAD: described({ReloadConfiguration: for_peer(delay.reload.by_peer)}),
             names_of.PENDING: PendingHandlers(delay.pending).pending,
             names_of.COMMIT: transactions.commit,
             names_of.ROLLBACK: transactions.rollback,

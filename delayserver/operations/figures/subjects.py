@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from fnmatch import translate
 from typing import Final
 
-from delayserver.operations.access.access import EVERYTHING, Access
+from delayserver.operations.access.access import Access
+from delayserver.protocol.schema.subjects import ListSubjects, SubjectsPage
 from delayserver.runtime.fair_turns import Work
 from store.tables.names import SUBJECT, Names
-
-SUBJECTS_AT_ONCE_MAX: Final = 4096
-"""Subjects of a reply. With names of 255 bytes that is a megabyte."""
 
 SCANNED_MAX: Final = 65_536
 """Names compared for a reply: some 50 ms of work, in slices. A page without a match ends here too."""
@@ -22,37 +19,19 @@ _PART: Final = 4096
 """Codes looked at between two slices."""
 
 
-@dataclass(frozen=True, slots=True)
-class SubjectPage:
-    """Some subjects in the order in which they became known. The next page begins behind `next`. `more`: it need not be
-    empty."""
-
-    subjects: list[str]
-    next: int
-    more: bool
-
-
 class Subjects:
     """Lists subjects."""
 
     def __init__(self, names: Names) -> None:
         self._names = names
 
-    async def page(
-        self,
-        prefix: str,
-        pattern: str | None,
-        after: int,
-        count_max: int,
-        work: Work,
-        access: Access = EVERYTHING,
-    ) -> SubjectPage:
-        """The first subjects behind `after` that begin with `prefix`, match the shell-style `pattern`, and are open to the
-        client.
+    async def page(self, asked: ListSubjects, work: Work, access: Access) -> SubjectsPage:
+        """The first subjects that are asked for, in the order in which they became known. Those that are not open to the
+        client are left out.
 
         An `after` that this node never gave, such as one of an older data directory, begins anew."""
-        names, matches = self._names, _matcher(pattern)
-        after = after if after <= len(names) else 0
+        names, matches = self._names, _matcher(asked.pattern)
+        after = asked.after if asked.after <= len(names) else 0
         found: list[str] = []
         stop = after + SCANNED_MAX
         while after < stop:
@@ -60,14 +39,14 @@ class Subjects:
             for code in codes:
                 await work.items()
                 name = names.name(code)
-                if name.startswith(prefix) and matches(name) and access.may(name):
+                if name.startswith(asked.prefix) and matches(name) and access.may(name):
                     found.append(name)
-                    if len(found) == count_max:
-                        return SubjectPage(found, code, more=code < len(names))
+                    if len(found) == asked.max:
+                        return SubjectsPage(found, code, more=code < len(names))
             if reached == after:
                 break
             after = reached
-        return SubjectPage(found, after, more=after < len(names))
+        return SubjectsPage(found, after, more=after < len(names))
 
 
 def _matcher(pattern: str | None) -> Callable[[str], object]:

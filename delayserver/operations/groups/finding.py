@@ -13,28 +13,14 @@ from delayserver.broker.service.local_broker import LocalBroker
 from delayserver.names.name_desk import NameDesk
 from delayserver.operations.groups.queue_reads import QueueReads, Read
 from delayserver.protocol.receipts import parse_derived_message_id
+from delayserver.protocol.schema.stored import FindMessages
 from store.records.batches import StoredBatch
-
-FOUND_AT_ONCE_MAX: Final = 1_000
-"""Messages of one reply."""
 
 FOUND_BYTES_MAX: Final = 4 << 20
 """Bytes of bodies of one reply, and one more message: it fits into a frame."""
 
 START: Final[Place] = (-1, 0)
 """Where a search begins."""
-
-
-@dataclass(frozen=True, slots=True)
-class Search:
-    """A search by an id, a key, or neither. The messages were dispatched to this node from `from_ms` to before
-    `to_ms`. `subject` is given if neither id nor key is."""
-
-    message_id: str | None
-    key: str | None
-    subject: str | None
-    from_ms: int
-    to_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +40,15 @@ class StoreSearch:
         self._reads = reads
         self._names = names
 
-    async def find(self, search: Search, after: Place, messages_max: int) -> FoundPage:
+    async def find(self, search: FindMessages) -> FoundPage:
         """The first messages behind `after`. Raises SubjectInvalid, StoreError."""
-        subject = 0
+        subject, after = 0, START if search.after is None else search.after
         if search.subject is not None:
             subject = self._names.known_subject(search.subject)
             if not subject:
                 return self._page(StoredBatch.filled(0), None)
         if search.message_id is None and search.key is None:
-            return await self._by_time(search, subject, after, messages_max)
+            return await self._by_time(search, subject, after)
         derived = None if search.message_id is None else parse_derived_message_id(search.message_id)
         found = await self._broker.finding.find(
             StoredQuery(
@@ -73,20 +59,20 @@ class StoreSearch:
                 search.from_ms * 1000,
                 search.to_ms * 1000,
                 after,
-                messages_max,
+                search.max,
                 FOUND_BYTES_MAX,
             )
         )
         return self._page(found.messages(), found.next)
 
-    async def _by_time(self, search: Search, subject: int, after: Place, messages_max: int) -> FoundPage:
+    async def _by_time(self, search: FindMessages, subject: int, after: Place) -> FoundPage:
         """The messages of a subject that were dispatched in a time. They stand together in its queue."""
         assert search.subject is not None
         if after == START:
             position = await self._broker.positions.at_time(subject, search.from_ms * 1000)
         else:
             position = after[0]
-        looked = await self._reads.read(Read(search.subject, position, messages_max, FOUND_BYTES_MAX, 0))
+        looked = await self._reads.read(Read(search.subject, position, search.max, FOUND_BYTES_MAX, 0))
         if looked.found is None:
             return self._page(StoredBatch.filled(0), (looked.next, 0) if looked.next > position else None)
         batch = looked.found.batch

@@ -11,6 +11,7 @@ from delayserver.config.toml_file import ConfigError
 from delayserver.logs.events import EventLogger
 from delayserver.operations.nodes.servers import Peer, Servers
 from delayserver.protocol.errors import ConfigInvalid, DelayServerError, DiskFull, SubjectsFull
+from delayserver.protocol.schema.reload import Changes, ReloadConfiguration
 from delayserver.runtime.marks import Bell
 from delayserver.runtime.runtime import Runtime
 from store.errors import DiskFullError, TableFullError
@@ -59,10 +60,10 @@ class Reload:
         self._asked: list[_Asked] = []
         self._wanted = Bell()
 
-    async def by_peer(self, peer: Peer) -> list[str]:
+    async def by_peer(self, _asked: ReloadConfiguration, peer: Peer) -> Changes:
         """As `reload`, for a connection. Raises ServerNotProven if it is no operator's."""
         self._servers.check_operator(peer)
-        return await self.reload()
+        return Changes(await self.reload())
 
     async def reload(self) -> list[str]:
         """Read the configuration again; returns what has changed, a sentence each. It ends whether its caller waits or

@@ -10,7 +10,6 @@ are durable before the server starts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from delayserver.operations.nodes.servers import Peer, Servers
@@ -18,7 +17,8 @@ from delayserver.operations.sending.admission import Admission
 from delayserver.operations.sending.redispatch_reading import RedispatchReader
 from delayserver.protocol.arguments import shown
 from delayserver.protocol.errors import InvalidArgument
-from delayserver.protocol.outcomes import Outcome
+from delayserver.protocol.outcomes import OUTCOMES_BY_LABEL
+from delayserver.protocol.schema.redispatch import DamagedPlace, Redispatched, RedispatchSlice
 from delayserver.receive.group_commit import GroupCommit
 from delayserver.recover.reading.redispatch_records import RedispatchSelection, Unread, deliveries_again
 from delayserver.runtime.runtime import Runtime
@@ -27,9 +27,6 @@ from delayserver.state.windows.window_book import WindowBook
 from store.logs.schedule_log import ScheduleKey
 from store.records.batches import I64
 from store.tables.names import SUBJECT
-
-# Cancelled and suppressed messages are never delivered.
-ALLOWED = (Outcome.DELIVERED, Outcome.EXPIRED, Outcome.DEAD_LETTERED)
 
 
 class Position(NamedTuple):
@@ -42,25 +39,6 @@ class Position(NamedTuple):
 
 _FIRST = Position(-1, 0, 0)
 _END_OF_FILE = 1 << 62
-
-
-@dataclass(frozen=True, slots=True)
-class RedispatchRange:
-    """Selects messages due in [from_ms, to_ms), of one subject or all, with one of these outcomes out of `ALLOWED`."""
-
-    from_ms: int
-    to_ms: int
-    subject: str | None
-    outcomes: tuple[Outcome, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Redispatched:
-    """The number of `messages` delivered again, the `next` slice (None behind the last one), and `unread` damage."""
-
-    messages: int
-    next: Position | None
-    unread: Unread
 
 
 class Redispatch:
@@ -86,13 +64,14 @@ class Redispatch:
         self._book = book
         self._clock = runtime.clock
 
-    async def slice(self, peer: Peer, asked: RedispatchRange, after: Position | None, dry_run: bool) -> Redispatched:
+    async def slice(self, asked: RedispatchSlice, peer: Peer) -> Redispatched:
         """Redispatches one slice behind `after`; with `dry_run` only counts it. Skips, reports and counts damage.
 
         Raises ServerNotProven, InvalidArgument, and the errors of a send."""
         self._servers.check_redispatch(peer)
         self._admission.require()
-        unread, wanted, after = Unread(), self._wanted(asked), after or _FIRST
+        unread, wanted = Unread(), self._wanted(asked)
+        after = _FIRST if asked.after is None else Position(*asked.after)
         for key in self._files(wanted):
             file = (key.start_ms, int(key.source))
             if file < after[:2]:
@@ -101,17 +80,19 @@ class Redispatch:
             sequences, more = await self._reader.select(key, wanted, floor, unread)
             if not len(sequences):
                 continue
-            count = len(sequences) if dry_run else await self._deliver(key, sequences, unread)
-            return Redispatched(count, Position(*file, int(sequences[-1]) if more else _END_OF_FILE), unread)
-        return Redispatched(0, None, unread)
+            count = len(sequences) if asked.dry_run else await self._deliver(key, sequences, unread)
+            return _reply(count, Position(*file, int(sequences[-1]) if more else _END_OF_FILE), unread)
+        return _reply(0, None, unread)
 
-    def _wanted(self, asked: RedispatchRange) -> RedispatchSelection:
+    def _wanted(self, asked: RedispatchSlice) -> RedispatchSelection:
         code = 0
         if asked.subject is not None:
             code = self._names.code(SUBJECT, asked.subject)
             if not code:
                 raise InvalidArgument(f"no message of the subject {shown(asked.subject)} was ever accepted here")
-        return RedispatchSelection(asked.from_ms, asked.to_ms, code, tuple(map(int, asked.outcomes)))
+        return RedispatchSelection(
+            asked.from_ms, asked.to_ms, code, tuple([int(OUTCOMES_BY_LABEL[label]) for label in asked.outcomes])
+        )
 
     def _files(self, wanted: RedispatchSelection) -> list[ScheduleKey]:
         """The files of windows and whole days, also lost ones. No message of a coarse day was delivered."""
@@ -125,3 +106,8 @@ class Redispatch:
         if len(batch):
             await self._commit.commit(deliveries_again(batch, self._server_id, self._clock.now_us()))
         return len(batch)
+
+
+def _reply(messages: int, following: Position | None, unread: Unread) -> Redispatched:
+    damages = [DamagedPlace(path, offset, detail) for (path, offset), detail in unread.damages.items()]
+    return Redispatched(messages, following, unread.messages, damages)

@@ -48,6 +48,7 @@ class Facts(NamedTuple):
     bytes_max: int | None = None
     is_name: bool = False
     left_out: bool = False
+    error: type[DelayServerError] | None = None
 
 
 def says(
@@ -58,14 +59,16 @@ def says(
     bytes_max: int | None = None,
     is_name: bool = False,
     left_out: bool = False,
+    error: type[DelayServerError] | None = None,
     **bounds: Any,
 ) -> Meta:
     """Describes a field: what it means, and an example of its value.
 
     `expected` describes a right value for an error, where the type does not say it. `bytes_max` bounds a text. `is_name`:
-    a wrong value is `subject_invalid`. `left_out`: the wire has no field with the default. `bounds` are those of `Meta`.
+    a wrong value is `subject_invalid`. `error`: a wrong value is this error. `left_out`: the wire has no field with the
+    default. `bounds` are those of `Meta`.
     """
-    facts = Facts(text, expected, bytes_max, is_name, left_out)
+    facts = Facts(text, expected, bytes_max, is_name, left_out, error)
     examples = None if example is None else [example]
     return Meta(description=text, examples=examples, extra={"facts": facts}, **bounds)
 
@@ -79,7 +82,7 @@ def read_request(arguments: Mapping[str, Any], *kinds: type[T]) -> T:
     except msgspec.ValidationError:
         raise _first_wrong(given, kind) from None
     for name, bytes_max in _bounded_texts(kind):
-        if len(getattr(request, name).encode(errors="replace")) > bytes_max:
+        if len((getattr(request, name) or "").encode(errors="replace")) > bytes_max:
             raise _first_wrong(given, kind)
     return request
 
@@ -177,10 +180,11 @@ def _kind_of(arguments: Mapping[str, Any], kinds: tuple[type[T], ...]) -> type[T
 def _first_wrong(given: Mapping[str, Any], kind: type[Struct]) -> DelayServerError:
     """The error of the first field that is wrong."""
     wrong = next(field for field in described(kind) if not _is_right(field, given, kind))
-    value = given.get(wrong.encode_name)
-    if facts_of(wrong).is_name:
+    value, facts = given.get(wrong.encode_name), facts_of(wrong)
+    if facts.is_name:
         return SubjectInvalid(f"a {wrong.name} is a text of at least one character, not {shown(value)}")
-    return invalid(wrong.encode_name, _expected(wrong), value)
+    error = invalid(wrong.encode_name, _expected(wrong), value)
+    return error if facts.error is None else facts.error(error.message)
 
 
 def _is_right(field: inspect.Field, given: Mapping[str, Any], kind: type[Struct]) -> bool:
@@ -210,5 +214,8 @@ def _expected(field: inspect.Field) -> str:
     if isinstance(kind, inspect.BoolType):
         return "true or false"
     assert isinstance(kind, inspect.StrType), "other types say what is expected"
-    bytes_max = facts.bytes_max
-    return "a text" if bytes_max is None else f"a text of at most {bytes_max} bytes"
+    if kind.min_length:
+        return (
+            "a text of at least one character" if facts.bytes_max is None else f"a text of 1 to {facts.bytes_max} bytes"
+        )
+    return "a text" if facts.bytes_max is None else f"a text of at most {facts.bytes_max} bytes"

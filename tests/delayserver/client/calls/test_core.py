@@ -9,9 +9,9 @@ import pytest
 from numpy.typing import NDArray
 
 from delayserver.client.calls.send_calls import resolve_due_column
-from delayserver.client.values.messages import Node, Route
 from delayserver.client.values.timing import ServerClock
 from delayserver.protocol.errors import InvalidArgument
+from delayserver.protocol.schema.node_routes import Node, Route
 
 
 @pytest.mark.parametrize(

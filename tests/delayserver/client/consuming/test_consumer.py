@@ -9,9 +9,9 @@ import pytest
 
 from delayserver.client import AsyncClient, Client, Consumer
 from delayserver.client.consuming import consumer, node_pulling
-from delayserver.client.values.messages import Node, Route
 from delayserver.protocol.columns import I64, unpack_column
 from delayserver.protocol.errors import ConnectionLost, NotRouted, UnknownOperation
+from delayserver.protocol.schema.node_routes import Node, Route
 from tests.delayserver.client.both import on_each_loop
 from tests.delayserver.client.fake_server import Drop, Fail, FakeServer, Garbage, Late
 

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from delayserver.operations.access.access import EVERYTHING
 from delayserver.operations.figures import subjects
+from delayserver.protocol.schema.subjects import ListSubjects
 from delayserver.runtime.fair_shares import Account
 from delayserver.runtime.fair_turns import Work
 from tests.fakes.host import Boot, Client, Host, small_settings
@@ -61,7 +63,8 @@ async def test_brackets_that_are_not_closed_cost_no_more_than_their_number(boot:
     host, _ = await started(boot, [])
     listed = subjects.Subjects(host.server.parts.files.names)
     began = time.process_time()
-    page = await listed.page("", "[" * 50_000, 0, 1, Work(host.server.fair_turns, Account()))
+    asked = ListSubjects(pattern="[" * 50_000, max=1)
+    page = await listed.page(asked, Work(host.server.fair_turns, Account()), EVERYTHING)
     assert page.subjects == [] and time.process_time() - began < 2.0
 
 

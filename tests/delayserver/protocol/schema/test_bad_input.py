@@ -45,6 +45,12 @@ REQUESTS: Final[dict[str, tuple[str, dict[str, Any], str]]] = {
     "revoke": ("token", {"action": "revoke"}, "id"),
     "rotate": ("token", {"action": "rotate", "id": "0" * 12}, "id overlap_ms"),
     "create": ("token", {"action": "create"}, "roles"),
+    "commit": ("commit", {}, "receipts items"),
+    "commit of items": ("commit", {"items": []}, "receipts"),
+    "rollback": ("rollback", {}, "receipts items"),
+    "prepare": ("prepare", {"messages": [], "group": "shop"}, "group check_after_ms checks_max policy"),
+    "prove": ("prove", {}, "proof"),
+    "hello": ("hello", {"versions": [1]}, "versions notices token instance server_id"),
 }
 
 
