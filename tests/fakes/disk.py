@@ -171,7 +171,8 @@ class FakeDisk:
     """The `FileSystem`. All faults come from the `Random` given to `crash`, or are asked for by name."""
 
     def __init__(self, capacity_bytes: int | None = None) -> None:
-        self.capacity_bytes = capacity_bytes
+        self._capacity_bytes = capacity_bytes
+        self.capacity_changes = 0
         self.used_bytes = 0
         self.life = 0
         self.dead = False
@@ -191,6 +192,16 @@ class FakeDisk:
         self._failing_syncs: list[str] = []
         self.refuse: Refuse | None = None
         """Asked with the name and the path of every call that a real system may refuse; an errno refuses it."""
+
+    @property
+    def capacity_bytes(self) -> int | None:
+        """Bytes that it holds; None: as many as one likes."""
+        return self._capacity_bytes
+
+    @capacity_bytes.setter
+    def capacity_bytes(self, capacity_bytes: int | None) -> None:
+        self._capacity_bytes = capacity_bytes
+        self.capacity_changes += 1
 
     # Faults
 

@@ -56,6 +56,8 @@ class Counted:
     """The lease ends no earlier than this, by the time since the start; 0 if it may have ended."""
     leased_to_us: int = 0
     """The lease has ended by then, in `SimulatedTime.worked_s`; 0 if the books do not know."""
+    capacities: int = 0
+    """How often the disk had filled up, or had got room, when the lease began."""
     forked: bool = False
     """A crash may have left two copies, the one in its place and the redelivery. Each counts for itself."""
     acked: bool = False
@@ -200,6 +202,7 @@ class Counting:
     async def _pull(self, client: Client, arguments: dict[str, Any], lease_ms: int) -> list[Counted]:
         """One pull; some are cancelled at about the time at which messages come."""
         asked_us, life, ends = self._host.clock.monotonic_us(), self._host.lives, len(self._host.endings)
+        capacities = self._host.disk.capacity_changes
         scope = trio.CancelScope()
         cancels = not self.ending and self._chance.random() < 0.12
         delay_s = self._chance.choice([0.0, 0.0005, 0.002, 0.02, 0.3]) * self._chance.random()
@@ -228,6 +231,7 @@ class Counting:
         for message in found:
             message.leased_from_us = asked_us + lease_ms * 1000
             message.leased_to_us = self._worked_us() + lease_ms * 1000
+            message.capacities = capacities
             if any(math.isfinite(end.sure_s) for end in ended):  # the disk may have forgotten it before the reply came
                 message.low = min(before[message.token], message.low - 1)
             if ended or message.crossed == self._pulls:  # what happened meanwhile may have changed this lease
@@ -295,7 +299,10 @@ class Counting:
         self._look_at_ends()
         stamps = [message.stamp for message in found]
         asked_us, life = clock.monotonic_us(), self._host.lives
-        over = [message for message in found if 0 < message.leased_to_us < self._worked_us() - NOTICED_US]
+        disk = self._host.disk
+        # Where a full disk takes no redelivery, the message stays with its consumer.
+        had_room = disk.capacity_bytes is None and all(each.capacities == disk.capacity_changes for each in found)
+        over = [each for each in found if had_room and 0 < each.leased_to_us < self._worked_us() - NOTICED_US]
         until_us = min(message.leased_from_us for message in found)
         lease_ms = chance.choice([200, 3_000, 60_000])
         arguments = NAMES | _packed(found) | {"ack_timeout_ms": lease_ms}
