@@ -826,7 +826,6 @@ DayTier 15
 HandlerTable 21
 Leasing 11
 Loader 11
-Placing 12
 """
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from delayserver.replay.placing import READ_AGAIN_MS
+from delayserver.replay.placing_waits import READ_AGAIN_MS
 from delayserver.runtime.runtime import Runtime
 from store.errors import CorruptionError, DiskError, UnreadableError
 from store.failed_reads import PATIENCE_MS, READ_TRIES

@@ -11,24 +11,18 @@ from functools import partial
 import numpy as np
 import trio
 
-from delayserver.config.settings import StorageSettings
 from delayserver.replay.buckets import bucket
 from delayserver.replay.deduplication import Deduplication, IdsNotInMemoryError, IdsUnreadableError
-from delayserver.runtime.room_wait import RoomWait
+from delayserver.replay.placing_waits import PlacingWaits
 from delayserver.runtime.runtime import Runtime
 from delayserver.state.files import Files
 from delayserver.state.positions.positions import Positions
 from delayserver.state.replay_round import Placed, Round
 from delayserver.state.windows.windows import Windows
-from store.disk.filesystem import BLOCK_BYTES
 from store.errors import DiskFullError
 from store.indexes.schedule_index import batch_sums
-from store.logs.due_windows import window_starts
 from store.logs.schedule_log import ScheduleKey, ScheduleSource
 from store.records.batches import MessageBatch
-
-# Before the replay reads again what the disk could not read.
-READ_AGAIN_MS = 1_000
 
 
 class Placing:
@@ -38,9 +32,9 @@ class Placing:
         self,
         files: Files,
         windows: Windows,
+        deduplication: Deduplication,
         positions: Positions,
-        room: RoomWait,
-        settings: StorageSettings,
+        waits: PlacingWaits,
         runtime: Runtime,
         *,
         count_skipped: bool,
@@ -49,14 +43,13 @@ class Placing:
         counts the files instead."""
         self._schedule = files.schedule
         self._days = files.days
-        self._deduplication = Deduplication(files, windows.retired, runtime)
+        self._window_ms = windows.book.window_ms
         self._retired = windows.retired
         self._cursors = windows.cursors
+        self._deduplication = deduplication
         self._positions = positions
-        self._room = room
+        self._waits = waits
         self._workers = runtime.workers
-        self._settings = settings
-        self._clock = runtime.clock
         self.count_skipped = count_skipped
         self._backwards = False
         # Whether the rows of now are placed on the event loop.
@@ -75,22 +68,14 @@ class Placing:
                     with trio.CancelScope(shield=True):
                         await self._workers.run(partial(place, done))
             except DiskFullError as error:
-                self._room.full(self._needed_bytes(done), error)
-                await self._clock.sleep_ms(self._room.pause_ms)
+                await self._waits.for_room(done, error)
             except IdsNotInMemoryError:
                 quick = False
             except IdsUnreadableError:
-                await self._clock.sleep_ms(READ_AGAIN_MS)
+                await self._waits.for_disk()
             else:
-                self._room.found()
+                self._waits.end()
                 return
-
-    def _needed_bytes(self, done: Round) -> int:
-        """About what all that waits for its replay takes on the disk: its bytes, and a block for each file of the round."""
-        windows = (
-            0 if done.messages is None else np.unique(window_starts(done.messages.due_ms, self._settings.window_ms))
-        )
-        return max(self._positions.lag_bytes, done.size_bytes) + np.size(windows) * BLOCK_BYTES
 
     async def place_drained(self, batch: MessageBatch) -> Round:
         """Place rows of a sealed day's file into its minutes; for the day tier."""
@@ -104,7 +89,7 @@ class Placing:
         coarse = self._days.coarse_rows(batch.due_ms, batch.sequence) if source == ScheduleSource.DIRECT else None
         parts = [
             (part.key, rows)
-            for part in bucket(batch, self._settings.window_ms, coarse, source)
+            for part in bucket(batch, self._window_ms, coarse, source)
             if len(rows := self._behind_high_water(part.key, part.batch))
         ]
         # To and fro: of more files than may be open, those of the end of a round are open at the begin of the next one.

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from delayserver.replay.day_tier import DayTier
+from delayserver.replay.deduplication import Deduplication
 from delayserver.replay.message_log_reader import MessageLogReader
 from delayserver.replay.opened_messages import OpenedMessages
 from delayserver.replay.placing import Placing
+from delayserver.replay.placing_waits import PlacingWaits
 from delayserver.replay.publisher import Publisher
 from delayserver.replay.replayer import Replayer
 from delayserver.replay.round_counts import RoundCounts
@@ -51,9 +53,9 @@ def build_replay(ground: Ground, state: StateParts) -> ReplayParts:
     placing = Placing(
         files,
         state.windows,
+        Deduplication(files, state.windows.retired, runtime),
         state.positions,
-        ground.outside.replay_room,
-        storage,
+        PlacingWaits(ground.outside.replay_room, state.positions, storage.window_ms, runtime.clock),
         runtime,
         count_skipped=not ground.opened.found.lost,
     )
