@@ -1,4 +1,7 @@
-"""Which messages went with their windows: a view on the ledger, by windows and whole days. Retention is the only writer."""
+"""Which messages went with their windows: a view on the ledger, by windows and whole days.
+
+Retention and the day tier are its only writers.
+"""
 
 from __future__ import annotations
 
