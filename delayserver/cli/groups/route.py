@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 import click
 
 from delayserver.cli.terminal import options
@@ -24,7 +22,9 @@ def route(subject: str, order_key: str | None, server: str, as_json: bool) -> No
     with options.connect(server) as client:
         found = client.route(subject=subject, order_key=order_key)
     if as_json:
-        print_json(asdict(found))
+        from msgspec.structs import asdict
+
+        print_json(asdict(found) | {"nodes": [asdict(node) for node in found.nodes]})
         return
     click.echo(f"group {visible(found.group)}")
     for node in found.nodes:
