@@ -98,6 +98,8 @@ class Moving:
         """What was not durable may be gone, and its positions may be given to other messages."""
         if self._host.lives != self._life:
             self._life = self._host.lives
+            if self._damage.of_store:
+                self._certain = 0  # at the end of the store damage counts as a torn end: the position is given again
             self._known = {place: body for place, body in self._known.items() if place < self._certain}
             self._before, self._heard, self._first = [], None, 0
             if self._damage.of_progress:
