@@ -43,6 +43,7 @@ class Counted:
     asked_us: int
     asked_uptime_us: int
     stored: bool = False
+    position: int = 0
     low: int = 0
     high: int = 0
     hand_outs: list[tuple[float, int]] = field(default_factory=list)
@@ -139,7 +140,7 @@ class Counting:
         rows = [{"subject": SUBJECT, "body": b"c%d." % message.token} for message in group]
         reply = await client.request("publish", {"messages": rows})
         for message, result in zip(group, reply["results"], strict=True):
-            message.stored = "position" in result
+            message.stored, message.position = "position" in result, result.get("position", 0)
 
     # -- one turn of a consumer
 
@@ -262,13 +263,15 @@ class Counting:
                 message.leased_from_us = message.leased_to_us = 0
             life = self._host.lives
             self._note(client.name, "seeks to the earliest")
-            await client.request("seek", NAMES | {"to": "earliest"})
+            reply = await client.request("seek", NAMES | {"to": "earliest"})
             self._look_at_ends()
             for message in messages:
                 # What was asked meanwhile was about deliveries of before, or of behind: the books do not know.
                 message.stamp += 1
                 message.acked = False
-                if life == self._host.lives and message.stored:
+                if message.position < reply["first"]:
+                    message.maybe_over = True  # the store has removed it, after all had acked it
+                elif life == self._host.lives and message.stored:
                     message.low, message.high, message.forked, message.maybe_over = 0, 0, False, False
                     message.hand_outs.clear()
 
