@@ -25,15 +25,13 @@ class Attempted:
     """Attempts with an unknown result. Before this start: of what was due before `due_before_ms`, and accepted before
     `sequence_before`. Writer: the verdicts of dispatch."""
 
-    __slots__ = ("_unknown", "due_before_ms", "full", "sequence_before")
+    __slots__ = ("_unknown", "due_before_ms", "sequence_before")
 
     def __init__(self, due_before_ms: int, sequence_before: int) -> None:
         self.due_before_ms = due_before_ms
         self.sequence_before = sequence_before
         # The node and the number of the hand-overs without an answer.
         self._unknown: dict[int, tuple[int, int]] = {}
-        # Whether no more rows may wait aside with an unknown result.
-        self.full = False
 
     def maybe(self, sequence: I64, due_ms: I64) -> NDArray[np.bool_]:
         """True where an attempt may have been made before this start, bool[n]. For any thread."""
@@ -43,14 +41,12 @@ class Attempted:
         """An attempt with these index rows came to an unknown end."""
         where = zip(rows["unanswered_node"].tolist(), rows["unanswered"].tolist(), strict=True)
         self._unknown.update(zip(sequence.tolist(), where, strict=True))
-        self.full = len(self._unknown) >= UNKNOWN_ROWS_MAX
 
     def settled(self, sequence: I64) -> None:
         """These are delivered."""
         if self._unknown:
             for known in self._unknown.keys() & set(sequence.tolist()):
                 del self._unknown[known]
-            self.full = len(self._unknown) >= UNKNOWN_ROWS_MAX
 
     def unknown(self, sequence: I64) -> NDArray[np.bool_]:
         """True where an attempt since this start came to an unknown end, bool[n]. On the event loop only."""
@@ -68,11 +64,15 @@ class Attempted:
             rows["unanswered_node"][places], rows["unanswered"][places] = where[:, 0], where[:, 1]
 
     @property
+    def full(self) -> bool:
+        """Whether no more rows may wait aside with an unknown result."""
+        return len(self._unknown) >= UNKNOWN_ROWS_MAX
+
+    @property
     def any_unknown(self) -> bool:
         """Whether an attempt since this start is left unsettled."""
         return bool(self._unknown)
 
     def check_invariants(self) -> None:
         """The node of an attempt without an answer is known."""
-        assert self.full == (len(self._unknown) >= UNKNOWN_ROWS_MAX)
         assert all(node for node, _ in self._unknown.values())

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from store.errors import DiskError, UnreadableError
 from store.records.batches import I64
+from store.records.membership import is_member
 
 # So many rows are known one by one, 8 bytes each. Others come back with the next read of their window.
 ROWS_KNOWN_MAX = 1 << 17
@@ -27,14 +28,12 @@ class LeftRows:
     """Windows to read again, each at its time, and the rows of them that rest until then. Times are monotonic. Writers:
     `Queueing` and `ReadBack`."""
 
-    __slots__ = ("_known", "_resting", "_sorted", "_until_us")
+    __slots__ = ("_known", "_resting", "_until_us")
 
     def __init__(self) -> None:
         self._until_us: dict[Place, int] = {}
         self._resting: dict[Place, list[I64]] = {}
         self._known = 0
-        # All sequences that rest, ascending; None when they have changed.
-        self._sorted: I64 | None = None
 
     def leave(self, place: Place, sequences: I64, until_us: int) -> None:
         """Rows of a window rest until then, or until the window is read again for rows that were left before: these do not
@@ -43,7 +42,6 @@ class LeftRows:
         if self._known + len(sequences) <= ROWS_KNOWN_MAX:
             self._resting.setdefault(place, []).append(sequences)
             self._known += len(sequences)
-            self._sorted = None
 
     def put_off(self, place: Place, until_us: int) -> None:
         """The window cannot be read before then."""
@@ -54,27 +52,20 @@ class LeftRows:
         over = [place for place, until_us in self._until_us.items() if until_us <= now_us]
         for place in over:
             del self._until_us[place]
-            gone = self._resting.pop(place, None)
-            if gone:
-                self._known -= sum(map(len, gone))
-                self._sorted = None
+            self._known -= sum(map(len, self._resting.pop(place, ())))
         return over
 
     def resting(self, sequence: I64) -> NDArray[np.bool_]:
         """True for rows that rest, bool[n]."""
         if not self._known:
             return np.zeros(len(sequence), bool)
-        if self._sorted is None:
-            self._sorted = np.sort(np.concatenate([part for parts in self._resting.values() for part in parts]))
-        places = np.minimum(np.searchsorted(self._sorted, sequence), len(self._sorted) - 1)
-        found: NDArray[np.bool_] = self._sorted[places] == sequence
-        return found
+        return is_member(sequence, np.concatenate([part for parts in self._resting.values() for part in parts]))
 
     def clear(self) -> None:
         """Forget all: a load brings the rows."""
         self._until_us.clear()
         self._resting.clear()
-        self._known, self._sorted = 0, None
+        self._known = 0
 
 
 def again_us(error: Exception) -> int:
