@@ -2,7 +2,7 @@
 
 A line has the name and the type of the value in the reply. A value that monitors draw also has its kind, its name in
 Prometheus, its meaning, and a panel of the dashboard. Three things follow from the table: the map on the wire, the families
-of `/metrics`, and the panels. PROTOCOL.md describes the fields.
+of `/metrics`, and the panels. docs/reference/protocol-operators.md describes the fields.
 
 The end of a field's name is its unit: `_ms`, `_us`, `_s` or `_bytes`. Prometheus gets seconds and bytes.
 """

@@ -1,4 +1,4 @@
-"""The table of the fields of `status` in PROTOCOL.md, made from the table of figures."""
+"""The table of the fields of `status` in the protocol's page of operators, made from the table of figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes the tables of PROTOCOL.md whose fields have types: ``python -m ops.docs.protocol_tables``.
+"""Makes the tables of the protocol's pages whose fields have types: ``python -m ops.docs.protocol_tables``.
 
 A table stands between ``<!-- table: waiting_keys.WaitingKey -->``, which names a file of `protocol/schema` and a type of it,
 and ``<!-- end of table -->``. Several types, with commas between, are the requests of one operation, by action.
@@ -17,7 +17,11 @@ from msgspec import Struct, inspect
 from delayserver.protocol.schema.structs import Request, described, facts_of, plain
 from ops.docs.figure_tables import with_figures
 
-PAGE: Final = Path(__file__).parents[2] / "PROTOCOL.md"
+ROOT: Final = Path(__file__).parents[2]
+PAGE: Final = ROOT / "PROTOCOL.md"
+"""What a client needs."""
+PAGES: Final = (PAGE, ROOT / "docs" / "reference" / "protocol-operators.md")
+"""All pages with operations: what a client needs, and the rest."""
 _TABLE: Final = re.compile(r"(<!-- table: (\w+)\.([\w, ]+) -->\n\n).*?(\n<!-- end of table -->)", re.DOTALL)
 _WORDS: Final[dict[type[inspect.Type], str]] = {
     inspect.IntType: "int",
@@ -92,4 +96,5 @@ def _bounds(field: inspect.Field) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(PAGE.read_text()))
+    for each in PAGES:
+        each.write_text(page(each.read_text()))

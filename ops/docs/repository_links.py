@@ -31,7 +31,7 @@ PAGES: Final = {
 """Pages of the site that show a file of the repository, or are made from it. Other files get a page below `source/`."""
 
 _FENCE: Final = re.compile(r"^ *(```+|~~~+).*?^ *\1 *$", re.MULTILINE | re.DOTALL)
-_LINK: Final = re.compile(r"(?<=\])\((?![a-z]+:|#)([^()\s]+)\)|`[^`\n]+`(?!\])")
+_LINK: Final = re.compile(r"(?<=\])\((?![a-z]+:|#)([^()\s]+)\)|`[^`\n]+`")
 _LANGUAGES: Final = {
     "py": "python",
     "toml": "toml",

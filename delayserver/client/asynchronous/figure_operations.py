@@ -31,7 +31,7 @@ class AsyncFigureOperations(ABC):
 
     async def metrics(self) -> Metrics:
         """All figures that monitors draw: `status`, lateness by broker group, the times of the stages, queues against their
-        bounds, consumer groups. PROTOCOL.md describes the fields.
+        bounds, consumer groups. The page of the protocol for monitors describes the fields.
         """
         return await self._run(figure_calls.metrics_call())
 

@@ -112,9 +112,9 @@ def fields_below(kind: Kind) -> Iterator[Field]:
 
 
 def test_the_protocol_names_each_field() -> None:
-    text = (ROOT / "PROTOCOL.md").read_text()
+    text = (ROOT / "docs" / "reference" / "protocol-operators.md").read_text()
     part = text[text.index("\n### `status`\n") : text.index("\n### `pending`\n")]
-    part += text[text.index("\n### `metrics`\n") :].partition("\n### ")[2].partition("\n### ")[0]
+    part += text[text.index("\n### `metrics`\n") :].partition("\n### ")[2].partition("\n## ")[0]
     keys = {key for each in fields_below(Figures) for key in each.keys if key}
     assert keys - set(re.findall(r"\w+", part)) == set()
 

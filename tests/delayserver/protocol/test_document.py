@@ -1,4 +1,4 @@
-"""PROTOCOL.md: its bytes are the test vectors, its client runs as it stands, and its tables are what the code does."""
+"""The pages of the protocol: bytes are test vectors, the client runs as it stands, tables are what the code does."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ from delayserver.protocol.operation_names import OPERATIONS
 from delayserver.protocol.outcomes import OUTCOME_LABELS, Outcome
 from ops.docs.figure_tables import with_figures
 from ops.docs.frame_pages import dump_of, frames
+from ops.docs.protocol_tables import PAGES
 from tests.delayserver.cli.conftest import serve
 from tests.delayserver.protocol import vectors
 
-TEXT = vectors.PAGE.read_text()
+TEXT = vectors.told()
 FRAMES = {frame["name"]: frame["hex"] for frame in json.loads(vectors.VECTORS.read_text())["frames"]}
 VALUES = re.findall(r"```value (.+?)\n(.*?)```", TEXT, re.DOTALL)
 EXPLAINED = re.findall(r"```bytes (.+?)\n(.*?)```", TEXT, re.DOTALL)
@@ -156,11 +157,16 @@ def test_the_table_of_outcomes_is_that_of_the_code() -> None:
     assert told == {label: str(int(Outcome[label.upper()])) for label in OUTCOME_LABELS}
 
 
-def test_every_link_of_the_page_leads_somewhere() -> None:
-    headings = [line.lstrip("# ") for line in TEXT.splitlines() if line.startswith("#")]
-    anchors = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-    for target in re.findall(r"\]\(([^)]+)\)", TEXT):
-        if target.startswith("#"):
-            assert target[1:] in anchors
-        elif not target.startswith("https://"):
-            assert (vectors.ROOT / target).exists()
+def anchors(page: Path) -> set[str]:
+    headings = [line.lstrip("# ") for line in page.read_text().splitlines() if line.startswith("#")]
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_link_of_the_pages_leads_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)]+)\)", page.read_text()):
+            file, _, anchor = target.partition("#")
+            if not target.startswith("https://"):
+                path = page.parent / file if file else page
+                assert path.exists(), target
+                assert not anchor or anchor in anchors(path), target

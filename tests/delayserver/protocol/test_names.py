@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pathlib
-
 import pytest
 
 from delayserver.protocol.errors import (
@@ -17,8 +15,9 @@ from delayserver.protocol.errors import (
 from delayserver.protocol.limits import Limits
 from delayserver.protocol.operation_names import OPERATIONS
 from delayserver.protocol.outcomes import OUTCOME_LABELS, OUTCOMES_BY_LABEL, DeliverOutcome, Outcome
+from tests.delayserver.protocol import vectors
 
-PROTOCOL = (pathlib.Path(__file__).parents[3] / "PROTOCOL.md").read_text()
+PROTOCOL = vectors.told()
 MADE_BY_CLIENTS = {"connection_lost", "timed_out", "unknown_error"}
 
 

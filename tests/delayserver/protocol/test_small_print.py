@@ -15,7 +15,7 @@ from delayserver.protocol.frames import decode_request
 from tests.delayserver.protocol import vectors
 from tests.fakes.host import Boot, small_settings
 
-PAGE = vectors.PAGE.read_text()
+PAGE = vectors.told()
 # {"a": "1", "a": "2"}: no map of Python can say it.
 TWICE = b"\x82" + msgpack.packb("a") + msgpack.packb("1") + msgpack.packb("a") + msgpack.packb("2")
 NESTED_MAX = 1022

@@ -344,7 +344,7 @@ OF_AN_ITEM = {"error", "message", "retry_after_ms"}
 
 async def test_each_field_that_a_server_answers_is_named_on_the_page(boot: Boot) -> None:
     answers = await conversation(boot(small_settings()))
-    prose = re.sub(r"```.*?```", "", vectors.PAGE.read_text(), flags=re.DOTALL)
+    prose = re.sub(r"```.*?```", "", vectors.told(), flags=re.DOTALL)
     sections = re.split(r"^(?=##)", prose, flags=re.MULTILINE)
     missing: dict[str, list[str]] = {}
     for operation, answered in answers.items():

@@ -1,4 +1,4 @@
-"""Makes `delayserver/protocol/vectors.json`, and puts values of its frames, and the table of figures, into PROTOCOL.md.
+"""Makes `delayserver/protocol/vectors.json`, and puts values of its frames into the pages of the protocol.
 
 Run `python -m tests.delayserver.protocol.vectors` after a change of the codec or of a vector. The vectors are written
 down here as values. The codec draws the bytes, and the tests read them back.
@@ -22,10 +22,10 @@ from delayserver.protocol.limits import DEFAULT_LIMITS
 from delayserver.protocol.proof import make_proof
 from delayserver.protocol.receipts import derived_message_id, format_receipt
 from ops.docs.frame_pages import drawn
+from ops.docs.protocol_tables import PAGES
 
 ROOT = Path(__file__).parents[3]
 VECTORS = ROOT / "delayserver" / "protocol" / "vectors.json"
-PAGE = ROOT / "PROTOCOL.md"
 BLOCK = re.compile(r"```value (?P<name>[^\n]+)\n.*?```", re.DOTALL)
 
 # JSON numbers are doubles in many languages.
@@ -1062,6 +1062,11 @@ def text() -> str:
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
+def told() -> str:
+    """All that the pages of the protocol tell, one after the other."""
+    return "\n".join([page.read_text() for page in PAGES])
+
+
 def value_of(name: str) -> str:
     """The value of a frame as the page shows it: JSON, with bytes as h'…' in hex."""
     return drawn((REQUESTS | REPLIES)[name])
@@ -1074,4 +1079,5 @@ def with_values(page: str) -> str:
 
 if __name__ == "__main__":
     VECTORS.write_text(text())
-    PAGE.write_text(with_values(PAGE.read_text()))
+    for each in PAGES:
+        each.write_text(with_values(each.read_text()))

@@ -1,9 +1,14 @@
-"""The tables of PROTOCOL.md are those of the types that server and clients read."""
+"""The tables of the protocol's pages are those of the types that server and clients read."""
 
 from __future__ import annotations
 
-from ops.docs.protocol_tables import PAGE, page
+from pathlib import Path
+
+import pytest
+
+from ops.docs.protocol_tables import PAGES, page
 
 
-def test_the_tables_of_the_page_are_those_of_the_types() -> None:
-    assert page(PAGE.read_text()) == PAGE.read_text(), "run: python -m ops.docs.protocol_tables"
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_the_tables_of_a_page_are_those_of_the_types(path: Path) -> None:
+    assert page(path.read_text()) == path.read_text(), "run: python -m ops.docs.protocol_tables"
