@@ -22,7 +22,7 @@ from delayserver.client.calls.transaction_calls import (
 from delayserver.client.consuming.consumer import Consumer, Received
 from delayserver.client.listening.handling import CutOff, Handling, Hooks, ListenerStats
 from delayserver.client.listening.listener import Listener
-from delayserver.client.listening.listener_core import ListenerSettings
+from delayserver.client.listening.listener_settings import ListenerSettings
 from delayserver.client.listening.thread_listener import ThreadListener
 from delayserver.client.values.messages import (
     AckResult,

@@ -2,6 +2,10 @@
 
 The consumer asks for the nodes by the route operation, and asks again from time to time. So it finds a node that was
 added or moved.
+
+It shares `RouteFollower`, `pull_persistently` and `LeaseKeeper` with listeners. Its pulls and acks are its own: the caller
+takes each delivery when it wants, may drop it, and gets the node's answer to its ack. A listener starts handlers itself and
+acks in batches, of which the node does not say which messages it did not know.
 """
 
 from __future__ import annotations
@@ -20,28 +24,21 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 
 from delayserver.client.asynchronous.client import AsyncClient
 from delayserver.client.calls.pull_calls import GIVE_BACK_S, NO_DELAY, Only, PullFilter
-from delayserver.client.consuming.extending import OUTLIVE_S, Extension, look_interval_s
-from delayserver.client.consuming.held_leases import Held, HeldLeases, unsettled
+from delayserver.client.consuming.extending import KEPT_PART, OUTLIVE_S
+from delayserver.client.consuming.held_leases import Held, HeldLeases
+from delayserver.client.consuming.lease_keeper import LeaseKeeper
 from delayserver.client.consuming.node_pulling import ROUTE_INTERVAL_S, RouteFollower, pull_persistently
-from delayserver.client.consuming.said_lately import SaidLately, held_back_words
+from delayserver.client.consuming.said_lately import SaidLately
 from delayserver.client.values.messages import Delivery
 from delayserver.client.values.timing import Seconds, span_s
-from delayserver.logs.events import EventLogger
-from delayserver.protocol.errors import ConnectionLost, DelayServerError, UnknownOperation
+from delayserver.protocol.errors import ConnectionLost, DelayServerError
 
 ACK_TIMEOUT_S: Final = 60.0
 """The ack timeout if the caller names none. The consumer sends it with every pull, because it does not know the default of
 a node."""
 
-KEPT_PART: Final = 0.5
-"""A delivery waits in the consumer for at most this part of its ack timeout. The caller needs the rest to handle and ack
-it."""
-
 EXTEND_MAX_S: Final = 3600.0
 """If the caller names no ``extend_max_s``: a caller that hangs keeps a delivery for an hour and one lease more."""
-
-
-events = EventLogger("delayserver.client")
 
 
 class ConsumerOptions(Only, total=False):
@@ -121,9 +118,7 @@ class Consumer:
         self._tasks: anyio.abc.TaskGroup | None = None
         self._route: RouteFollower | None = None
         self._said = SaidLately()
-        # Of each node: the leases of deliveries that are here. The nodes where leases are being extended, or cannot be.
-        self._held: dict[AsyncClient, HeldLeases] = {}
-        self._extending: set[AsyncClient] = set()
+        self._held: dict[AsyncClient, HeldLeases] = {}  # of the deliveries that are here
         self._asking = 0  # callers that wait for a delivery
         self._asked: anyio.Event | None = None  # set when the next caller waits; there while a puller waits for that
         # No buffer: the consumer pulls from a node again when the caller has taken all deliveries of the last pull. So a
@@ -146,7 +141,9 @@ class Consumer:
         self._route.adjust(route)
         self._tasks.start_soon(self._route.run, ROUTE_INTERVAL_S)
         if self._extend_max_s or self._outlive_s is not None:
-            self._tasks.start_soon(self._extend_leases)
+            name = f"Consumer ({self._subject} for {self._group})"
+            keeper = LeaseKeeper(name, self._group, self._ack_timeout_s, self._outlive_s, self._leases_of_nodes)
+            self._tasks.start_soon(keeper.run)
         return self
 
     async def __aexit__(
@@ -190,50 +187,13 @@ class Consumer:
         """These deliveries came from a node."""
         leases = self._held.get(node)
         if leases is None:
-            leases = self._held[node] = HeldLeases(self._ack_timeout_s, self._extend_max_s)
+            leases = self._held[node] = HeldLeases(self._subject, self._ack_timeout_s, self._extend_max_s)
         leases.add([received.held for received in brought], node.connection_number, anyio.current_time())
 
-    async def _extend_leases(self) -> None:
-        """Extend the leases of deliveries that the caller has, as long as it has them. After a lost connection extend all,
-        over the next one.
-        """
-        async with anyio.create_task_group() as requests:
-            while True:
-                await anyio.sleep(look_interval_s(self._ack_timeout_s, self._outlive_s))
-                for node, leases in list(self._held.items()):
-                    if node.closed:
-                        del self._held[node]
-                    elif node not in self._extending:
-                        self._extend_at(node, leases, requests)
-
-    def _extend_at(self, node: AsyncClient, leases: HeldLeases, requests: anyio.abc.TaskGroup) -> None:
-        now_s = anyio.current_time()
-        adopt = self._outlive_s is not None and leases.connection != node.connection_number
-        due = leases.known(now_s) if adopt else leases.due(now_s)
-        if due:
-            self._extending.add(node)
-            requests.start_soon(self._extend, node, due, leases if adopt else None)
-        elif adopt:
-            leases.belong(node.connection_number)
-
-    async def _extend(self, node: AsyncClient, due: list[Held], adopting: HeldLeases | None) -> None:
-        extension = Extension(self._subject, self._group, self._ack_timeout_s, due, unsettled, self._outlive_s)
-        try:
-            if adopting is None:
-                await extension.make(node)
-            else:
-                adopting.belong(await extension.adopt(node))
-        except UnknownOperation:
-            return  # it is an older node, and is not asked again
-        except DelayServerError as error:  # the next look tries again
-            held_back = self._said.say(f"not extended at {node}: {error}", anyio.current_time())
-            if held_back is not None:
-                events.warning(
-                    "lease_not_extended",
-                    "could not extend leases of {source}: {reason}" + held_back_words(held_back),
-                    source=self._subject, reason=str(error), held_back=held_back,
-                )  # fmt: skip
-        self._extending.discard(node)
+    def _leases_of_nodes(self) -> dict[HeldLeases, AsyncClient]:
+        """The leases at each node; forgets nodes that are not pulled from any more."""
+        self._held = {node: leases for node, leases in self._held.items() if not node.closed}
+        return {leases: node for node, leases in self._held.items()}
 
     def _close_streams(self) -> None:
         self._send.close()

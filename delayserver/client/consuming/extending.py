@@ -1,10 +1,10 @@
-"""Extends leases at a node for as long as their messages are worked on. `Consumer` and listeners share it."""
+"""The requests that extend leases at a node. `LeaseKeeper` makes them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Protocol
 
 import anyio
 
@@ -12,6 +12,9 @@ from delayserver.client.asynchronous.client import AsyncClient
 
 EXTENDED_PART: Final = 2 / 3
 """A lease is extended when less than this part of it is left. So there is time for further attempts if one fails."""
+
+KEPT_PART: Final = 0.5
+"""A delivery waits in a consumer or listener for at most this part of its lease. Its caller or handler needs the rest."""
 
 LOOK_S: Final = 1.0
 """Leases are looked at this often, or ten times in a shorter lease, or five times in a shorter time to outlive."""
@@ -37,6 +40,14 @@ class Lease(Protocol):
     def number(self) -> int:
         """The number of the delivery."""
 
+    @property
+    def in_work(self) -> bool:
+        """Whether it is still worked on, and so needs an extension."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether its ack or nack is at the node."""
+
     def extend(self, ends_s: float) -> None:
         """Its lease ends at this time."""
 
@@ -44,20 +55,16 @@ class Lease(Protocol):
         """The node has ended its lease."""
 
 
-L = TypeVar("L", bound=Lease)
-
-
 @dataclass(frozen=True, slots=True)
-class Extension(Generic[L]):
-    """Leases of one subject and group at a node. `alive` gives those that are still worked on. ``outlive_s``: they end so
-    long after their connection; None: they outlive it.
+class Extension:
+    """Leases of one subject and group at a node. ``outlive_s``: they end so long after their connection; None: they outlive
+    it.
     """
 
     subject: str
     group: str
     ack_timeout_s: float
-    leases: Sequence[L]
-    alive: Callable[[Sequence[L]], list[L]]
+    leases: Sequence[Lease]
     outlive_s: float | None
 
     async def adopt(self, node: AsyncClient) -> int:
@@ -71,14 +78,19 @@ class Extension(Generic[L]):
         return number if number == node.connection_number else 0
 
     async def make(self, node: AsyncClient, *, adopts: bool = False) -> int:
-        """Extend the leases; returns how many. A lease that has ended gets the present time as its end, or is lost.
+        """Extend the leases in work; returns how many. A lease that has ended gets the present time as its end.
 
-        The node says how many have ended, not which. So halves are asked for until that is known. Raises the errors of
-        `AsyncClient.extend`; leases of earlier requests are extended then.
+        With ``adopts`` all that are not settled are extended, and those that have ended are lost. The node says how many
+        have ended, not which. So halves are asked for until that is known. Raises the errors of `AsyncClient.extend`; leases
+        of earlier requests are extended then.
         """
+
+        def left(leases: Sequence[Lease]) -> list[Lease]:
+            return [lease for lease in leases if (not lease.settled if adopts else lease.in_work)]
+
         parts, extended = [self.leases], 0
         while parts:
-            part = self.alive(parts.pop())
+            part = left(parts.pop())
             if not part:
                 continue
             asked_s = anyio.current_time()
@@ -88,10 +100,10 @@ class Extension(Generic[L]):
             )
             if not result.unknown:
                 extended += len(part)
-                for lease in self.alive(part):
+                for lease in left(part):
                     lease.extend(asked_s + self.ack_timeout_s)
             elif result.unknown == len(part):
-                for lease in self.alive(part):
+                for lease in left(part):
                     lease.lose() if adopts else lease.extend(anyio.current_time())
             else:
                 half = len(part) // 2

@@ -23,6 +23,16 @@ class Held:
         self.began_s: float | None = None
         self.ends_s = ends_s
 
+    @property
+    def settled(self) -> bool:
+        """Whether the caller has settled the delivery, or the node has ended its lease."""
+        return not self.ends_s
+
+    @property
+    def in_work(self) -> bool:
+        """Whether the lease shall go on."""
+        return bool(self.ends_s)
+
     def begin(self, now_s: float) -> None:
         """The caller gets the delivery."""
         self.began_s = now_s
@@ -41,14 +51,18 @@ class Held:
 
 
 class HeldLeases:
-    """The leases of one node. ``connection``: the number of the connection to which all of them belong."""
+    """The leases of one subject at one node. ``connection``: the number of the connection to which all of them belong."""
 
-    def __init__(self, ack_timeout_s: float, extend_max_s: float) -> None:
+    def __init__(self, subject: str, ack_timeout_s: float, extend_max_s: float) -> None:
+        self.subject = subject
         self._ack_timeout_s = ack_timeout_s
         self._extend_max_s = extend_max_s
         self._leases: list[weakref.ref[Held]] = []
         self._prune_at = _PRUNE_MIN
         self.connection = 0
+
+    def __repr__(self) -> str:
+        return f"HeldLeases({self.subject!r})"
 
     def __len__(self) -> int:
         """Leases that may have ended are counted, until there are twice as many as at the last look."""
@@ -83,8 +97,3 @@ class HeldLeases:
         self._leases = [weakref.ref(each) for each in held]
         self._prune_at = max(_PRUNE_MIN, 2 * len(self._leases))
         return held
-
-
-def unsettled(leases: Sequence[Held]) -> list[Held]:
-    """Those whose deliveries the caller has not settled."""
-    return [held for held in leases if held.ends_s]

@@ -5,10 +5,11 @@ Times are seconds of the listener's clock: that of the event loop, and of `time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from delayserver.client.consuming.extending import KEPT_PART
 from delayserver.client.values.messages import Delivery
 from delayserver.client.values.retry import Retry
 from delayserver.logs.told import text_of, type_of
@@ -116,6 +117,20 @@ class Handling:
         """Whether its handler ended after the lease."""
         return self.ended_s > self.lease_ends_s
 
+    @property
+    def in_work(self) -> bool:
+        """Whether its handler has not ended."""
+        return not self.ended_s
+
+    @property
+    def settled(self) -> bool:
+        """Whether the node has answered the ack or nack."""
+        return bool(self.settled_s)
+
+    def is_stale(self, now_s: float) -> bool:
+        """Whether it has waited too long for a handler, or is with another consumer by now."""
+        return self.lost or now_s >= self.received_s + KEPT_PART * (self.lease_ends_s - self.received_s)
+
     def start(self, now_s: float) -> None:
         """Its handler begins."""
         self.started_s = now_s
@@ -136,11 +151,6 @@ class Handling:
     def settle(self, now_s: float) -> None:
         """The node has answered the ack or nack."""
         self.settled_s = now_s
-
-
-def unsettled(handlings: Sequence[Handling]) -> list[Handling]:
-    """Those whose acks and nacks the node has not answered."""
-    return [handling for handling in handlings if not handling.settled_s]
 
 
 Hook = Callable[[Handling], object]

@@ -12,8 +12,8 @@ import anyio
 
 from delayserver.client.asynchronous.client import AsyncClient
 from delayserver.client.listening.handling import Hooks
-from delayserver.client.listening.listener_core import ListenerSettings
 from delayserver.client.listening.listener_run import ListenerRun
+from delayserver.client.listening.listener_settings import ListenerSettings
 from delayserver.client.listening.listener_tasks import TaskWorkers
 from delayserver.client.listening.subscription import Choice, Choices, Subscriptions
 from delayserver.client.listening.subscription_run import SubscriptionRun

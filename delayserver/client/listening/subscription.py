@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Final, Generic, Self, TypedDict, TypeVar
 
 from delayserver.client.listening.handling import Hooks
-from delayserver.client.listening.listener_core import ListenerSettings
+from delayserver.client.listening.listener_settings import ListenerSettings
 from delayserver.logs.told import text_of
 from delayserver.protocol.errors import InvalidArgument
 

@@ -14,18 +14,19 @@ import anyio
 import anyio.abc
 
 from delayserver.client.asynchronous.client import AsyncClient
-from delayserver.client.consuming.extending import Extension, look_interval_s
+from delayserver.client.consuming.lease_keeper import LeaseKeeper
 from delayserver.client.consuming.node_clients import NodeClients
 from delayserver.client.consuming.node_pulling import PAUSE_AFTER_ERROR_S, RouteFollower, pull_persistently
 from delayserver.client.consuming.said_lately import SaidLately, held_back_words
-from delayserver.client.listening.handling import CutOff, Handling, Hook, Hooks, unsettled, verdict_of
-from delayserver.client.listening.listener_core import ListenerCore, SubjectSource
+from delayserver.client.listening.handling import CutOff, Handling, Hook, Hooks, verdict_of
+from delayserver.client.listening.listener_core import ListenerCore
 from delayserver.client.listening.settlements import Settlement
+from delayserver.client.listening.subject_source import SubjectSource
 from delayserver.client.listening.subscription import SUBJECTS_MAX, Subscription, finds
 from delayserver.client.values.retry import Retry
 from delayserver.logs.events import EventLogger
 from delayserver.logs.told import text_of, type_of
-from delayserver.protocol.errors import DelayServerError, InvalidArgument, PositionOutOfRange, Refused, UnknownOperation
+from delayserver.protocol.errors import DelayServerError, InvalidArgument, PositionOutOfRange, Refused
 
 WAIT_S: Final = 25.0
 """How long a pull waits at its node before it is sent again."""
@@ -126,6 +127,11 @@ class SubscriptionRun:
         # The time of running handlers after a stop.
         self._grace = anyio.CancelScope()
         self._drained = anyio.Event()
+        settings = subscription.settings
+        self._leases = LeaseKeeper(
+            subscription.name, subscription.group, settings.ack_timeout_s, settings.outlive_s,
+            self._nodes_of_sources, partial(self.core.stats.add, "extended"),
+        )  # fmt: skip
         self._workers = make_workers(self)
 
     def stop(self) -> None:
@@ -149,7 +155,7 @@ class SubscriptionRun:
                     background.start_soon(self._discover, pattern, background, tasks)
                 for subject in self.subscription.plain:
                     self._follow(subject, background, tasks)
-                tasks.start_soon(self._look)
+                    tasks.start_soon(self._leases.run, self.look)  # also while the last handlers end
                 tasks.start_soon(self._work, handlers_ended)
                 await self._stop.wait()
                 background.cancel_scope.cancel()
@@ -401,53 +407,9 @@ class SubscriptionRun:
                 self._failed(error)
                 return
 
-    async def _look(self) -> None:
-        """Look at leases now and then, also while the last handlers end."""
-        settings = self.subscription.settings
-        interval_s = look_interval_s(settings.ack_timeout_s, settings.outlive_s)
-        async with anyio.create_task_group() as requests:
-            while True:
-                await anyio.sleep(interval_s)
-                now_s = anyio.current_time()
-                self.look()
-                if settings.outlive_s is not None:
-                    for source, handlings in self.core.adoptions(self._connections(), now_s).items():
-                        requests.start_soon(self._extend, source, handlings, True)
-                for source, handlings in self.core.extensions(now_s).items():
-                    requests.start_soon(self._extend, source, handlings, False)
-
-    def _connections(self) -> dict[SubjectSource, int]:
-        """The number of the connection of each source."""
-        nodes = [(source, feed.node) for source, feed in self._feeds.items()]
-        return {source: node.connection_number for source, node in nodes if node is not None}
-
-    async def _extend(self, source: SubjectSource, handlings: list[Handling], adopt: bool) -> None:
-        settings, alive = self.subscription.settings, unsettled if adopt else self.core.still_running
-        extension = Extension(
-            source.subject, self.subscription.group, settings.ack_timeout_s, handlings, alive, settings.outlive_s
-        )
-        feed, count, able = self._feeds.get(source), 0, True
-        try:
-            if feed is not None and feed.node is not None and adopt:
-                self.core.adopted(source, await extension.adopt(feed.node))
-            elif feed is not None and feed.node is not None:
-                count = await extension.make(feed.node)
-        except UnknownOperation:
-            able = False
-            self._tell_not_extended(source, "its node is older than `extend`", "no extend")
-        except DelayServerError as error:  # the next look tries again
-            self._tell_not_extended(source, str(error), "not extended")
-        finally:
-            self.core.extensions_done(source, count, able=able)
-
-    def _tell_not_extended(self, source: SubjectSource, why: str, kind: str) -> None:
-        held_back = self._said.say(f"{kind} {source!r}", anyio.current_time())
-        if held_back is not None:
-            events.warning(
-                "lease_not_extended",
-                "{handler} could not extend leases of {source}: {reason}" + held_back_words(held_back),
-                handler=self.subscription.name, source=repr(source), reason=why, held_back=held_back,
-            )  # fmt: skip
+    def _nodes_of_sources(self) -> dict[SubjectSource, AsyncClient]:
+        """The sources that pull, with their nodes."""
+        return {source: feed.node for source, feed in self._feeds.items() if feed.node is not None}
 
     def look(self) -> None:
         """Tell of handlers that outlive their leases, and give back what waits too long."""

@@ -14,8 +14,8 @@ from typing import Any, Self, TypeVar, Unpack
 from delayserver.client.blocking.client import Client
 from delayserver.client.listening.handling import Hooks, ListenerStats
 from delayserver.client.listening.listener import STOP_SIGNALS
-from delayserver.client.listening.listener_core import ListenerSettings
 from delayserver.client.listening.listener_run import ListenerRun
+from delayserver.client.listening.listener_settings import ListenerSettings
 from delayserver.client.listening.listener_threads import HandlerThreads
 from delayserver.client.listening.subscription import Choice, Choices, Subscriptions
 from delayserver.client.listening.subscription_run import SubscriptionRun

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from delayserver.client.consuming.held_leases import Held, HeldLeases, unsettled
+from delayserver.client.consuming.held_leases import Held, HeldLeases
 
 
 def test_a_lease_is_extended_while_the_caller_keeps_its_delivery_and_has_not_settled_it() -> None:
-    leases = HeldLeases(30, 3600)
+    leases = HeldLeases("a", 30, 3600)
     kept, dropped, settled = [Held(number, 30) for number in range(3)]
     leases.add([kept, dropped, settled], 1, 0)
     assert leases.due(11) == [], "they wait for the caller"
@@ -16,14 +16,14 @@ def test_a_lease_is_extended_while_the_caller_keeps_its_delivery_and_has_not_set
     assert leases.due(11) == [kept, dropped, settled]
     del dropped, held
     settled.settle()
-    assert leases.due(12) == [kept] == unsettled([kept, settled])
+    assert leases.due(12) == [kept] and kept.in_work and settled.settled and not settled.in_work
     kept.extend(42)
     assert leases.due(13) == [] and leases.due(23) == [kept]
     assert leases.due(43) == [], "the lease has ended"
 
 
 def test_a_caller_that_hangs_is_extended_for_a_bounded_time() -> None:
-    leases = HeldLeases(10, 25)
+    leases = HeldLeases("a", 10, 25)
     held, now_s = Held(1, 10), 0.0
     leases.add([held], 1, 0)
     held.begin(0)
@@ -35,14 +35,14 @@ def test_a_caller_that_hangs_is_extended_for_a_bounded_time() -> None:
 
 
 def test_dropped_deliveries_take_no_memory() -> None:
-    leases = HeldLeases(30, 3600)
+    leases = HeldLeases("a", 30, 3600)
     for number in range(10_000):
         leases.add([Held(number, 30)], 1, 0)
     assert len(leases) < 1000
 
 
 def test_another_connection_takes_over_what_waits_and_what_the_caller_has_not_had_for_too_long() -> None:
-    leases = HeldLeases(10, 0)
+    leases = HeldLeases("a", 10, 0)
     waits, new, old, ended = [Held(number, 60) for number in range(4)]
     leases.add([waits, new, old, ended], 1, 0)
     old.begin(5)

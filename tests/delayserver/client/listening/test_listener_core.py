@@ -10,8 +10,10 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from delayserver.client.listening.handling import ACK, GIVE_BACK, NACK, Handling, Verdict, verdict_of
-from delayserver.client.listening.listener_core import UNSETTLED_MAX, ListenerCore, ListenerSettings, SubjectSource
+from delayserver.client.listening.listener_core import UNSETTLED_MAX, ListenerCore
+from delayserver.client.listening.listener_settings import ListenerSettings
 from delayserver.client.listening.settlements import Settlement
+from delayserver.client.listening.subject_source import SubjectSource
 from delayserver.client.values.retry import Retry
 from delayserver.protocol.errors import InvalidArgument
 from tests.delayserver.client.listening.deliveries import delivery
@@ -332,21 +334,16 @@ def test_an_ack_that_its_node_does_not_know_is_too_late_only_if_its_lease_is_ove
     assert (core.stats.too_late, core.stats.unknown, core.stats.acked) == (1, 1, 0)
 
 
-def test_a_lease_is_extended_when_less_than_two_thirds_of_it_are_left_and_one_request_is_under_way() -> None:
+def test_a_lease_is_extended_when_less_than_two_thirds_of_it_are_left() -> None:
     core = core_of(ack_timeout_s=30, concurrency=2)
     source, other = core.add_source("a", "n"), core.add_source("b", "n")
     bring(core, source, 1, 2)
     bring(core, other, 3, now_s=4.0)
     first, second = start(core, 1.0), start(core, 5.0)
-    assert core.extensions(10.0) == {}
-    assert core.extensions(10.1) == {source: [first]}
-    assert core.extensions(14.1) == {other: [second]}, "the other request is under way"
+    assert source.due(10.0) == [] == other.due(14.0)
+    assert source.due(10.1) == [first] and other.due(14.1) == [second]
     first.extend(40.1)
-    core.extensions_done(source, 1, able=True)
-    core.extensions_done(other, 0, able=True)  # it failed, and is tried again
-    assert core.stats.extended == 1
-    assert core.extensions(14.2) == {other: [second]}
-    core.check_invariants()
+    assert source.due(14.2) == [] and other.due(14.2) == [second]
 
 
 def test_a_handler_that_hangs_is_extended_until_the_bound_and_reported_one_lease_later() -> None:
@@ -359,9 +356,8 @@ def test_a_handler_that_hangs_is_extended_until_the_bound_and_reported_one_lease
         now_s += 0.5
         if core.look(now_s):
             overdue.append(now_s)
-        if core.extensions(now_s):
+        if source.due(now_s):
             handling.extend(now_s + 10)
-            core.extensions_done(source, 1, able=True)
     assert 2 + 25 <= handling.lease_ends_s <= 2 + 25 + 10
     assert overdue == [pytest.approx(handling.lease_ends_s, abs=0.5)]
 
@@ -373,32 +369,24 @@ def test_a_lease_that_has_ended_or_shall_not_be_extended_is_left_alone(settings:
     bring(core, source, 1, 2)
     handling = start(core, 1.0)
     if settings:
-        assert core.extensions(9.0) == {}
+        assert source.due(9.0) == []
         return
     handling.extend(5.0)
-    assert core.extensions(5.0) == {}
+    assert source.due(5.0) == []
     assert core.look(5.1) == [handling]
 
 
-def test_another_connection_takes_over_what_runs_waits_and_is_to_be_settled_once() -> None:
+def test_another_connection_takes_over_what_runs_waits_and_is_to_be_settled() -> None:
     core = core_of(ack_timeout_s=10, concurrency=2, ack_interval_s=1000)
-    source, other = core.add_source("a", "n"), core.add_source("b", "n")
-    assert core.adoptions({source: 1, other: 1}, 0.0) == {}, "nothing is leased"
+    source = core.add_source("a", "n")
+    assert source.known(0.0) == [], "nothing is leased"
     bring(core, source, 1, 2, 3, 4)
     core.take(source, 0.0)  # nothing: the next acks wait for the interval
     first, second = start(core, 1.0), start(core, 1.0)
     core.finish(first, ACK, 2.0)
-    assert core.adoptions({source: 1, other: 1}, 2.0) == {}, "the connection is the same"
-    held = core.adoptions({source: 0, other: 2}, 3.0)
-    assert {each.delivery.delivery for each in held[source]} == {1, 2, 3, 4} and list(held) == [source]
-    assert core.adoptions({source: 2}, 3.0) == {}, "the request is under way"
-    core.extensions_done(source, 0, able=True)  # it failed, and is tried again
-    assert list(core.adoptions({source: 2}, 4.0)) == [source]
-    core.adopted(source, 2)
-    core.extensions_done(source, 0, able=True)
-    assert core.adoptions({source: 2, other: 2}, 5.0) == {} and core.stats.extended == 0
-    core.finish(second, ACK, 6.0)
-    core.check_invariants()
+    assert {each.delivery.delivery for each in source.known(3.0)} == {1, 2, 3, 4}
+    assert second.in_work and not first.in_work and not first.settled
+    assert source.known(10.0) == [], "the leases have ended"
 
 
 def test_what_waits_and_is_with_another_consumer_by_now_is_not_handled() -> None:
@@ -406,12 +394,10 @@ def test_what_waits_and_is_with_another_consumer_by_now_is_not_handled() -> None
     source = core.add_source("a", "n")
     bring(core, source, 1, 2, 3)
     running = start(core, 1.0)
-    for handling in core.adoptions({source: 1}, 2.0)[source]:
+    for handling in source.known(2.0):
         handling.lose()
-    core.adopted(source, 1)
-    core.extensions_done(source, 0, able=True)
     assert core.start(2.0) is None and core.stats.given_back == 2
-    assert core.extensions(9.0) == {} and core.look(9.0) == []
+    assert source.due(9.0) == [] and core.look(9.0) == []
     core.finish(running, ACK, 9.0)
     core.check_invariants()
 
@@ -422,21 +408,8 @@ def test_a_handler_that_hangs_loses_its_lease_with_the_connection() -> None:
     bring(core, source, 1)
     handling = start(core, 1.0)
     handling.extend(40.0)
-    assert core.adoptions({source: 1}, 25.9) == {source: [handling]}
-    core.extensions_done(source, 0, able=True)
-    assert core.adoptions({source: 1}, 26.1) == {}
-
-
-def test_a_node_without_extend_is_asked_once() -> None:
-    core = core_of(ack_timeout_s=10)
-    source = core.add_source("a", "n")
-    bring(core, source, 1)
-    handling = start(core, 1.0)
-    assert core.extensions(5.0) == {source: [handling]}
-    core.extensions_done(source, 0, able=False)
-    assert core.extensions(6.0) == {} == core.adoptions({source: 1}, 6.0)
-    core.finish(handling, ACK, 7.0)
-    assert core.still_running([handling]) == []
+    assert source.known(25.9) == [handling]
+    assert source.known(26.1) == []
 
 
 def test_a_source_that_cannot_settle_pulls_nothing() -> None:
@@ -483,7 +456,7 @@ class Model:
         elif name == "stop":
             core.stop()
         elif name == "start":
-            before = {each: each.running for each in self.sources if each.ready}
+            before = {each: len(each.running) for each in self.sources if each.ready}
             handling = core.start(self.now_s)
             if handling is not None:
                 source = core.source_of(handling)
@@ -500,12 +473,11 @@ class Model:
             core.look(self.now_s)
         elif name == "reconnect":
             self.connection += 1
-            for source, held in core.adoptions(dict.fromkeys(self.sources, self.connection), self.now_s).items():
+            for source in self.sources:
                 knows = data.draw(st.booleans())
-                for each in held:
+                for each in source.known(self.now_s):
                     each.extend(self.now_s + 60) if knows else each.lose()
-                core.adopted(source, self.connection)
-                core.extensions_done(source, 0, able=True)
+                source.belong(self.connection)
         elif name == "answer" and self.requests:
             source, settlement = self.requests.pop(data.draw(st.integers(0, len(self.requests) - 1)))
             self.answer(source, settlement, data.draw(st.booleans()))
