@@ -822,7 +822,6 @@ def test_an_assignment_to_an_attribute_of_another_object_is_found(code: str, cou
 DEPENDENCIES_MAX = 10
 # Each count may only fall.
 MORE_DEPENDENCIES = """
-DayTier 15
 HandlerTable 21
 Leasing 11
 Loader 11

@@ -78,7 +78,7 @@ class Placing:
                 return
 
     async def place_drained(self, batch: MessageBatch) -> Round:
-        """Place rows of a sealed day's file into its minutes; for the day tier."""
+        """Place rows of a sealed day's file into its minutes; for `DrainedRows`."""
         marks, size_bytes = self._positions, len(batch.bodies) + len(batch.properties)
         done = Round(marks.replayed.value, marks.replayed_sequence.value, size_bytes=size_bytes)
         await self.run(partial(self.place_batch, batch, source=ScheduleSource.FROM_DAY), done, quick=False)

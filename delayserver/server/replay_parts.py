@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from delayserver.replay.day_drain import DayDrain
+from delayserver.replay.day_end import DayEnd
+from delayserver.replay.day_outcomes import DayOutcomes
+from delayserver.replay.day_sealing import DaySealing
 from delayserver.replay.day_tier import DayTier
 from delayserver.replay.deduplication import Deduplication
+from delayserver.replay.drained_rows import DrainedRows
 from delayserver.replay.message_log_reader import MessageLogReader
 from delayserver.replay.opened_messages import OpenedMessages
 from delayserver.replay.placing import Placing
@@ -28,13 +33,15 @@ class ReplayParts:
     publisher: Publisher
     rows_to_memory: RowsToMemory
     round_outcomes: RoundOutcomes
+    day_outcomes: DayOutcomes
+    day_end: DayEnd
     tier: DayTier
     reader: MessageLogReader
     replayer: Replayer
 
 
 def build_replay(ground: Ground, state: StateParts) -> ReplayParts:
-    """Its day tier is not open yet."""
+    """The outcomes of its days are not open yet."""
     files, runtime = ground.files, ground.runtime
     storage, wheel = ground.settings.storage, ground.settings.wheel
     round_outcomes = RoundOutcomes(state.decided, state.windows, runtime)
@@ -61,7 +68,17 @@ def build_replay(ground: Ground, state: StateParts) -> ReplayParts:
     )
     publisher = Publisher(steps, state.positions)
     rounds = Rounds(placing, publisher, to_memory)
-    tier = DayTier(files, state.windows, state.decided, rounds, state.log_queue, storage, runtime)
+    day_outcomes = DayOutcomes(files, state.decided.overlays, state.windows.drains, storage.window_ms, runtime)
+    day_end = DayEnd(files, state.windows, state.decided, day_outcomes, runtime)
+    drained = DrainedRows(files.schedule, state.windows, state.decided, rounds, state.positions, runtime)
+    tier = DayTier(
+        state.windows.drains,
+        day_outcomes,
+        DaySealing(files, state.windows, state.decided, day_outcomes, state.positions, storage, runtime),
+        DayDrain(files.schedule, state.windows.drains, drained, day_end, storage.window_ms, runtime),
+        state.log_queue.arrived,
+        runtime.clock,
+    )
     reader = MessageLogReader(files.log, runtime)
     replayer = Replayer(reader, files.schedule, rounds, tier, state.log_queue, storage.window_ms, runtime)
-    return ReplayParts(placing, publisher, to_memory, round_outcomes, tier, reader, replayer)
+    return ReplayParts(placing, publisher, to_memory, round_outcomes, day_outcomes, day_end, tier, reader, replayer)

@@ -100,4 +100,4 @@ class Recovery:
         search = partial(cancels_in, files.log, wanted, self._window_ms, self._found.checkpoint.replay_offset)
         for key in await lost.restore(await self._workers.run(search)):
             if key.coarse:
-                replay.tier.outcomes_are_back(key.start_ms)
+                replay.day_outcomes.show(key.start_ms)

@@ -16,7 +16,7 @@ from delayserver.broker.service import pulls
 from delayserver.dispatch import broker_group, complete_windows, dispatcher, message_reader
 from delayserver.operations.groups import consuming, redelivery
 from delayserver.operations.messages import cancellation
-from delayserver.replay import day_tier, replayer
+from delayserver.replay import day_drain, day_sealing, replayer
 from delayserver.runtime import disk_pace
 from delayserver.state.decisions import decided
 from store.logs import window_files
@@ -31,9 +31,9 @@ _THRESHOLDS = (
     (cancellation, "INLINE_MESSAGES_MAX", 0),
     (disk_pace, "INLINE_SYNC_US_MAX", 0),
     # Slices of work between which others have their turn.
-    (day_tier, "DRAIN_ROWS", 3),
+    (day_drain, "DRAIN_ROWS", 3),
     # Then days with more messages than this are split into minutes, also where all of it is overdue.
-    (day_tier, "WHOLE_ROWS_MAX", 2),
+    (day_sealing, "WHOLE_ROWS_MAX", 2),
     (replayer, "ROUND_ROWS_MAX", 5),
     (complete_windows, "WINDOWS_AT_ONCE", 2),
     (redelivery, "EXPIRED_AT_ONCE", 2),

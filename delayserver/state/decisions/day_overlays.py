@@ -1,7 +1,7 @@
 """Outcomes that messages of a draining day got while they lay in the file of the day (cancels, suppressed copies).
 
 They move to the minutes when the day is drained. Until then the files of the minutes do not have them. A part that asks
-whether a message of such a day is decided asks here too. The day tier is the only writer.
+whether a message of such a day is decided asks here too. Writers: `DayOutcomes`; `DayEnd` removes.
 """
 
 from __future__ import annotations

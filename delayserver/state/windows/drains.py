@@ -1,4 +1,4 @@
-"""How far the sealed days are drained into their minutes. The day tier is the only writer."""
+"""How far the sealed days are drained into their minutes. Writers: `DayDrain`, `DayEnd`, `DayOutcomes`; `DayTier` frees."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from store.tables.days import DayTable, SealedDay
 class Drains:
     """By day, the offset in its file up to which its rows are in their minutes; and the days that are held back."""
 
-    __slots__ = ("_days", "_draining", "_held", "_schedule", "_version", "ends", "moved", "positions")
+    __slots__ = ("_days", "_draining", "_held", "_paused", "_schedule", "_version", "ends", "moved", "positions")
 
     def __init__(self, days: DayTable, schedule: ScheduleLog, positions: dict[int, int]) -> None:
         """`positions`: those of the checkpoint. A crash may have come between the end of a day and the next checkpoint."""
@@ -20,6 +20,8 @@ class Drains:
         self.positions = {start: position for start, position in positions.items() if start in draining}
         # Days with damage stay draining, their files kept: others go on, and so does what was drained of them.
         self._held: set[int] = set()
+        # Of them, those that the disk refused to read.
+        self._paused: set[int] = set()
         # Outcomes of a day that lie in its file and in those of its minutes, since a crash or the end of the day moved them.
         self.moved: dict[int, int] = {}
         # The days that drain, at a version of the table.
@@ -27,9 +29,12 @@ class Drains:
         # How often a day was drained or held back: `first_ms` is later then.
         self.ends = Mark(0)
 
-    def hold(self, start_ms: int) -> None:
-        """Drain no more of this day: something of it is damaged."""
+    def hold(self, start_ms: int, *, refused: bool = False) -> None:
+        """Drain no more of this day: something of it is damaged. `refused`: the disk refused to read it. Nothing is known to
+        be wrong with it then, so `retry` frees it."""
         self._held.add(start_ms)
+        if refused:
+            self._paused.add(start_ms)
         self.ends.advance(self.ends.value + 1)
 
     def end(self, start_ms: int) -> None:
@@ -45,6 +50,12 @@ class Drains:
     def drainable(self) -> list[SealedDay]:
         """The sealed days that still have to be drained, and can be, the earliest first."""
         return [day for day in self._days.draining() if day.start_ms not in self._held]
+
+    def retry(self) -> list[SealedDay]:
+        """Frees the days that the disk refused to read: what was begun is done again. Returns what can be drained now."""
+        self._held -= self._paused
+        self._paused.clear()
+        return self.drainable()
 
     def first_ms(self) -> int:
         """All messages that are due before this time lie in files of windows, except for days that are held back."""

@@ -1,6 +1,6 @@
 """Which messages went with their windows: a view on the ledger, by windows and whole days.
 
-Retention and the day tier are its only writers.
+Retention and `DayEnd` are its only writers.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ import pytest
 import trio
 
 from delayserver.dispatch.delivery import by_file, shipments
-from delayserver.replay import day_tier
-from delayserver.replay.day_tier import by_windows
+from delayserver.replay import day_drain
+from delayserver.replay.day_drain import by_windows
 from delayserver.server.delay_server import DelayServer
 from delayserver.state.memory.rows import ROW
 from store.logs.schedule_log import ScheduleKey, ScheduleSource
@@ -193,7 +193,7 @@ async def test_a_cancel_while_overdue_windows_are_read_holds(boot: Boot, monkeyp
 async def test_a_day_of_many_minutes_is_drained_in_steps_between_which_fresh_messages_are_replayed(
     boot: Boot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(day_tier, "DRAIN_FILES", 4, raising=False)
+    monkeypatch.setattr(day_drain, "DRAIN_FILES", 4, raising=False)
     host = await boot.started(faked_settings())
     far_ms = (host.now_ms // DAY_MS + 4) * DAY_MS + 3_600_000
     await put_over_minutes(await host.client(), far_ms, 40)
@@ -262,8 +262,8 @@ async def test_a_day_without_outcomes_is_finished_while_outcomes_of_others_wait_
     boot: Boot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A round of replay would wait until thousands of dispatch files are written."""
-    monkeypatch.setattr(day_tier, "DRAIN_FILES", 1)
-    monkeypatch.setattr(day_tier, "PIECES_MAX", 1)
+    monkeypatch.setattr(day_drain, "DRAIN_FILES", 1)
+    monkeypatch.setattr(day_drain, "PIECES_MAX", 1)
     host = await boot.started(faked_settings())
     far_ms = (host.now_ms // DAY_MS + 4) * DAY_MS
     await put_over_minutes(await host.client(), far_ms + 3_600_000, 3)

@@ -11,13 +11,13 @@ import pytest
 import trio
 
 from delayserver.config.settings import Settings
-from delayserver.replay.day_tier import DayTier
+from delayserver.replay.day_outcomes import DayOutcomes
 from delayserver.server.delay_server import DelayServer
 from delayserver.state.replay_round import Round
 from store.failed_reads import PATIENCE_MS
 from store.logs.dispatch_log import DispatchKey, DispatchLog
 from store.logs.schedule_log import ScheduleSource
-from store.records.batches import MessageBatch, OutcomeBatch
+from store.records.batches import I64, MessageBatch, OutcomeBatch
 from store.records.file_header import FILE_DISPATCH, FILE_HEADER_BYTES, FILE_SCHEDULE, FileHeader
 from store.records.record import HEADER_BYTES, decode_header
 from store.tables.days import DayTable
@@ -112,7 +112,7 @@ async def test_while_a_day_drains_its_windows_can_be_loaded_already(
     boot: Boot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A slice of the day at a time: windows are loaded, delivered and complete while others still lie in the day."""
-    monkeypatch.setattr("delayserver.replay.day_tier.DRAIN_ROWS", 1)
+    monkeypatch.setattr("delayserver.replay.day_drain.DRAIN_ROWS", 1)
     host = boot(coarse_settings())
     drain_slowly(host, 100)
     await host.start()
@@ -131,7 +131,7 @@ async def test_while_a_day_drains_its_windows_can_be_loaded_already(
 async def test_a_refill_leaves_unpublished_rows_of_a_drained_day_to_their_publication(
     boot: Boot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delayserver.replay.day_tier.DRAIN_ROWS", 5)
+    monkeypatch.setattr("delayserver.replay.day_drain.DRAIN_ROWS", 5)
     host = await boot.started(coarse_settings())
     start_ms = await put_far(host, await host.client())
     await host.stop()
@@ -161,7 +161,7 @@ async def test_a_refill_leaves_unpublished_rows_of_a_drained_day_to_their_public
 async def test_a_record_after_the_seal_goes_to_its_minute_while_the_day_drains(
     boot: Boot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delayserver.replay.day_tier.DRAIN_ROWS", 1)
+    monkeypatch.setattr("delayserver.replay.day_drain.DRAIN_ROWS", 1)
     host = boot(coarse_settings())
     drain_slowly(host, 100)
     client = await host.start_connected()
@@ -248,7 +248,7 @@ async def test_a_crash_at_any_operation_of_sealing_and_draining_changes_nothing(
 async def test_a_checkpoint_lost_while_a_day_drains_gives_the_same_balance(
     boot: Boot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delayserver.replay.day_tier.DRAIN_ROWS", 1)
+    monkeypatch.setattr("delayserver.replay.day_drain.DRAIN_ROWS", 1)
     host = boot(coarse_settings())
     drain_slowly(host, 100)
     await host.start()
@@ -273,7 +273,7 @@ async def test_after_a_crash_messages_that_a_drained_day_may_have_attempted_are_
     boot: Boot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The day drains late, its rows are handed over at once, and power is lost before its minutes are synced."""
-    monkeypatch.setattr("delayserver.replay.day_tier.DRAIN_ROWS", 1)
+    monkeypatch.setattr("delayserver.replay.day_drain.DRAIN_ROWS", 1)
     host = await boot.started(coarse_settings())
     start_ms = await put_far(host, await host.client())
     await host.stop()
@@ -294,7 +294,7 @@ async def test_after_a_crash_messages_that_a_drained_day_may_have_attempted_are_
 
 async def test_a_minute_is_not_retired_while_its_day_drains(boot: Boot, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rule 10: the day's later slices still have messages of it."""
-    monkeypatch.setattr("delayserver.replay.day_tier.DRAIN_ROWS", 1)
+    monkeypatch.setattr("delayserver.replay.day_drain.DRAIN_ROWS", 1)
     host, client = await boot.connected(coarse_settings(storage={"retention_ms": 60_000}))
     start_ms = (host.now_ms // DAY_MS + 2) * DAY_MS
     for number in range(6):  # all in one minute
@@ -411,7 +411,7 @@ async def test_outcomes_of_a_day_that_belong_to_another_server_hold_back_the_day
 async def test_rows_of_a_day_are_delivered_also_where_the_disk_refused_the_outcomes_of_their_minute(
     boot: Boot, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delayserver.replay.day_tier.DRAIN_ROWS", 1)
+    monkeypatch.setattr("delayserver.replay.day_drain.DRAIN_ROWS", 1)
     host = await boot.started(coarse_settings())
     client, server = await host.client(), host.server
     due_ms = (host.now_ms // DAY_MS + 2) * DAY_MS + HOUR_MS + 20_000
@@ -575,17 +575,17 @@ async def test_moved_outcomes_count_once_where_the_disk_cannot_read_them_for_a_m
         host.clock.step(start_ms - HOUR_MS // 2 - host.now_ms)
         await host.wait_down()
     host.disk.kill()
-    opened, until_ms = DayTier.open, host.now_ms + 500
+    opened, until_ms = DayOutcomes.open, host.now_ms + 500
 
     def refuse(operation: str, path: str) -> int:
         unread = operation == "pread" and path.endswith(f"/{file}") and host.now_ms < until_ms
         return errno.EIO if unread else 0
 
-    def open_tier(tier: DayTier, *arguments: Any, **rest: Any) -> None:
+    def open_outcomes(outcomes: DayOutcomes, *, patient: bool) -> I64:
         host.disk.refuse = refuse
-        opened(tier, *arguments, **rest)
+        return opened(outcomes, patient=patient)
 
-    monkeypatch.setattr(DayTier, "open", open_tier)
+    monkeypatch.setattr(DayOutcomes, "open", open_outcomes)
     await host.start()
     assert host.died_of is None
     status = host.check_balance()

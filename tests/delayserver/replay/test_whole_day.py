@@ -17,7 +17,7 @@ from delayserver.recover.mending.rebuild_plan import plan_rebuild
 from delayserver.recover.reading.capture import capture
 from delayserver.recover.reading.findings import Findings
 from delayserver.recover.reading.subject_balances import ACCEPTED, PENDING
-from delayserver.replay import day_tier
+from delayserver.replay import day_sealing
 from delayserver.state.decisions import decided
 from store.logs.dispatch_log import DispatchKey
 from store.logs.due_windows import day_of
@@ -96,7 +96,7 @@ async def test_an_overdue_day_leaves_from_its_own_file_in_due_order(boot: Boot) 
 async def test_a_day_that_is_not_over_or_not_small_is_split_into_minutes(
     boot: Boot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(day_tier, "WHOLE_ROWS_MAX", 10)
+    monkeypatch.setattr(day_sealing, "WHOLE_ROWS_MAX", 10)
     host = await boot.started(settings())
     day_ms = far_day(host)
     client = await host.client()

@@ -57,7 +57,7 @@ def never_finish(host: Host) -> Callable[[DelayServer], None]:
 async def test_a_message_cancelled_while_its_day_drains_into_a_loaded_window_is_not_delivered(
     boot: Boot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delayserver.replay.day_tier.DRAIN_ROWS", 1)
+    monkeypatch.setattr("delayserver.replay.day_drain.DRAIN_ROWS", 1)
     host, client = await boot.connected(coarse_settings())
     due_ms = day_after_next(host) + HOUR_MS + 30_000
     for text in ("first", "other0", "other1", "other2"):  # a record each
@@ -135,7 +135,7 @@ async def test_a_search_in_a_thread_beside_the_end_of_a_day_finds_its_messages(b
     server = await host.restart()
     client = await host.client()
     server.parts.replay.tier.step = partial(host.sleep_ms, 1_000)  # type: ignore[method-assign]  # the day is drained here
-    schedule, until = server.parts.files.schedule, server.parts.replay.tier.fine_until_ms() + 5 * DAY_MS
+    schedule, until = server.parts.files.schedule, server.parts.files.days.fine_until_ms + 5 * DAY_MS
     find = schedule.find
     ended: list[int] = []
 

@@ -172,8 +172,8 @@ async def test_a_day_that_goes_to_its_minutes_while_it_is_counted_counts_once(
     boot: Boot, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before its files are listed it is sealed and in two places; behind that it is drained."""
-    monkeypatch.setattr("delayserver.replay.day_tier.DRAIN_FILES", 1)
-    monkeypatch.setattr("delayserver.replay.day_tier.PIECES_MAX", 1)
+    monkeypatch.setattr("delayserver.replay.day_drain.DRAIN_FILES", 1)
+    monkeypatch.setattr("delayserver.replay.day_drain.PIECES_MAX", 1)
     host, client = await boot.connected(faked_settings(storage={"fine_horizon_ms": HOUR_MS}))
     day = (host.now_ms // DAY_MS + 2) * DAY_MS
     for number in range(12):

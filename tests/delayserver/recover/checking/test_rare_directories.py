@@ -22,7 +22,7 @@ from delayserver.recover.reading.findings import Findings
 from delayserver.recover.reading.outcomes_of_file import OutcomeRows
 from delayserver.recover.reading.subject_balances import SubjectBalances
 from delayserver.recover.telling.export import ACCEPTED_FILE, DISPATCHED_FILE, Export
-from delayserver.replay import day_tier
+from delayserver.replay import day_drain, day_tier
 from store.disk.filesystem import RealFileSystem
 from store.errors import DiskFullError
 from store.logs.due_windows import DAY_MS
@@ -279,7 +279,7 @@ async def test_a_damaged_minute_of_a_day_that_is_being_drained_is_restored(
     await host.stop()
     host.clock.step(2 * DAY_MS)
     with monkeypatch.context() as patch:
-        patch.setattr(day_tier, "DRAIN_ROWS", 1)
+        patch.setattr(day_drain, "DRAIN_ROWS", 1)
         patch.setattr(day_tier.DayTier, "step", stuck)
         await host.start()
         await host.until(lambda: rounds > 4, within_ms=60_000)
