@@ -1,7 +1,8 @@
 """The group commit: makes everything durable in message_log that must be there before its answer, many items at a time.
 
-The next group gathers while one is made durable by the `RecordWriter`, which gives each to `AcceptedLog.accept`. No later
-stage sees a record before that. A failed sync is final: all waiting callers get the error, and the server stops.
+The next group gathers while the `RecordWriter` makes one durable, which gives it to `AcceptedLog.accept`. A writer may have
+several groups on their way. No later stage sees a record before its acceptance. A failed sync is final: all waiting callers
+get the error, and the server stops.
 """
 
 from __future__ import annotations
@@ -173,6 +174,8 @@ class GroupCommit:
             # Waiting callers are shielded from cancellation, so a stop would hang without these answers.
             if self.refusal is None:
                 self.refusal = ShuttingDown("the server is stopping", retry_after_ms=1000)
+            for group in self._gathering.on_their_way:
+                self._accepted.refuse(group, StorageFailed("the server stopped before it knew; look the message up"))
             self._fail_gathered(self.refusal)
 
     async def _run(self) -> None:
@@ -185,12 +188,7 @@ class GroupCommit:
                 self._stop_if_failed()
                 continue  # `storage_failed` may have set `_work` with nothing gathered
             await self._lag_over()
-            with self._gathering.committing() as group:
-                try:
-                    await self._commit_group(group)
-                except BaseException:
-                    group.fail(StorageFailed("the server stopped before it knew; look the message up"))
-                    raise
+            await self._commit_group(self._accepted.begin())
             if self._gathering:
                 await trio.lowlevel.checkpoint()  # a group synced inline never waited: let the readers go first
             self._stop_if_failed()
@@ -200,7 +198,6 @@ class GroupCommit:
             raise StoreError(self.refusal.message)
 
     async def _commit_group(self, group: CommitGroup) -> None:
-        self._accepted.begin()
         try:
             records = self._number(group)
             if self._writer.takes_now(group.size_bytes):
@@ -209,16 +206,14 @@ class GroupCommit:
                 await self._writer.write(group, records)
         except StoreError as error:
             self._refused(group, error)
-        finally:
-            self._accepted.end()
 
     def _refused(self, group: CommitGroup, error: StoreError) -> None:
         if isinstance(error, DiskFullError):
-            group.fail(DiskFull(str(error), retry_after_ms=1000))
+            self._accepted.refuse(group, DiskFull(str(error), retry_after_ms=1000))
             return
         # Final: items that have gathered and all later ones get the same error.
         self.refusal = StorageFailed(str(error))
-        group.fail(self.refusal)
+        self._accepted.refuse(group, self.refusal)
         self._fail_gathered(self.refusal)
 
     def _fail_gathered(self, error: DelayServerError) -> None:
@@ -257,3 +252,5 @@ class GroupCommit:
             self.refusal = ShuttingDown("the server is stopping", retry_after_ms=1000)
         while self._gathering or not self._idle.is_set():  # what was taken in this pass has not begun yet
             await self._idle.wait()
+        positions = self._positions
+        await positions.commits_ended.reached(positions.commits_begun.value)

@@ -90,12 +90,13 @@ def build_state(ground: Ground) -> StateParts:
     fallbacks = Fallbacks(residency, overflow)
     queueing = Queueing(residency, overflow, fallbacks, ground.pacing.slice_rows, runtime)
     timeout_ms = settings.dispatch.deliver_timeout_ms
+    gathering = Gathering(settings.storage, runtime.clock)
     return StateParts(
         windows=windows,
         positions=positions,
-        gathering=Gathering(settings.storage, runtime.clock),
+        gathering=gathering,
         log_queue=log_queue,
-        accepted=AcceptedLog(log_queue, balance),
+        accepted=AcceptedLog(log_queue, balance, gathering),
         balance=balance,
         decided=decided,
         group_memory=memory,

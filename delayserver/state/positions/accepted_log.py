@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from delayserver.protocol.errors import DelayServerError
 from delayserver.state.counts.balance import Balance
-from delayserver.state.positions.gathering import CommitGroup
+from delayserver.state.positions.gathering import CommitGroup, Gathering
 from delayserver.state.positions.log_queue import LogQueue
 from store.logs.message_log import LogEntry
 from store.records.batches import MessageBatch
@@ -24,24 +25,32 @@ class AcceptedLog:
     - Each record comes once, in the order of message_log, and is durable: the end of the last one is the mark `durable`.
     - Sequences of messages ascend: the last one is the mark `accepted_sequence`, and `Balance` counts each message once.
     - The four steps are one step of the event loop, so no part sees an answer without its count, or a mark without both.
-    - Each group that began has ended, or is being made durable."""
+    - Each group that began has ended, or is on its way (`Gathering`)."""
 
-    __slots__ = ("_balance", "_positions", "_queue")
+    __slots__ = ("_balance", "_gathering", "_positions", "_queue")
 
-    def __init__(self, queue: LogQueue, balance: Balance) -> None:
+    def __init__(self, queue: LogQueue, balance: Balance, gathering: Gathering) -> None:
         self._positions = queue.positions
         self._queue = queue
         self._balance = balance
+        self._gathering = gathering
 
-    def begin(self) -> None:
-        """Counts a group that gets its sequences and time of acceptance in this step, and is accepted in a later one."""
+    def begin(self) -> CommitGroup:
+        """The first group that gathers. It gets its sequences and time of acceptance in this step. A later one accepts or
+        refuses it. Groups end in the order in which they begin."""
         positions = self._positions
         positions.commits_begun.advance(positions.commits_begun.value + 1)
+        return self._gathering.send_off()
 
-    def end(self) -> None:
-        """Counts the first of these groups as accepted or refused."""
-        positions = self._positions
-        positions.commits_ended.advance(positions.commits_ended.value + 1)
+    def refuse(self, group: CommitGroup, error: DelayServerError) -> None:
+        """Tells all who wait for a group that it will not be accepted."""
+        group.fail(error)
+        self._end(group)
+
+    def _end(self, group: CommitGroup) -> None:
+        if self._gathering.arrived(group):
+            positions = self._positions
+            positions.commits_ended.advance(positions.commits_ended.value + 1)
 
     def accept(self, entries: list[LogEntry], group: CommitGroup | None = None) -> None:
         """Takes durable records, at least one. `group` waits for them, and is told; None if nobody of this process does."""
@@ -62,3 +71,5 @@ class AcceptedLog:
                 balance.subjects.accept(batch)
         positions.durable.advance(entries[-1].end)
         self._queue.put(entries)
+        if group is not None:
+            self._end(group)

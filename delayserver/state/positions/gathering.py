@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -90,16 +89,17 @@ class CommitGroup:
 
 
 class Gathering:
-    """Groups in the order of their commits. For the event loop. Writer: the group commit."""
+    """Groups in the order of their commits: those that gather, and those on their way into the log. For the event loop.
+    Writers: the group commit, and the accepted log for groups on their way."""
 
-    __slots__ = ("_clock", "_committing", "_groups", "_settings", "size_bytes")
+    __slots__ = ("_clock", "_groups", "_on_their_way", "_settings", "size_bytes")
 
     def __init__(self, settings: StorageSettings, clock: Clock) -> None:
         self._settings = settings
         self._clock = clock
         self._groups: deque[CommitGroup] = deque()
-        self._committing: CommitGroup | None = None
-        # Bytes of the groups that are not being committed.
+        self._on_their_way: deque[CommitGroup] = deque()
+        # Bytes of the groups that gather.
         self.size_bytes = 0
 
     def __bool__(self) -> bool:
@@ -108,7 +108,7 @@ class Gathering:
     @property
     def is_idle(self) -> bool:
         """Whether nothing was taken that is not in the log yet."""
-        return self._committing is None and not self._groups
+        return not self._on_their_way and not self._groups
 
     def take(self, size_bytes: int) -> CommitGroup | None:
         """The group for an item of this size, whose bytes count from now on; None where too much waits."""
@@ -128,25 +128,35 @@ class Gathering:
         self.size_bytes -= group.size_bytes
         return group
 
-    @contextmanager
-    def committing(self) -> Iterator[CommitGroup]:
-        """Take the first group out; it counts as on its way until the block ends."""
-        self._committing = self.next()
-        try:
-            yield self._committing
-        finally:
-            self._committing = None
+    def send_off(self) -> CommitGroup:
+        """Take the first group out; it counts as on its way until `arrived`."""
+        group = self.next()
+        self._on_their_way.append(group)
+        return group
+
+    def arrived(self, group: CommitGroup) -> bool:
+        """The group is in the log, or never will be. False if it was not on its way: then its step began with `next`. Groups
+        come in the order in which they were sent off."""
+        if not self._on_their_way or self._on_their_way[0] is not group:
+            return False
+        self._on_their_way.popleft()
+        return True
+
+    @property
+    def on_their_way(self) -> list[CommitGroup]:
+        """The groups that were sent off and have not arrived, the first one first."""
+        return list(self._on_their_way)
 
     def check_invariants(self) -> None:
         """The sum is that of the groups, no group is empty, and each item has somebody who waits for it."""
         assert self.size_bytes == sum([group.size_bytes for group in self._groups])
-        for group in [*([self._committing] if self._committing else []), *self._groups]:
+        for group in [*self._on_their_way, *self._groups]:
             assert group.rows or group.batches
             assert len(group.rows) == sum([count for count, _ in group.rows_dones])
             assert len(group.batches) == len(group.dones)
 
     def due_ms(self) -> Iterator[I64]:
         """The due times i64[n] of all messages that were taken and are not in the log yet, in parts."""
-        for group in [*([self._committing] if self._committing else []), *self._groups]:
+        for group in [*self._on_their_way, *self._groups]:
             yield np.fromiter([row[0] for row in group.rows], np.int64, len(group.rows))
             yield from [batch.due_ms for batch in group.batches if isinstance(batch, MessageBatch)]

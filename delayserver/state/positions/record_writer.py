@@ -22,5 +22,6 @@ class RecordWriter(Protocol):
         """Accepts the group, whose records these are, in this step. Raises as `write`."""
 
     async def write(self, group: CommitGroup, records: Sequence[ColumnBatch | MessageRows]) -> None:
-        """Returns in the step in which the group is accepted. Raises DiskFullError if nothing was written, and another
-        StoreError for good. Then nobody of the group was answered."""
+        """Returns when the next group may follow: this one is accepted by then, or it will be, or `AcceptedLog.refuse` gets
+        it. Raises DiskFullError if nothing was written, and another StoreError for good. Then nobody of the group was
+        answered."""

@@ -38,7 +38,6 @@ class Sent(NamedTuple):
 
     records: Records
     group: CommitGroup | None
-    came_back: trio.Event
 
 
 class Member:
@@ -50,14 +49,13 @@ class Member:
         self.queue = LogQueue(self.positions, runtime.clock)
         self.queue.caught_up()
         self.balance = Balance()
-        self.accepted = AcceptedLog(self.queue, self.balance)
+        gathering = Gathering(settings, runtime.clock)
+        self.accepted = AcceptedLog(self.queue, self.balance, gathering)
         self.on_the_way: list[Sent] = []
         fs = MemoryFileSystem(1 << 20)
         fs.make_directory("/d")
         self.sequences = SequenceReservation.rebuild(fs, "/d", 1, above=100)
-        self.commit = GroupCommit(
-            Gathering(settings, runtime.clock), self.sequences, self, self.accepted, self.positions, settings, runtime
-        )
+        self.commit = GroupCommit(gathering, self.sequences, self, self.accepted, self.positions, settings, runtime)
 
     def takes_now(self, size_bytes: int) -> bool:
         """Never: a record has to come back first."""
@@ -67,9 +65,8 @@ class Member:
         raise AssertionError("it takes none now")
 
     async def write(self, group: CommitGroup, records: Records) -> None:
-        sent = Sent(records, group, trio.Event())
-        self.on_the_way.append(sent)
-        await sent.came_back.wait()
+        self.on_the_way.append(Sent(records, group))
+        await trio.lowlevel.checkpoint()
 
     def arrive(self, records: Records, group: CommitGroup | None = None) -> None:
         """Records come out of the log."""
@@ -83,7 +80,6 @@ class Member:
         """The first records of this process come back."""
         sent = self.on_the_way.pop(0)
         self.arrive(sent.records, sent.group)
-        sent.came_back.set()
 
 
 class Refusing(Member):
@@ -116,6 +112,45 @@ async def test_a_group_is_answered_when_its_records_came_back_behind_those_of_ot
     assert member.positions.commits_ended.value == 1
     assert [len(entry.batch) for entry in member.queue.take(1 << 20, 1 << 20)] == [2, 3]
     nursery.cancel_scope.cancel()
+
+
+async def test_groups_follow_each_other_before_the_first_came_back(nursery: trio.Nursery) -> None:
+    member, told = Member(), list[Committed | DelayServerError]()
+    nursery.start_soon(member.commit.run)
+    for _ in range(3):
+        member.commit.submit(messages(0, 2).with_columns(origin_sequence=np.zeros(2, np.int64)), told.append)
+        await trio.testing.wait_all_tasks_blocked()
+    assert len(member.on_the_way) == 3 and told == []
+    member.arrive_own()
+    assert len(told) == 1
+    stopped = trio.Event()
+
+    async def stop() -> None:
+        await member.commit.stop()
+        stopped.set()
+
+    nursery.start_soon(stop)
+    await trio.testing.wait_all_tasks_blocked()
+    member.arrive_own()
+    await trio.testing.wait_all_tasks_blocked()
+    assert not stopped.is_set(), "a stop waits for what is on its way"
+    member.arrive_own()
+    await stopped.wait()
+    firsts = [each.first_sequence for each in told if isinstance(each, Committed)]
+    assert firsts == [firsts[0], firsts[0] + 2, firsts[0] + 4]
+    nursery.cancel_scope.cancel()
+
+
+async def test_groups_on_their_way_are_told_that_the_server_stopped() -> None:
+    member, told = Member(), list[Committed | DelayServerError]()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(member.commit.run)
+        for _ in range(2):
+            member.commit.submit(messages(0, 2), told.append)
+            await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    assert [type(error) for error in told] == [StorageFailed, StorageFailed]
+    assert member.positions.commits_ended.value == member.positions.commits_begun.value
 
 
 async def test_a_log_without_room_refuses_a_group_and_takes_the_next() -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from delayserver.protocol.errors import DelayServerError
+from delayserver.config.settings import StorageSettings
+from delayserver.protocol.errors import DelayServerError, DiskFull
 from delayserver.state.counts.balance import Balance
 from delayserver.state.positions.accepted_log import AcceptedLog
-from delayserver.state.positions.gathering import CommitGroup
+from delayserver.state.positions.gathering import CommitGroup, Gathering
 from delayserver.state.positions.log_queue import LogQueue
 from delayserver.state.positions.positions import Positions
 from store.logs.message_log import LogEntry
@@ -20,11 +21,13 @@ from tests.fakes.rows import messages
 ROW = (1_000, 1, 0, b"", b"", b"body", 0, b"")
 
 
-def fresh() -> tuple[AcceptedLog, LogQueue, Balance]:
+def fresh(gathering: Gathering | None = None) -> tuple[AcceptedLog, LogQueue, Balance]:
     queue = LogQueue(Positions(durable=0, accepted_sequence=0, replayed=0, replayed_sequence=0), SimulatedClock())
     queue.caught_up()
     balance = Balance()
-    return AcceptedLog(queue, balance), queue, balance
+    if gathering is None:
+        gathering = Gathering(StorageSettings(), SimulatedClock())
+    return AcceptedLog(queue, balance, gathering), queue, balance
 
 
 async def test_records_that_nobody_of_this_process_wrote_are_counted_and_replayed_too() -> None:
@@ -63,13 +66,25 @@ async def test_a_record_that_comes_a_second_time_is_not_accepted() -> None:
     assert balance.accepted == 1 and queue.positions.durable.value == 90
 
 
-async def test_a_commit_runs_from_its_numbers_to_its_acceptance() -> None:
-    accepted, queue, _ = fresh()
-    positions = queue.positions
-    accepted.begin()
-    accepted.begin()
-    accepted.end()
-    assert (positions.commits_begun.value, positions.commits_ended.value) == (2, 1), "the second one still runs"
-    accepted.end()
+async def test_groups_on_their_way_end_in_their_order_by_acceptance_or_refusal() -> None:
+    settings = StorageSettings()
+    gathering = Gathering(settings, SimulatedClock())
+    accepted, queue, _ = fresh(gathering)
+    positions, told = queue.positions, list[int | DelayServerError]()
+    for _ in range(3):
+        group = gathering.take(settings.group_bytes_max // 2 + 1)
+        assert group is not None
+        group.add_rows([ROW], told.append)
+    first, second = accepted.begin(), accepted.begin()
+    assert gathering.on_their_way == [first, second]
+    first.number(5, 0)
+    accepted.accept([LogEntry(0, 90, MessageRows(first.rows, 5, 0))], first)
+    assert (positions.commits_begun.value, positions.commits_ended.value) == (2, 1), "the second one is on its way"
+    accepted.refuse(second, DiskFull("no room"))
+    assert (positions.commits_begun.value, positions.commits_ended.value) == (2, 2)
+    assert told[0] == 5 and isinstance(told[1], DiskFull) and len(told) == 2, "the third one gathers"
+    accepted.refuse(gathering.next(), DiskFull("no room"))
+    assert positions.commits_ended.value == 2, "a group that ends in its own step has not begun"
+    assert gathering.is_idle
+    gathering.check_invariants()
     positions.check_invariants()
-    assert positions.commits_ended.value == 2
