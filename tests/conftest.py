@@ -1,6 +1,6 @@
-"""What all tests share: the `spark` marker, and what runs first.
+"""What all tests share: the markers `spark` and `kafka`, the node of Kafka, and what runs first.
 
-Without Java the tests of Spark are visibly skipped; in CI (CI=true) they fail.
+Without Java the tests of Spark and of Kafka are visibly skipped; in CI (CI=true) they fail.
 """
 
 from __future__ import annotations
@@ -15,11 +15,15 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from ops.kafka.nodes import KafkaNodes
 
 # A busy machine is no fault of a test. Examples and their order stay those of the profile that Hypothesis chose.
 settings.register_profile("unhurried", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -37,16 +41,16 @@ AUDIT = Path(__file__).parent / "ops" / "audit"
 BUSY = Path(__file__).parent / "simulation"
 # Files whose tests share a Spark session.
 ONE_SESSION = {f"tests/ops/audit/test_{name}.py" for name in ("audit_of_a_server", "findings", "sink", "sources")}
+# Their tests share one node of Kafka.
+ONE_NODE = ("tests/ops/kafka/", "tests/delayserver/kafka/")
 # Modules that fork processes by the one forkserver of a test process.
 FORKING = ("ops.bench.children", "tests.crash.process", "tests.ops.examples.shop")
 JAVA_MIN = 17
 
 
 @functools.cache
-def missing_for_spark() -> str | None:
-    """What a Spark test lacks on this machine, as a sentence, or None."""
-    if importlib.util.find_spec("pyspark") is None:
-        return "pyspark is not installed: pip install --use-pep517 '.[audit]'"
+def missing_java() -> str | None:
+    """What is wrong with the Java of this machine, as a sentence, or None."""
     java = shutil.which("java")
     if java is None:
         return f"Java is not installed: install Java {JAVA_MIN} or newer"
@@ -57,15 +61,59 @@ def missing_for_spark() -> str | None:
     return None
 
 
+def missing_for_spark() -> str | None:
+    """What a Spark test lacks on this machine, as a sentence, or None."""
+    if importlib.util.find_spec("pyspark") is None:
+        return "pyspark is not installed: pip install --use-pep517 '.[audit]'"
+    return missing_java()
+
+
+@functools.cache
+def missing_for_kafka() -> str | None:
+    """What a Kafka test lacks on this machine, as a sentence, or None. Fetches Kafka where it can."""
+    from ops.kafka.jars import JarsMissing, fetch
+
+    if importlib.util.find_spec("confluent_kafka") is None:
+        return "confluent-kafka is not installed: pip install --use-pep517 '.[kafka]'"
+    try:
+        fetch()
+    except JarsMissing as error:
+        return str(error)
+    return missing_java()
+
+
+MISSING: Final[dict[str, Callable[[], str | None]]] = {"spark": missing_for_spark, "kafka": missing_for_kafka}
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip or fail what cannot run here."""
-    if item.get_closest_marker("spark") is None:
-        return
-    missing = missing_for_spark()
-    if missing is not None:
-        if os.environ.get("CI", "").lower() in ("1", "true", "yes"):
-            pytest.fail(f"Spark tests must run in CI: {missing}", pytrace=False)
-        pytest.skip(missing)
+    for marker, look in MISSING.items():
+        missing = look() if item.get_closest_marker(marker) else None
+        if missing is not None:
+            if os.environ.get("CI", "").lower() in ("1", "true", "yes"):
+                pytest.fail(f"the tests of {marker} must run in CI: {missing}", pytrace=False)
+            pytest.skip(missing)
+
+
+@pytest.fixture(scope="session")
+def one_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaNodes]:
+    """A node of Kafka that lives as long as the tests of its process. For tests that leave it as it is."""
+    from ops.kafka.nodes import KafkaNodes
+    from tests.ports import free_port
+
+    nodes = KafkaNodes(tmp_path_factory.mktemp("kafka"), 1, free_port(2))
+    try:
+        nodes.start()
+        yield nodes
+    finally:
+        nodes.wipe()
+
+
+@pytest.fixture
+def kafka(one_node: KafkaNodes) -> Iterator[KafkaNodes]:
+    """The same node, for tests that may kill or pause it. After the test it serves again."""
+    yield one_node
+    one_node.start()
 
 
 def pytest_xdist_auto_num_workers() -> int:
@@ -83,6 +131,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             file = super()._split_scope(nodeid)
             if file in ONE_SESSION:
                 return "one session"
+            if file.startswith(ONE_NODE):
+                return "one node"
             return nodeid if file.startswith("tests/simulation/") else file
 
     return Scheduling(config, log)

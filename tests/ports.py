@@ -20,13 +20,19 @@ _worker: Final = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("
 _turns: Final = itertools.cycle(range(FIRST + _worker * OF_A_WORKER, FIRST + (_worker + 1) * OF_A_WORKER))
 
 
-def free_port() -> int:
-    """A port on which nobody listens, and that no other call has returned lately."""
+def free_port(count: int = 1) -> int:
+    """A port on which nobody listens, and that no other call has returned lately. The first of `count` in a row."""
+    found: list[int] = []
     for port in itertools.islice(_turns, OF_A_WORKER):
+        if found and port != found[-1] + 1:
+            found.clear()
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:
+                found.clear()
                 continue
-        return port
+        found.append(port)
+        if len(found) == count:
+            return found[0]
     raise AssertionError("no free port")
