@@ -68,8 +68,8 @@ class PullBudget:
         self.messages -= len(part)
         self.bytes -= size
 
-    def took_fresh(self) -> None:
-        """Note that the last part has messages that the group had never looked at."""
+    def mark_fresh(self) -> None:
+        """Sets `fresh`: the last part has messages that the group had never looked at."""
         self.fresh = True
 
     @property

@@ -162,7 +162,7 @@ class Reads:
                 return found
         return None
 
-    def failed(self, kind: str, start: int) -> int:
+    def failures(self, kind: str, start: int) -> int:
         """How many reads that began at this offset the disk has failed."""
         return self._failed.of((kind, start))
 

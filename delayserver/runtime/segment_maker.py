@@ -48,9 +48,9 @@ class SegmentMaker:
             self._damage.report(error)
         finally:
             if not made:
-                log.not_prepared()
+                log.give_up_preparing()
         if made:
-            log.prepared(plan)
+            log.adopt_prepared(plan)
         else:
             await self._clock.sleep_ms(AGAIN_MS)
         return True

@@ -195,7 +195,7 @@ def _open(
     # No message is attempted before the first checkpoint, so there is no time to reserve.
     reserved_us = max(peak_us, clock.now_us() + CLOCK_AHEAD_US) if peak_us else 0
     # The caller reserves when it has opened the broker's files too: a start that is refused writes no reservation.
-    sequences = SequenceReservation.found(fs, path, server_id, above=above, clock_us=reserved_us)
+    sequences = SequenceReservation.open_unwritten(fs, path, server_id, above=above, clock_us=reserved_us)
     for found in (*found_damages, *_lost_before(schedule, dispatch)):
         damage.report(found)
     horizon = AttemptHorizon(peak_us)

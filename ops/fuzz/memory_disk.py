@@ -48,7 +48,7 @@ class MemoryFile:
     def has_name(self) -> bool:
         return True
 
-    def moved(self, path: str) -> None:
+    def follow_rename(self, path: str) -> None:
         self.path = path
 
     def written_ranges(self, offset: int) -> list[tuple[int, int]]:

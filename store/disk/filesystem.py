@@ -100,8 +100,8 @@ class File(Protocol):
         """Whether a directory still has this file: False after its deletion. Another file in its place may go unseen for
         15 calls. Some microseconds. Raises DiskError."""
 
-    def moved(self, path: str) -> None:
-        """The caller has renamed the file: `path` is its name from now on."""
+    def follow_rename(self, path: str) -> None:
+        """Takes `path` as the file's name from now on. The caller has renamed it."""
 
     def written_ranges(self, offset: int) -> list[tuple[int, int]]:
         """The ranges (start, stop) from `offset` on that may hold anything but zeros, in order.
@@ -293,7 +293,7 @@ class RealFile:
         except OSError:  # no /proc here
             return self._stat().st_nlink > 0
 
-    def moved(self, path: str) -> None:
+    def follow_rename(self, path: str) -> None:
         self.path = path
 
     def _stat(self) -> os.stat_result:

@@ -63,11 +63,12 @@ class _Node:
         given, self.blocks = self.blocks - kept, kept
         return given
 
-    def opened(self) -> None:
-        """A handle more."""
+    def open(self, disk: MemoryFileSystem, path: str, *, write: bool) -> MemoryFile:
+        """Opens one more handle."""
         self.handles += 1
+        return MemoryFile(disk, path, self, write=write)
 
-    def closed(self) -> int:
+    def drop_handle(self) -> int:
         """Closes one handle. Returns the freed bytes: a file without a name is freed with its last handle."""
         self.handles -= 1
         return self.give_blocks_back(0) if not self.linked and not self.handles else 0
@@ -210,7 +211,7 @@ class MemoryFile:
     def has_name(self) -> bool:
         return self._opened("look at the file").linked
 
-    def moved(self, path: str) -> None:
+    def follow_rename(self, path: str) -> None:
         self.path = path
 
     def written_ranges(self, offset: int) -> list[tuple[int, int]]:
@@ -219,7 +220,7 @@ class MemoryFile:
     def close(self) -> None:
         node, self._node = self._node, None
         if node is not None:
-            self._disk.closed(self, node)
+            self._disk.drop_handle(self, node)
 
 
 class MemoryFileSystem:
@@ -264,13 +265,13 @@ class MemoryFileSystem:
         with self._lock:
             self._used_bytes -= node.give_blocks_back(length)
 
-    def closed(self, file: MemoryFile, node: _Node) -> None:
-        """A handle was closed. It holds no lock any more."""
+    def drop_handle(self, file: MemoryFile, node: _Node) -> None:
+        """Closes a handle: frees its lock, and the bytes of a file without a name after its last handle."""
         with self._lock:
             name = _name(file.path)
             if self._locked.get(name) is file:
                 del self._locked[name]
-            self._used_bytes -= node.closed()
+            self._used_bytes -= node.drop_handle()
 
     # -- names
 
@@ -290,8 +291,7 @@ class MemoryFileSystem:
                 raise refusal_of(errno.ENOENT, path, "open")
             node = self._files[name] = _Node()
             self._directories[directory_of(name)].add(name)
-        node.opened()
-        return MemoryFile(self, path, node, write=write)
+        return node.open(self, path, write=write)
 
     def exists(self, path: str) -> bool:
         name = _name(path)

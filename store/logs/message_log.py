@@ -174,21 +174,21 @@ class MessageLog:
 
     def preparation(self, zero_bytes: int = 0) -> NextSegment | None:
         """The segment to make now, from `prepare_from` on; None if there is none. Call its `make`, which may run in a thread
-        beside appends, then `prepared` or `not_prepared`, in the writer's own thread of control. `zero_bytes`: how much is
-        to be warm from the start."""
+        beside appends. Then call `adopt_prepared` or `give_up_preparing` in the writer's own thread of control.
+        `zero_bytes`: how much is to be warm from the start."""
         # A tail without its name still has the name of a prepared one.
         if self._making_next or not self._tail[1].is_named or self.end < self.prepare_from:
             return None
         self._making_next = True
         return next_segment(self._fs, self._directory, self._segment_bytes, zero_bytes)
 
-    def prepared(self, made: NextSegment) -> None:
-        """It was made: the log goes on in it when the last segment is full."""
+    def adopt_prepared(self, made: NextSegment) -> None:
+        """Keeps the next segment that a thread has made. The log goes on in it when the last segment is full."""
         self._next, self._making_next = made, False
 
-    def not_prepared(self) -> None:
-        """It could not be made. No append fails for that: without it, the one that finds the last segment full makes
-        one."""
+    def give_up_preparing(self) -> None:
+        """Goes on without a next segment, because it could not be made. The append that finds the last segment full
+        then makes one."""
         self._making_next = False
 
     def drop_prepared(self) -> None:

@@ -80,9 +80,9 @@ class ScheduleFinder:
         # Held for moments only; a thread that holds the lock of a table may take it too.
         self._lock = threading.Lock()
 
-    def appended(self, key: ScheduleKey, first_sequence: int, last_sequence: int, place: Appended) -> None:
-        """The writer has put a record behind all others of a file. It does not wait for a lookup that reads the file: the
-        next lookup finds the record."""
+    def add_record(self, key: ScheduleKey, first_sequence: int, last_sequence: int, place: Appended) -> None:
+        """Adds a record that the writer has put behind all others of a file. It does not wait for a lookup that reads
+        the file: the next lookup finds the record."""
         known = self._tables.get(key)
         if known is None or not known.lock.acquire(blocking=False):
             return

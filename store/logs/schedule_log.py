@@ -100,7 +100,7 @@ class ScheduleLog(WindowLog[ScheduleKey]):
         """
         assert int(batch.sequence[0]) > self.last_sequence(key), "a schedule file is written in sequence order"
         appended = self._files.append(key, batch)
-        self._finder.appended(key, int(batch.sequence[0]), int(batch.sequence[-1]), appended)
+        self._finder.add_record(key, int(batch.sequence[0]), int(batch.sequence[-1]), appended)
         return appended
 
     # State

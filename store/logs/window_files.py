@@ -287,7 +287,7 @@ class WindowFiles(Generic[Key]):
     def _made_durable(self, key: Key, state: FileState, mark: FileMark) -> None:
         with self.table.lock:
             if mark.end >= state.durable.end:
-                state.made_durable(mark)
+                state.note_durable(mark)
             if state.end == state.durable.end:
                 self._dirty.pop(key, None)
 

@@ -68,7 +68,7 @@ class WindowRecovery(Generic[Key]):
         finally:
             segment.close()
         state.move_end(end)
-        state.made_durable(state.mark())
+        state.note_durable(state.mark())
 
     def _set_aside(self, day: str, name: str) -> None:
         """An earlier process needed its place. As long as it lies here, what belongs to its former name is not known."""
@@ -147,7 +147,7 @@ class WindowRecovery(Generic[Key]):
             # sync in pages that the kernel takes for clean.
             segment.write_again(max(report.synced, state.durable.end), state.end)
             segment.file.datasync()
-        state.made_durable(state.mark())
+        state.note_durable(state.mark())
         state.settle()
 
     def _damaged(self, key: Key, state: FileState, damage: Damage) -> None:

@@ -132,8 +132,8 @@ class FileState:
         """The last record ends at this offset now."""
         self.end = end
 
-    def made_durable(self, mark: FileMark) -> None:
-        """The file is durable as this mark says."""
+    def note_durable(self, mark: FileMark) -> None:
+        """Keeps the mark up to which the file is durable."""
         self.durable = mark
 
     def settle(self) -> None:

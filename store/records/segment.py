@@ -329,14 +329,14 @@ class Segment:
                 return
             if self.path != naming.path:
                 naming.fs.replace(self.path, naming.path)
-                self.file.moved(naming.path)
+                self.file.follow_rename(naming.path)
                 self.path = naming.path
             naming.fs.sync_directory(directory_of(naming.path))
             self._naming = None
 
-    def renamed(self, path: str) -> None:
-        """The caller has renamed the file: `path` is its name from now on."""
-        self.file.moved(path)
+    def follow_rename(self, path: str) -> None:
+        """Takes `path` as the file's name from now on. The caller has renamed it."""
+        self.file.follow_rename(path)
         self.path = path
 
     def assume_synced(self) -> None:

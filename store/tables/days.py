@@ -177,8 +177,8 @@ class DayTable:
         sealed = {start_ms: SealedDay(start_ms, last_sequence, False) for start_ms in near if start_ms not in whole}
         self._save(fine_until_ms, self._sealed | sealed, self._whole.union([day for day in near if day in whole]))
 
-    def drained(self, start_ms: int) -> None:
-        """The minutes of this day have all its records, synced. Durable when this returns."""
+    def mark_drained(self, start_ms: int) -> None:
+        """Records that the minutes of this day have all its records, synced. Durable when this returns."""
         day = self._sealed[start_ms]
         sealed = self._sealed | {start_ms: SealedDay(day.start_ms, day.sequence, True)}
         self._save(self.fine_until_ms, sealed, self._whole)

@@ -222,15 +222,15 @@ class SequenceReservation:
         now on; without it, what the file says stays. Raises CorruptionError (damaged or missing:
         `rebuild` makes a new one above what the logs hold), FormatError (of another server, newer), DiskFullError.
         """
-        reservation = cls.found(fs, path, server_id, above=above, clock_us=clock_us)
+        reservation = cls.open_unwritten(fs, path, server_id, above=above, clock_us=clock_us)
         reservation.extend()
         return reservation
 
     @classmethod
-    def found(
+    def open_unwritten(
         cls, fs: FileSystem, path: str, server_id: int, *, above: int = 0, clock_us: int | None = None
     ) -> SequenceReservation:
-        """As `open`, but nothing is written before `extend`, which must come before the first record."""
+        """Like `open`, but writes nothing. The caller must call `extend` before the first record."""
         file = f"{path}/{SEQUENCES}"
         found = read_reservation(fs, file, server_id)
         following = max(found.next if found.clean else found.reserved, above + 1)

@@ -180,7 +180,7 @@ class Ledger:
             self._fs.remove(temporary)
             raise
         # The same open file: what is refused from here on must not leave the ledger with the file that lost its name.
-        made.renamed(path)
+        made.follow_rename(path)
         if self._previous is not None:
             self._previous.close()
         moved = _WindowIndex()

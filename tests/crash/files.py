@@ -172,7 +172,7 @@ class HookedFile:
     def has_name(self) -> bool:
         return self._file.has_name()
 
-    def moved(self, path: str) -> None:
+    def follow_rename(self, path: str) -> None:
         self.path = path
 
     def written_ranges(self, offset: int) -> list[tuple[int, int]]:

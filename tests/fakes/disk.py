@@ -148,7 +148,7 @@ class FakeFile:
         self._disk.ask("has_name", self.path)
         return self._open().linked
 
-    def moved(self, path: str) -> None:
+    def follow_rename(self, path: str) -> None:
         self.path = path
 
     def written_ranges(self, offset: int) -> list[tuple[int, int]]:

@@ -151,7 +151,7 @@ def sequence_restarts() -> list[Change]:
 
         return open_
 
-    return [(SequenceReservation, "found", mistaken)]
+    return [(SequenceReservation, "open_unwritten", mistaken)]
 
 
 def cleanup_by_age() -> list[Change]:
@@ -692,7 +692,7 @@ def policies_lost_in_silence() -> list[Change]:
 
 def a_hand_out_that_is_not_recorded() -> list[Change]:
     """A hand-out that counts only in memory: after a kill the message comes as if it had never come."""
-    return [(ProgressNotes, "handed", lambda _right: lambda _notes, *_hand_out: None)]
+    return [(ProgressNotes, "add_handed", lambda _right: lambda _notes, *_hand_out: None)]
 
 
 def a_snooze_that_counts() -> list[Change]:

@@ -126,7 +126,7 @@ class Arrivals:
         """Store a batch as one record; returns the queues that got messages. Raises DiskFullError (nothing stored)."""
         state = self._state
         batch, runs = grouped(batch)
-        queues = [state.queues.made(run.key) for run in runs]
+        queues = [state.queues.get_or_make(run.key) for run in runs]
         batch = batch.with_columns(position=positions_of(runs, [queue.end for queue in queues]))
         growth_bytes = state.files.store.growth_bytes(batch)
         if growth_bytes:
@@ -138,7 +138,7 @@ class Arrivals:
         state.windows.add_record(start, end, batch.server_id, batch.window_ms, batch.sequence)
         self._known.add(batch)
         for check in self._checks:
-            check.stored(batch)
+            check.add_stored(batch)
         self._aged(start, now_us)
         self._spill(queues)
         return [run.key for run in runs]
@@ -179,7 +179,7 @@ class Arrivals:
             stored(published)
         state.files.store.keep(entries)
         for (start, _, _), own, runs in zip(entries, placed, runs_of, strict=True):
-            queues = [state.queues.made(run.key) for run in runs]
+            queues = [state.queues.get_or_make(run.key) for run in runs]
             for run, queue in zip(runs, queues, strict=True):
                 queue.append(start, run.row_start, run.row_count)
             self.published += len(own)

@@ -204,11 +204,11 @@ class DeadLetters:
         store_offset = state.files.store.end
         arrived = self._arrivals.store_own(letters, now_us)
         state.letters.ack_is_behind(store_offset)
-        state.groups.made((dead_subject, batch.group))
+        state.groups.get_or_make((dead_subject, batch.group))
         for retry, ranges in ((False, given_up.main), (True, given_up.retry)):
             for span in ranges:
                 for start, stop in state.groups[key].cursor(retry).settle(*span):
-                    state.notes.acked(key, retry, start, stop)
+                    state.notes.add_acked(key, retry, start, stop)
         self.stored += len(letters)
         return arrived
 
@@ -251,11 +251,11 @@ def ack_originals(state: BrokerState, records: Iterable[StoredColumns]) -> None:
         places = record.columns["window_ms"].tolist()
         if not has_moves(places[0], state.groups.moves if known is None else known.main.moves):
             continue
-        group = state.groups.made(key)
-        state.groups.made((dead_subject, key[1]))
+        group = state.groups.get_or_make(key)
+        state.groups.get_or_make((dead_subject, key[1]))
         for packed in places:
             retry, position = unpack_place(packed)
             queue = state.queues.get(key if retry else (key[0], 0))
             for start, stop in group.cursor(retry).ack(position, position + 1, queue.end if queue else 0):
-                state.notes.acked(key, retry, start, stop)
+                state.notes.add_acked(key, retry, start, stop)
                 state.letters.ack_is_behind(record.offset)

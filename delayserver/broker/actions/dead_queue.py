@@ -91,7 +91,7 @@ class DeadQueue:
         letters = self._read(key, ranges, count_max, bytes_max)
         if not len(letters):
             return Claim(key, letters, [])
-        cursor = self._state.groups.made(key).main
+        cursor = self._state.groups.get_or_make(key).main
         return Claim(key, letters, [part for span in ranges_of(letters.positions) for part in cursor.claim(*span)])
 
     def settle(self, claim: Claim) -> None:
@@ -115,7 +115,7 @@ class DeadQueue:
             left -= count
             dropped.append((start, start + count))
         if dropped:
-            cursor = self._state.groups.made(key).main
+            cursor = self._state.groups.get_or_make(key).main
             for span in dropped:
                 cursor.claim(*span)
             self._done(key, dropped)
@@ -127,7 +127,7 @@ class DeadQueue:
             return
         for span in ranges:
             for start, stop in group.main.settle(*span):
-                self._state.notes.acked(key, False, start, stop)
+                self._state.notes.add_acked(key, False, start, stop)
 
     def _free(self, key: GroupKey, wanted: I64 | None) -> list[Range]:
         free = self._letters.cursor(key).unclaimed(self._end(key))

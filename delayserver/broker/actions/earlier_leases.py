@@ -54,7 +54,7 @@ class EarlierLeases:
             leased &= ~later
             for start, stop, times in ranges_alike(positions[later], before[later]) if later.any() else ():
                 cursor.restore_count(start, stop, times, leased=False)
-                self._state.notes.counted(key, retry, start, stop, times)
+                self._state.notes.add_counted(key, retry, start, stop, times)
         attempts_max = self._state.policies.attempts_max(key)
         if not attempts_max:
             return None

@@ -69,9 +69,8 @@ class GroupMoves:
         if group is None or not (group.main.passed or group.retry.passed):
             return None
         for retry, cursor in ((False, group.main), (True, group.retry)):
-            if cursor.passed:
-                cursor.told()
-                self._state.notes.moved_up(key, retry, cursor)
+            if cursor.take_passed():
+                self._state.notes.add_moved_up(key, retry, cursor)
         first, end = self.bounds(key[0])
         return max(first, group.main.committed), end
 

@@ -117,27 +117,27 @@ class GroupTable:
         """The count of a group's redelivery bytes on disk."""
         return self[key].kept(self._limits.redelivery_kept_ms)
 
-    def made(self, key: GroupKey) -> GroupCursors:
-        """The group; a new one is made if there is none, and starts at the earliest position kept."""
+    def get_or_make(self, key: GroupKey) -> GroupCursors:
+        """Returns the group. Makes it if there is none; a new group starts at the earliest position kept."""
         group = self.get(key)
         if group is None:
             main, _ = self._queues.bounds((key[0], 0)) or (0, 0)
             group = self.recover(key, main, self.removals.retry_first(key), self.moves)
             for cursor, of_retries in ((group.main, False), (group.retry, True)):
                 if self.moves:  # a start must know which acks are of a group that was here before
-                    self._notes.moved(key, of_retries, cursor)
+                    self._notes.add_moved(key, of_retries, cursor)
                 elif cursor.committed:  # and that the group never had what was before it
-                    self._notes.moved_up(key, of_retries, cursor)
-            self._notes.made(key)
+                    self._notes.add_moved_up(key, of_retries, cursor)
+            self._notes.add_group(key)
         return group
 
     def move(self, key: GroupKey, main: int, retry: int) -> None:
         """Let a group go on at these positions of its two queues, as at its first pull. Its leases end."""
         self.moves += 1
-        group = self.made(key)
+        group = self.get_or_make(key)
         for cursor, position, of_retries in ((group.main, main, False), (group.retry, retry, True)):
             cursor.move_to(position, self.moves)
-            self._notes.moved(key, of_retries, cursor)
+            self._notes.add_moved(key, of_retries, cursor)
         self.deadlines.forget(key)
 
     def remove(self, key: GroupKey) -> None:
@@ -146,13 +146,13 @@ class GroupTable:
         del self._groups[key]
         self.deadlines.forget(key)
         self._passed_over.discard(key)
-        self._notes.removed(key, self.removals.add(key), self.moves)
+        self._notes.add_removed(key, self.removals.add(key), self.moves)
 
     # What needs no ack
 
-    def expired(self, key: GroupKey, retry: bool, start: int, stop: int) -> None:
-        """Note and count a range that is done for a group because its messages have expired."""
-        self._notes.expired(key, retry, start, stop)
+    def count_expired(self, key: GroupKey, retry: bool, start: int, stop: int) -> None:
+        """Notes and counts a range that is done for a group because its messages have expired."""
+        self._notes.add_expired(key, retry, start, stop)
         self[key].count_expired(stop - start)
         self.expired_messages += stop - start
 
@@ -163,7 +163,7 @@ class GroupTable:
         if again:
             group.main.pass_over_again(gaps)
             for start, stop in gaps:  # at once: the log has them as handed out from their place
-                self._notes.acked(key, False, start, stop)
+                self._notes.add_acked(key, False, start, stop)
         else:
             group.main.pass_over(gaps)
         count = sum([stop - start for start, stop in gaps])

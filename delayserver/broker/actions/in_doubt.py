@@ -81,7 +81,7 @@ class InDoubt:
             for at, message in enumerate(() if batch is None else _messages(batch, key[1]), position):
                 if found.get(message, -1) >= place.until_ms:
                     for start, behind in cursor.ack(at, at + 1, at + 1):
-                        self._state.notes.acked(key, of_retry, start, behind)
+                        self._state.notes.add_acked(key, of_retry, start, behind)
             position = stop
 
     def _read(self, key: GroupKey, of_retry: bool, position: int, stop: int) -> tuple[int, StoredBatch | None]:

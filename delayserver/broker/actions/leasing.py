@@ -118,7 +118,7 @@ class Leasing:
     ) -> PulledBatch | None:
         limits = self._state.limits
         timeout_ms = min(ack_timeout_ms or limits.ack_timeout_ms_default, limits.ack_timeout_ms_max)
-        group = self._groups.made(key)
+        group = self._groups.get_or_make(key)
         for cursor in (group.main, group.retry):
             cursor.release(lease_us)
             cursor.begin_pull(owner)
@@ -277,7 +277,7 @@ class Leasing:
             if taken is None:
                 break
             if is_fresh and len(budget.parts) > parts:
-                budget.took_fresh()
+                budget.mark_fresh()
             if taken[0] != held[1]:
                 self._hold(key, cursor, held, deadline_us)
                 held = taken
@@ -321,7 +321,7 @@ class Leasing:
         batch = None if given_back else self._state.messages.read_for(to_read, run, queue)
         if batch is None:
             # Unreadable messages must not hold up what is behind them; they are counted and reported, not forgotten.
-            self._state.damages.lost(0 if given_back else count)
+            self._state.damages.count_lost(0 if given_back else count)
             self._pass_over(key, retry, cursor, start, start + count)
             budget.pass_over(count, 0)
             return start + count, start + count
@@ -544,16 +544,16 @@ class Leasing:
     def _expire(self, key: GroupKey, retry: bool, cursor: Cursor, positions: I64) -> None:
         for low, high in ranges_of(positions):
             cursor.ack(low, high, high)
-            self._groups.expired(key, retry, low, high)
+            self._groups.count_expired(key, retry, low, high)
 
     def _handed(self, key: GroupKey, retry: bool, positions: I64 | range, before: I64) -> None:
         """Note for the progress log that messages are handed out; `before`: how often each was before."""
         first = int(before[0])
         if isinstance(positions, range) and (before.strides == (0,) or bool((before == first).all())):
-            self._state.notes.handed(key, retry, positions.start, positions.stop, first + 1)
+            self._state.notes.add_handed(key, retry, positions.start, positions.stop, first + 1)
             return
         for start, stop, times in ranges_alike(np.asarray(positions), before + 1):
-            self._state.notes.handed(key, retry, start, stop, times)
+            self._state.notes.add_handed(key, retry, start, stop, times)
 
     def _leased(self, key: GroupKey, deadline_us: int) -> None:
         self._groups.deadlines.note(key, deadline_us)
@@ -581,7 +581,7 @@ class Leasing:
             return cursor.next, cursor.next
         batch = None if given_back else self._state.messages.read_for(budget.wanted, run, queue)
         if batch is None:
-            self._state.damages.lost(0 if given_back else len(positions))
+            self._state.damages.count_lost(0 if given_back else len(positions))
             for start, stop in ranges_of(positions):
                 self._pass_over(key, retry, cursor, start, stop)
             cursor.freed_keys()
@@ -611,7 +611,7 @@ class Leasing:
         if start >= cursor.next:
             cursor.hand_out(start, stop)
         for low, high in cursor.ack(start, stop, stop):
-            self._state.notes.acked(key, retry, low, high)
+            self._state.notes.add_acked(key, retry, low, high)
 
     def ack(self, key: GroupKey, deliveries: I64) -> Acked:
         """Ack deliveries (i64[n], any order). Answer the client after the next sync."""
@@ -620,7 +620,7 @@ class Leasing:
         if group is None:
             if not self._may_have_pulled(parts):
                 return Acked(0, len(deliveries))
-            group = self._groups.made(key)
+            group = self._groups.get_or_make(key)
         acked = 0
         for part in parts:
             cursor = group.cursor(part.retry)
@@ -634,7 +634,7 @@ class Leasing:
                 fresh = cursor.ack(start, stop, limit)
                 acked += sum([high - low for low, high in fresh])
                 changed += [(fresh[0][0], fresh[-1][1])] if fresh else []
-            self._state.notes.acked_all(key, part.retry, cursor.to_log(changed) if cursor.passes_over else changed)
+            self._state.notes.add_all_acked(key, part.retry, cursor.to_log(changed) if cursor.passes_over else changed)
         self.acked += acked
         return Acked(acked, len(deliveries) - acked)
 

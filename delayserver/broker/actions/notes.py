@@ -53,8 +53,8 @@ class ProgressNotes:
         self.awaited = False
         return rows
 
-    def finished(self, *, written: bool) -> None:
-        """The sync that took the rows has ended. If they were not written, they wait for another one."""
+    def end_sync(self, *, written: bool) -> None:
+        """Ends the sync that took the rows. If they were not `written`, they wait for another sync."""
         if not written:
             self._void |= self._void_syncing
             self.awaited = True
@@ -84,55 +84,55 @@ class ProgressNotes:
         void = self._void | self._void_syncing
         return [self.counts, self.pending] if void and (key in void or None in void) else [self.counts]
 
-    def handed(self, key: GroupKey, retry: bool, start: int, stop: int, times: int) -> None:
-        """Note that messages are handed out, for the `times`th time."""
+    def add_handed(self, key: GroupKey, retry: bool, start: int, stop: int, times: int) -> None:
+        """Adds a row: these messages are handed out for the `times`th time."""
         for rows in self._counts_of(key):
             rows.add_next(HANDED, *key, retry, start, stop, min(times, TIMES_MAX))
 
-    def made(self, key: GroupKey) -> None:
-        """Note that there is a group."""
+    def add_group(self, key: GroupKey) -> None:
+        """Adds a row: there is this group."""
         for rows in self._counts_of(key):
             rows.add(COUNTED, *key, False, 0, 0)
 
-    def counted(self, key: GroupKey, retry: bool, start: int, stop: int, times: int) -> None:
-        """Note how often messages without a lease were handed out."""
+    def add_counted(self, key: GroupKey, retry: bool, start: int, stop: int, times: int) -> None:
+        """Adds a row: these messages, which have no lease, were handed out so many `times`."""
         self.awaited = True
         for rows in self._counts_of(key):
             rows.add(COUNTED, *key, retry, start, stop, min(times, TIMES_MAX))
 
-    def found_ahead(self) -> None:
-        """The log speaks of positions that the store does not have."""
+    def mark_ahead(self) -> None:
+        """Sets `ahead`: the log has positions that the store does not have."""
         self.ahead = True
 
-    def acked(self, key: GroupKey, retry: bool, start: int, stop: int) -> None:
-        """Note an acked range."""
+    def add_acked(self, key: GroupKey, retry: bool, start: int, stop: int) -> None:
+        """Adds an acked range."""
         self.pending.add(ACKED, *key, retry, start, stop)
 
-    def acked_all(self, key: GroupKey, retry: bool, ranges: list[Range]) -> None:
-        """`acked` for several ranges."""
+    def add_all_acked(self, key: GroupKey, retry: bool, ranges: list[Range]) -> None:
+        """Adds several acked ranges."""
         if len(ranges) < _MANY:
             for start, stop in ranges:
-                self.acked(key, retry, start, stop)
+                self.add_acked(key, retry, start, stop)
         else:
             self.pending.add_all(ACKED, *key, retry, ranges)
 
-    def expired(self, key: GroupKey, retry: bool, start: int, stop: int) -> None:
-        """Note a range that is done for a group because its messages have expired."""
+    def add_expired(self, key: GroupKey, retry: bool, start: int, stop: int) -> None:
+        """Adds a range that is done for a group because its messages have expired."""
         self.pending.add(ACKED, *key, retry, start, stop, stop - start)
 
-    def moved(self, key: GroupKey, retry: bool, cursor: Cursor, rows: ProgressRows | None = None) -> None:
-        """Note where a group goes on, for the log (or a snapshot of it)."""
+    def add_moved(self, key: GroupKey, retry: bool, cursor: Cursor, rows: ProgressRows | None = None) -> None:
+        """Adds the position at which a group goes on, to the log or to `rows` of a snapshot."""
         if rows is None:
             rows = self.pending
             self._void.add(key)
         rows.add(MOVED, *key, retry, 0, cursor.acked_to_log()[0][1], cursor.moves & TIMES_MAX)
 
-    def moved_up(self, key: GroupKey, retry: bool, cursor: Cursor) -> None:
-        """Note that a group has nothing to get below its position."""
+    def add_moved_up(self, key: GroupKey, retry: bool, cursor: Cursor) -> None:
+        """Adds a row: the group gets nothing below its position."""
         self.pending.add(ACKED, *key, retry, 0, cursor.committed)
 
-    def removed(self, key: GroupKey, retry_end: int, moves: int, rows: ProgressRows | None = None) -> None:
-        """Note that a group is gone, with what its retry queue had below its end, for the log (or a snapshot of it)."""
+    def add_removed(self, key: GroupKey, retry_end: int, moves: int, rows: ProgressRows | None = None) -> None:
+        """Adds a removed group and the end of its retry queue, to the log or to `rows` of a snapshot."""
         if rows is None:
             rows = self.pending
             self._void.add(key)
@@ -159,6 +159,6 @@ class ProgressNotes:
             to.add(FROM, *key, retry, 0, place.until_ms)
             to.add(RETURNING, *key, retry, place.start, place.stop, place.times)
 
-    def wrote_redeliveries(self, key: GroupKey, start_ms: int, count: int, rows: ProgressRows | None = None) -> None:
-        """Note bytes of durable redeliveries, for the log (or a snapshot of it)."""
+    def add_redelivery_bytes(self, key: GroupKey, start_ms: int, count: int, rows: ProgressRows | None = None) -> None:
+        """Adds bytes of durable redeliveries, to the log or to `rows` of a snapshot."""
         (self.pending if rows is None else rows).add(KEPT, *key, False, start_ms, count)

@@ -69,14 +69,14 @@ class PolicyTable:
         return {(row.dead_subject, key[1]) for key, row in self.rows.items() if row.dead_subject}
 
     def write(self, key: GroupKey, policy: ConsumerPolicy, dead_subject: int) -> PolicyWrite:
-        """Capture a change of the table. Call its `run`, then `written`, before the next change. An empty row goes."""
+        """Capture a change of the table. Call its `run`, then `apply`, before the next change. An empty row goes."""
         rows = {**self.rows, key: PolicyRow(policy, dead_subject)}
         if rows[key] == PolicyRow(DEFAULT_POLICY):
             del rows[key]
         return PolicyWrite(self.fs, self.directory, rows, self.server_id, self.damaged)
 
-    def written(self, table: PolicyWrite) -> None:
-        """The table is durable: the policy applies from now on, also to messages that are being retried."""
+    def apply(self, table: PolicyWrite) -> None:
+        """Applies a policy whose table is durable, also to messages that are being retried."""
         self.rows = table.rows
         self.damaged = False
 

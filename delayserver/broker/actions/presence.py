@@ -34,8 +34,8 @@ class Presence:
         self.present = np.zeros(len(batch), bool)
         self._read: set[Window] = set()
 
-    def stored(self, batch: StoredBatch) -> None:
-        """Rows were stored while the check goes on."""
+    def add_stored(self, batch: StoredBatch) -> None:
+        """Marks rows as present that were stored while the check goes on."""
         keys = delivery_keys(batch.sequence, batch.redelivery)
         for window, rows in by_window(batch.server_id, batch.window_ms):
             if window in self._rows:
@@ -63,7 +63,7 @@ class Presence:
         spans = [(extent.start, extent.stop) for extent in state.windows.of(window)]
         told: list[str] = []
         first = max(min([start for start, _ in spans], default=state.files.store.end), state.files.store.first)
-        patient = state.files.reads.failed(KEYS, first) + 1 < READ_TRIES
+        patient = state.files.reads.failures(KEYS, first) + 1 < READ_TRIES
 
         def read() -> dict[str, Any]:
             found = np.zeros(len(keys), bool)

@@ -234,8 +234,9 @@ class Retries:
         found = self._recall(key, group, found)
         return (yield from self._batch(key, found, _Moment(now_us, lease_us, delay_ms, failure), unknown))
 
-    def expired(self, now_us: int, lease_us: int, limit: int) -> list[Steps[RetryBatch]]:
-        """Take back about `limit` deliveries whose ack timeout has passed, as one call a group. All must be carried out.
+    def take_expired(self, now_us: int, lease_us: int, limit: int) -> list[Steps[RetryBatch]]:
+        """Takes back about `limit` deliveries whose ack timeout has passed. Returns one call a group; the caller must
+        carry out all.
 
         They are due after the pauses of the redelivery policy. After a batch without messages the group may have
         messages that can be pulled again from their place."""
@@ -247,7 +248,7 @@ class Retries:
             group = self._groups[key]
             for cursor in (group.main, group.retry):
                 cursor.release(lease_us)
-            found = (group.main.expired(lease_us, limit), group.retry.expired(lease_us, limit))
+            found = (group.main.retry_expired(lease_us, limit), group.retry.retry_expired(lease_us, limit))
             found = self._recall(key, group, found)
             self._ending.add(key)
             calls.append(self._ended(key, found, _Moment(now_us, lease_us, None, Failure(ACK_TIMEOUT))))
@@ -286,7 +287,7 @@ class Retries:
         an attempt. Returns the ranges that fail."""
         for retry, ranges in ((False, found[0]), (True, found[1])):
             for place in group.cursor(retry).recall(ranges):
-                self._state.notes.counted(key, retry, *place[:3])
+                self._state.notes.add_counted(key, retry, *place[:3])
         main, of_retry = [
             [part for span in ranges for part in group.cursor(retry).retrying.common(*span)]
             for retry, ranges in ((False, found[0]), (True, found[1]))
@@ -306,7 +307,7 @@ class Retries:
                 self._groups.deadlines.note(key, deadline_us)
 
     def next_deadline_us(self) -> int | None:
-        """When `expired` has work, by the clock of `lease_us`; None while no message is leased or waits."""
+        """When `take_expired` has work, by the clock of `lease_us`; None while no message is leased or waits."""
         first = self._groups.deadlines.first(self._deadline_us)
         return None if first is None else first[0]
 
@@ -420,7 +421,7 @@ class Retries:
             if cursor.retrying.common(position, stop) != left or not self._is_current(key, retry, cursor):
                 continue
             if batch is None:
-                self._state.damages.lost(count)
+                self._state.damages.count_lost(count)
             else:
                 row = run.row_start + position - run.position
                 part, before = batch.slice(row, row + count), cursor.attempts_before(position, count)
@@ -529,7 +530,7 @@ class Retries:
             return
         until_us = moment.lease_us + np.maximum(due_ms * 1000 - moment.now_us, 0)
         for place in cursor.pause(positions, until_us, moment.now_us, alone=moment.failure is not None):
-            self._state.notes.counted(key, retry, *place[:3])
+            self._state.notes.add_counted(key, retry, *place[:3])
         self._groups.deadlines.note(key, int(until_us.min()))
 
     def _wait_in_place(
@@ -556,7 +557,7 @@ class Retries:
     def _expire(self, key: GroupKey, retry: bool, cursor: Cursor, positions: I64) -> None:
         for start, stop in ranges_of(positions):
             cursor.settle(start, stop)
-            self._groups.expired(key, retry, start, stop)
+            self._groups.count_expired(key, retry, start, stop)
 
     def settle(self, batch: RetryBatch) -> None:
         """The internal records of the batch are durable in the message_log. Counts the deliveries as acked."""
@@ -567,11 +568,11 @@ class Retries:
         for retry, ranges in ((False, batch.main), (True, batch.retry)):
             for span in ranges:
                 for start, stop in group.cursor(retry).settle(*span):
-                    self._state.notes.acked(key, retry, start, stop)
+                    self._state.notes.add_acked(key, retry, start, stop)
         if batch.kept_bytes:
             self._groups.kept(key).end(batch.kept_bytes)
             self._groups.kept(key).add(batch.written_ms, batch.kept_bytes)
-            self._state.notes.wrote_redeliveries(key, batch.written_ms, batch.kept_bytes)
+            self._state.notes.add_redelivery_bytes(key, batch.written_ms, batch.kept_bytes)
 
     def abandon(self, batch: RetryBatch, lease_us: int) -> None:
         """The internal records could not be made durable. Leases the deliveries for another ack timeout."""

@@ -35,8 +35,8 @@ class Damages:
         if len(self.texts) < _TEXTS_MAX:
             self.texts.append(text)
 
-    def lost(self, messages: int) -> None:
-        """These messages cannot be read, and are passed over."""
+    def count_lost(self, messages: int) -> None:
+        """Counts messages that cannot be read and are passed over."""
         self.messages += messages
 
 
@@ -67,7 +67,7 @@ class StoredMessages:
         told: list[str] = []
         reach = (max(first, self._files.store.first), last + 1)
         # The block stands for good: messages that it does not have are lost to consumers.
-        patient = self._files.reads.failed(REBUILD, reach[0]) + 1 < READ_TRIES
+        patient = self._files.reads.failures(REBUILD, reach[0]) + 1 < READ_TRIES
 
         def read() -> dict[str, RunBatch]:
             runs = self._runs_of(key, (first, last), (position, stop), told.append, patient=patient)
@@ -132,4 +132,4 @@ class StoredMessages:
 
     def _may_read_soon(self, store_offset: int) -> bool:
         """Whether fewer than READ_TRIES reads at this offset have failed, the last one included."""
-        return self._files.reads.failed(STORE, store_offset) < READ_TRIES
+        return self._files.reads.failures(STORE, store_offset) < READ_TRIES

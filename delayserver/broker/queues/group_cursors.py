@@ -361,7 +361,7 @@ class Cursor:
             return [] if self._order is None else self._order.of_lease(ranges, lease)
         if self._order is None:
             return ranges
-        refused = self._order.refused(ranges, lease)
+        refused = self._order.outside_lease(ranges, lease)
         return without(ranges, refused) if len(refused) else ranges
 
     # -- leases
@@ -671,9 +671,11 @@ class Cursor:
         behind = [(lost[1], self.committed)] if lost[1] < self.committed else []
         return [(0, lost[0]), *behind, *self.acked]
 
-    def told(self) -> None:
-        """A consumer of the group has got the error: messages were removed before they were acked."""
-        self.passed = None
+    def take_passed(self) -> bool:
+        """Whether messages were removed before they were acked; True once for each removal. Forgets it, because a consumer
+        of the group gets the error now."""
+        passed, self.passed = self.passed, None
+        return passed is not None
 
     def end_earlier(self, start: int, stop: int) -> None:
         """The leases of positions ended with an earlier process: count them as leased, with an end that has passed. They are
@@ -713,8 +715,8 @@ class Cursor:
             heapq.heappop(self._leases)
         return min([end for end in ends if end is not None], default=None)
 
-    def expired(self, now_us: int, count_max: int) -> list[Range]:
-        """Move positions whose lease ended to `retrying`, at most about `count_max`; returns their ranges."""
+    def retry_expired(self, now_us: int, count_max: int) -> list[Range]:
+        """Moves positions whose lease has ended to `retrying`, at most about `count_max`. Returns their ranges."""
         found: list[Range] = []
         total = 0
         while self._leases and self._leases[0][0] <= now_us and total < count_max:
@@ -727,7 +729,7 @@ class Cursor:
             total += sum([high - low for low, high in parts])
             found += parts
         if self._order is not None and total < count_max:
-            ended = self._order.ended(now_us, count_max - total)
+            ended = self._order.fail_expired(now_us, count_max - total)
             for low, high in ended:
                 self.retrying.add(low, high)
             found += ended

@@ -403,9 +403,10 @@ class KeyOrder:
 
     # -- leases
 
-    def refused(self, ranges: list[Range], lease: int | None) -> I64:
-        """The positions in these ranges of messages that wait for their key, or whose last lease has another number (as far
-        as a delivery id holds it). None: no lease is theirs."""
+    def outside_lease(self, ranges: list[Range], lease: int | None) -> I64:
+        """The positions in these ranges of messages that wait for their key, or whose last lease is not `lease`. A
+        delivery id holds the lowest bits of a lease's number, and these are compared. None for `lease`: all messages
+        count."""
         self.settle()
         rows = self._rows_of(ranges)
         columns = self._columns
@@ -474,8 +475,8 @@ class KeyOrder:
         rows = self._rows_of(ranges)
         self._columns.state[rows[self._columns.state[rows] == LEASED]] = RETRYING
 
-    def ended(self, now_us: int, count_max: int) -> list[Range]:
-        """The first messages whose lease has ended fail. Returns their ranges."""
+    def fail_expired(self, now_us: int, count_max: int) -> list[Range]:
+        """Fails the first messages whose lease has ended, at most `count_max`. Returns their ranges."""
         self.settle()
         columns = self._columns
         over = (columns.state[: self._count] == LEASED) & (columns.until_us[: self._count] <= now_us)

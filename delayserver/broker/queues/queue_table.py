@@ -58,8 +58,8 @@ class QueueTable:
             raise KeyError(key)
         return queue
 
-    def made(self, key: QueueKey) -> ConsumeQueue:
-        """The queue; an empty one is made if there is none."""
+    def get_or_make(self, key: QueueKey) -> ConsumeQueue:
+        """Returns the queue. Makes an empty one if there is none."""
         queue = self.get(key)
         return self.add(key, ConsumeQueue()) if queue is None else queue
 

@@ -2,7 +2,7 @@
 `now_us` is the wall clock. `lease_us` is a clock that is never set, because leases are durations within this process.
 
     Arrivals.deliver -> [sync] -> "delivered" is recorded      Leasing.pull -> Leasing.ack -> [sync] -> answered
-                        Retries.nack, Retries.expired -> the server's message_log -> Retries.settle
+                        Retries.nack, Retries.take_expired -> the server's message_log -> Retries.settle
 
 Calls come from one thread (the event loop). Only `BrokerSync.run`, `CheckpointWrite.run` and `ReadPlan.run` may run in
 another one. No call waits for a read of the disk: it raises ReadNeeded, or it is carried out in steps (`reads.py`).

@@ -49,8 +49,8 @@ class Reading:
         if len(self._held) > HELD_PER_CALL:
             self._release(self._held.popleft())
 
-    def used(self, kind: str) -> None:
-        """The call needs no result of this kind any more."""
+    def drop(self, kind: str) -> None:
+        """Releases the results of this kind: the call needs them no more."""
         for plan in [plan for plan in self._held if plan.kind == kind]:
             self._held.remove(plan)
             self._release(plan)

@@ -73,8 +73,8 @@ class BrokerCommit:
             # Each caller gets its own error: a shared one would collect and keep the frames of all callers.
             raise type(group.failure)(*group.failure.args)
 
-    async def stored(self, end: int) -> None:
-        """Wait until the store is durable up to an offset, even if acks of the same group find no room on the disk.
+    async def wait_stored(self, end: int) -> None:
+        """Waits until the store is durable up to an offset, even if acks of the same group find no room on the disk.
         Raises as `durable`."""
         try:
             await self.durable()
@@ -84,7 +84,7 @@ class BrokerCommit:
 
     def when_stored(self, end: int, done: Stored) -> None:
         """Call `done` in the step in which the store is known to be durable up to an offset. It gets None then, otherwise
-        the error: as `stored` raises it."""
+        the error: as `wait_stored` raises it."""
         if self._failure is not None:
             done(SyncFailedError("an earlier sync of the broker failed; restart to recover"))
             return

@@ -178,7 +178,7 @@ class Durability:
         self.syncing = False
         self._letters_syncing = None
         self._compact = False
-        self._state.notes.finished(written=True)
+        self._state.notes.end_sync(written=True)
         self._state.groups.removals.durable(self._removing)
 
     def abort_sync(self, plan: BrokerSync) -> None:
@@ -186,7 +186,7 @@ class Durability:
         self.syncing = False
         self._state.letters.ack_is_behind(self._letters_syncing)
         self._letters_syncing = None
-        self._state.notes.finished(written=False)
+        self._state.notes.end_sync(written=False)
         if plan.progress.snapshot:
             self._compact = True  # the snapshot replaced the pending rows, so the next plan must have one too
             self._unwritten = plan.progress.rows
@@ -203,12 +203,12 @@ class Durability:
     def _snapshot(self) -> ProgressRows:
         rows = ProgressRows()
         for key, end in self._state.groups.removals.known.items():
-            self._state.notes.removed(key, end, self._state.groups.moves, rows)
+            self._state.notes.add_removed(key, end, self._state.groups.moves, rows)
         for key, group in self._state.groups.items():
             for retry, cursor in ((False, group.main), (True, group.retry)):
                 below, *ranges = cursor.acked_to_log()
                 if cursor.moves:  # of the group, so that acks from before its last seek stay unknown after a crash
-                    self._state.notes.moved(key, retry, cursor, rows)
+                    self._state.notes.add_moved(key, retry, cursor, rows)
                 else:
                     rows.add(ACKED, *key, retry, *below)
                 for start, stop in ranges:
@@ -222,7 +222,7 @@ class Durability:
                     self._state.notes.returning(key, retry, place, rows)
             if group.redelivery_bytes:
                 for start_ms, size in self._state.groups.kept(key).steps():
-                    self._state.notes.wrote_redeliveries(key, start_ms, size, rows)
+                    self._state.notes.add_redelivery_bytes(key, start_ms, size, rows)
             for first in range(0, group.expired, TIMES_MAX):
                 rows.add(ACKED, *key, False, 0, 0, min(group.expired - first, TIMES_MAX))
         self._add_passed(rows)

@@ -57,7 +57,7 @@ class GroupPositions:
             raise unknown_group()
         position = self._checked(subject, goal, position)
         self._positions.seek(key, position)
-        self._pulls.acked(subject, group)
+        self._pulls.wake_group(subject, group)
         await self._commit.durable()
         return position
 
@@ -83,7 +83,7 @@ class GroupPositions:
         if key not in self._groups:
             raise unknown_group()
         self._groups.remove(key)
-        self._pulls.removed(subject, group)
+        self._pulls.end_group(subject, group)
         await self._commit.durable()
 
     async def at_time(self, subject: int, time_us: int) -> int:

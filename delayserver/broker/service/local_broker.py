@@ -60,10 +60,10 @@ class LocalBroker:
     def deliver(self, batch: StoredBatch) -> Delivered:
         """Store a batch and serve the pulls that wait for it, in this step; see `Arrivals.deliver`.
 
-        Consumers may get a message before it is durable. `commit.stored` waits until it is."""
+        Consumers may get a message before it is durable. `commit.wait_stored` waits until it is."""
         delivered = self._arrivals.deliver(batch, self._clock.now_us())
-        self.pulls.arrived(delivered.arrived, len(batch))
-        self.lookers.arrived(delivered.arrived)
+        self.pulls.wake(delivered.arrived, len(batch))
+        self.lookers.wake(delivered.arrived)
         return delivered
 
     async def deliver_uncertain(self, batch: StoredBatch, admit: Callable[[], object]) -> Delivered:
@@ -71,8 +71,8 @@ class LocalBroker:
         the disk. Raises ShuttingDown."""
         call = self._arrivals.deliver_uncertain(batch, self._clock.now_us(), admit)
         delivered = await self.reads.finish(call)
-        self.pulls.arrived(delivered.arrived, len(batch))
-        self.lookers.arrived(delivered.arrived)
+        self.pulls.wake(delivered.arrived, len(batch))
+        self.lookers.wake(delivered.arrived)
         return delivered
 
     def publish(
@@ -80,15 +80,15 @@ class LocalBroker:
     ) -> PublishedPositions:
         """Store messages of this node and serve the pulls that wait for them; see `Arrivals.publish`.
 
-        Without `durably`, wait for `commit.stored` or `commit.when_stored` until they are durable."""
+        Without `durably`, wait for `commit.wait_stored` or `commit.when_stored` until they are durable."""
         published = self._arrivals.publish(batches, self._clock.now_us(), stored, durably=durably)
-        self.pulls.arrived(published.arrived, sum([len(batch) for batch in batches]))
-        self.lookers.arrived(published.arrived)
+        self.pulls.wake(published.arrived, sum([len(batch) for batch in batches]))
+        self.lookers.wake(published.arrived)
         return published
 
     def ack(self, subject: int, group: int, deliveries: I64) -> Acked:
         """Ack deliveries (i64[n], any order), and wake pulls of the group. Answer the client after `commit.durable`."""
         acked = self._consuming.ack((subject, group), deliveries)
-        self.recently.acked(subject, group, deliveries, self._clock.now_us())
-        self.pulls.acked(subject, group)
+        self.recently.add_ack(subject, group, deliveries, self._clock.now_us())
+        self.pulls.wake_group(subject, group)
         return acked

@@ -16,8 +16,8 @@ class Lookers:
         self._events: dict[int, trio.Event] = {}
         self.waiting = 0
 
-    def arrived(self, keys: Iterable[QueueKey]) -> None:
-        """Wake the reads of these queues (`Delivered.arrived`)."""
+    def wake(self, keys: Iterable[QueueKey]) -> None:
+        """Wakes the reads of queues with new messages (`Delivered.arrived`)."""
         if not self._events:
             return
         for subject, target_group in keys:

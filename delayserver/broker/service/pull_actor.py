@@ -99,8 +99,8 @@ class WaitingPull:
         """It waits only until its turn from now on."""
         self.patient = False
 
-    def stand(self, *, in_mailbox: bool) -> None:
-        """Whether it stands in the mailbox of its group."""
+    def set_in_mailbox(self, *, in_mailbox: bool) -> None:
+        """Keeps whether the pull stands in the mailbox of its group."""
         self.in_mailbox = in_mailbox
 
 
@@ -141,8 +141,8 @@ class PullActor:
         """The pull waits no more."""
         del self.waiting[pull]
 
-    def stand(self, ticket: Ticket | None) -> None:
-        """Its place in line; None when it leaves the line."""
+    def set_ticket(self, ticket: Ticket | None) -> None:
+        """Keeps the actor's ticket in the line of pulls; None when it leaves the line."""
         self.ticket = ticket
 
     def suspend(self, reading: Reading) -> None:

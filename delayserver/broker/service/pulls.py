@@ -231,8 +231,9 @@ class PullService:
         """Whether a pull of the group waits for messages."""
         return group in self._groups_of.get(subject, ())
 
-    def arrived(self, keys: Iterable[QueueKey], rows: int) -> None:
-        """Serve or wake pulls that wait for these queues (`Delivered.arrived`). `rows`: their new messages in all."""
+    def wake(self, keys: Iterable[QueueKey], rows: int) -> None:
+        """Serves or wakes pulls that wait for queues with new messages (`Delivered.arrived`). `rows`: their new
+        messages in all."""
         for subject, target_group in keys:
             groups = self._groups_of.get(subject, ())
             for group in list(groups) if target_group == 0 else [target_group] if target_group in groups else []:
@@ -254,14 +255,14 @@ class PullService:
             self._leave_line(actor)
             actor.end_reading()
 
-    def acked(self, subject: int, group: int) -> None:
-        """A group has acked: wake its pulls, since it may have had too many messages outstanding."""
+    def wake_group(self, subject: int, group: int) -> None:
+        """Wakes the pulls of a group after an ack: it may have had too many messages outstanding."""
         if self.waits(subject, group):
             self._make_ready(self._actors[subject, group])
 
-    def removed(self, subject: int, group: int) -> None:
-        """A group was removed: its waiting pulls end without messages, so that none of them makes the group anew. So do
-        those that wait for room in their outlet."""
+    def end_group(self, subject: int, group: int) -> None:
+        """Ends the waiting pulls of a removed group without messages, so that none of them makes the group anew. Pulls
+        that wait for room in their outlet end too."""
         actor = self._actors.get((subject, group))
         if actor is None:
             return
@@ -274,21 +275,21 @@ class PullService:
         if actor.ticket is None and not actor.suspended and not self._closed:
             ticket = self._shares.join(actor.account, self._wake.set)
             self._in_line[ticket] = actor
-            actor.stand(ticket)
+            actor.set_ticket(ticket)
             self._wake.set()
 
     def _leave_line(self, actor: PullActor) -> None:
         if actor.ticket is not None:
             self._shares.leave(actor.ticket)
             del self._in_line[actor.ticket]
-            actor.stand(None)
+            actor.set_ticket(None)
 
     def _suspend(self, actor: PullActor, plan: ReadPlan) -> None:
         """Serve no pull of the group until the plan has run."""
         self._leave_line(actor)
         actor.suspend(actor.reading or self._reads.reading())
         assert actor.reading is not None
-        actor.reading.used(plan.kind)  # a pull takes one record after the other
+        actor.reading.drop(plan.kind)  # a pull takes one record after the other
         self._reads.begin(plan, actor.reading, partial(self._resume, actor))
 
     def _resume(self, actor: PullActor) -> None:
@@ -319,7 +320,7 @@ class PullService:
             if ticket is None:
                 return
             actor = self._in_line.pop(ticket)
-            actor.stand(None)
+            actor.set_ticket(None)
             if not waited and self._consuming.waiting_rows(actor.key) > LARGE_ROWS:
                 waited = True
                 await self._turns.take()
@@ -400,7 +401,7 @@ class PullService:
     def _join(self, actor: PullActor, pull: WaitingPull) -> None:
         actor.mailbox[pull] = None
         self._groups_of.setdefault(actor.key[0], set()).add(actor.key[1])
-        pull.stand(in_mailbox=True)
+        pull.set_in_mailbox(in_mailbox=True)
 
     def _rejoin(self, actor: PullActor, pull: WaitingPull) -> None:
         """Put a pull back into the mailbox: its outlet has room again."""
@@ -409,7 +410,7 @@ class PullService:
             self._make_ready(actor)
 
     def _leave(self, actor: PullActor, pull: WaitingPull) -> None:
-        pull.stand(in_mailbox=False)
+        pull.set_in_mailbox(in_mailbox=False)
         del actor.mailbox[pull]
         if not actor.mailbox:
             self._leave_line(actor)

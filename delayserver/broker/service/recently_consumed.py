@@ -65,13 +65,13 @@ class RecentlyConsumed:
         self._pulled = _Recent()
         self._acked = _Recent()
 
-    def pulled(self, subject: int, group: int, pulled: PulledBatch, now_us: int) -> None:
-        """A pull handed these messages out."""
+    def add_pull(self, subject: int, group: int, pulled: PulledBatch, now_us: int) -> None:
+        """Remembers that a pull handed these messages out."""
         server, sequence = _names(pulled.batch)
         self._pulled.add(_Entry(subject, group, now_us, server, sequence, pulled.delivery.copy()))
 
-    def acked(self, subject: int, group: int, deliveries: I64, now_us: int) -> None:
-        """A consumer acked these deliveries, i64[n]."""
+    def add_ack(self, subject: int, group: int, deliveries: I64, now_us: int) -> None:
+        """Remembers that a consumer acked these deliveries, i64[n]."""
         self._acked.add(_Entry(subject, group, now_us, 0, deliveries[:0].copy(), deliveries.copy()))
 
     def of(self, server: int, subject: int, sequence: int) -> list[Consumed]:

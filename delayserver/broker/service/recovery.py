@@ -277,7 +277,7 @@ def _apply(state: BrokerState, row: ProgressRow, lost: dict[QueueKey, int]) -> N
     queue = _queue_of(state, (row.subject, row.group if row.retry else 0), row.stop, lost)
     end = 0 if queue is None else queue.end
     if row.stop > end:
-        state.notes.found_ahead()
+        state.notes.mark_ahead()
         state.damages.add(f"acked up to {row.stop}, stored up to {end}: durable messages are missing")
     if row.change == MOVED:
         cursor.move_to(min(row.stop, end), row.times)
@@ -293,7 +293,7 @@ def _stored_stop(state: BrokerState, row: ProgressRow) -> int:
     bounds = state.queues.bounds((row.subject, row.group if row.retry else 0))
     end = 0 if bounds is None else bounds[1]
     if row.stop > end:
-        state.notes.found_ahead()
+        state.notes.mark_ahead()
     return min(row.stop, end)
 
 

@@ -156,7 +156,7 @@ class Consuming:
             if owner:
                 self._note_owned(owner, (subject, group))
             if len(pulled):
-                self._broker.recently.pulled(subject, group, pulled, self._clock.now_us())
+                self._broker.recently.add_pull(subject, group, pulled, self._clock.now_us())
             handed(pulled, partial(self._redelivery.not_received, subject, group, pulled.delivery))
             answered = True
 

@@ -136,5 +136,5 @@ class GroupPolicies:
             raise DiskFull(str(error), retry_after_ms=1000) from error
         except StoreError as error:
             raise StorageFailed(str(error)) from error
-        self._table.written(plan)
+        self._table.apply(plan)
         self._consuming.use_filter(codes, compiled.filter)

@@ -220,7 +220,7 @@ class Redelivery:
         self._retries.settle(batch)
         if batch.messages is not None:
             self.sent(batch.messages)
-        self._broker.pulls.acked(batch.subject, batch.group)
+        self._broker.pulls.wake_group(batch.subject, batch.group)
         await self.durable()
         if not buried:
             raise DiskFull("there is no room for dead letters; the messages wait in their place", retry_after_ms=1000)
@@ -254,8 +254,8 @@ class Redelivery:
             failed = StorageFailed(str(error))
             self._pipeline.storage_failed(failed)
             raise failed from error
-        self._broker.pulls.arrived(arrived, count)
-        self._broker.lookers.arrived(arrived)
+        self._broker.pulls.wake(arrived, count)
+        self._broker.lookers.wake(arrived)
         return True
 
     def _require_room(self, messages: MessageBatch) -> None:
@@ -331,7 +331,7 @@ class Redelivery:
                     await self._clock.sleep_ms(10)  # pulls come in bursts; leases last for seconds
                 continue
             now_us, lease_us = self._clock.now_us(), self._clock.monotonic_us()
-            for call in self._retries.expired(now_us, lease_us, EXPIRED_AT_ONCE):
+            for call in self._retries.take_expired(now_us, lease_us, EXPIRED_AT_ONCE):
                 self._ends += 1
                 nursery.start_soon(self._end, call)
             await trio.lowlevel.checkpoint()

@@ -64,7 +64,7 @@ class WaitingKeyOperations:
         key = self._key(asked.subject, asked.group)
         chosen = self._waiting.chosen(key, positions_of(asked.positions), asked.max)
         retried = self._waiting.end_pauses(key, chosen, self._clock.monotonic_us())
-        self._pulls.acked(*key)
+        self._pulls.wake_group(*key)
         return RetryKeysResult(retried, self._left(key))
 
     def _left(self, key: GroupKey) -> int:

@@ -160,7 +160,7 @@ class Delivering:
 
     async def _durable(self, stored: HandOverAnswer, end: int) -> HandOverAnswer:
         try:
-            await self._broker.commit.stored(end)
+            await self._broker.commit.wait_stored(end)
         except StoreError as error:
             # Also on a full disk: consumers can see the messages and they may yet be synced, so they are not refused.
             raise StorageFailed(str(error)) from error

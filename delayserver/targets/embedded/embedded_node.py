@@ -39,7 +39,7 @@ class EmbeddedNode(Target):
                 self._redeliveries.arrived(batch, np.flatnonzero(delivered.outcome != int(DeliverOutcome.REFUSED)))
             if delivered.no_room:
                 raise DeliveryError("the broker's disk is full", known=True)
-            await self._broker.commit.stored(delivered.end)
+            await self._broker.commit.wait_stored(delivered.end)
         except ShuttingDown as error:
             raise DeliveryError(str(error), known=True) from error
         except UnreadableError as error:  # it does not say which of these it has: nothing is stored

@@ -53,7 +53,7 @@ class DirectBroker(Broker):
         return self.in_one_step(self.retries.nack((subject, group), *rest))
 
     def expired_leases(self, *moment: int) -> list[RetryBatch]:
-        return [self.in_one_step(call) for call in self.retries.expired(*moment)]
+        return [self.in_one_step(call) for call in self.retries.take_expired(*moment)]
 
     def end_leases_of(self, *arguments: Any) -> RetryBatch | None:
         call = self.retries.end_leases_of(*arguments)

@@ -571,7 +571,7 @@ async def test_moved_outcomes_count_once_where_the_disk_cannot_read_them_for_a_m
         raise SimulatedCrash("between the outcomes of the minutes and the end of the day")
 
     with monkeypatch.context() as patched:
-        patched.setattr(DayTable, "drained", crash)
+        patched.setattr(DayTable, "mark_drained", crash)
         host.clock.step(start_ms - HOUR_MS // 2 - host.now_ms)
         await host.wait_down()
     host.disk.kill()

@@ -147,7 +147,7 @@ async def test_a_search_in_a_thread_beside_the_end_of_a_day_finds_its_messages(b
             for _, batch in schedule.batches(key):
                 assert isinstance(batch, MessageBatch)
                 server.parts.replay.placing.place_batch(batch, Round(0, 0), ScheduleSource.FROM_DAY)
-            server.parts.files.days.drained(key.start_ms)
+            server.parts.files.days.mark_drained(key.start_ms)
             schedule.remove(key)
         return find(key, sequences)
 

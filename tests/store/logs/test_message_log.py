@@ -424,9 +424,9 @@ class MessageLogMachine(RuleBasedStateMachine):
         try:
             plan.make()
         except DiskFullError:
-            self.log.not_prepared()
+            self.log.give_up_preparing()
         else:
-            self.log.prepared(plan)
+            self.log.adopt_prepared(plan)
 
     @precondition(lambda self: len(self.synced) > 2)
     @rule(data=st.data())

@@ -20,7 +20,7 @@ def prepare(log: MessageLog, zero_bytes: int = 0) -> None:
     plan = log.preparation(zero_bytes)
     assert plan is not None
     plan.make()
-    log.prepared(plan)
+    log.adopt_prepared(plan)
 
 
 def fill_up(log: MessageLog, first: int = 1) -> int:
@@ -65,7 +65,7 @@ def test_a_next_segment_is_wanted_once_from_three_quarters_of_a_segment_on() -> 
     assert SEGMENT_BYTES * 3 // 4 <= log.end < SEGMENT_BYTES
     plan = log.preparation()
     assert plan is not None and log.preparation() is None, "it is being made"
-    log.not_prepared()
+    log.give_up_preparing()
     prepare(log)
     assert log.preparation() is None and log.prepare_from > log.end + SEGMENT_BYTES // 2
 
@@ -136,7 +136,7 @@ def test_without_room_no_next_segment_is_made_and_appends_use_the_room_that_is_l
     disk.capacity_bytes = disk.used_bytes + SEGMENT_BYTES // 2
     with pytest.raises(DiskFullError):
         plan.make()
-    log.not_prepared()
+    log.give_up_preparing()
     assert NEXT not in disk.files()
     fill(log, 1, first=sequence + 1)
     assert sequences(log)[-1] == sequence + 1

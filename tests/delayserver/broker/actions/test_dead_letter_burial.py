@@ -39,7 +39,7 @@ def with_policy(disk: FakeDisk, attempts: int = 1, limits: BrokerLimits = LIMITS
     broker = open_broker(disk, limits)
     plan = broker.state.policies.write((SUBJECT, GROUP), ConsumerPolicy(attempts=attempts), DEAD_SUBJECT)
     plan.run()
-    broker.state.policies.written(plan)
+    broker.state.policies.apply(plan)
     return broker
 
 

@@ -46,7 +46,7 @@ def with_policy(disk: FakeDisk, policy: ConsumerPolicy) -> DirectBroker:
     broker = open_broker(disk)
     plan = broker.state.policies.write((SUBJECT, GROUP), policy, DEAD_SUBJECT)
     plan.run()
-    broker.state.policies.written(plan)
+    broker.state.policies.apply(plan)
     return broker
 
 

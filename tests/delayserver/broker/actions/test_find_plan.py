@@ -304,7 +304,7 @@ def beyond_the_prepared_segment(broker: DirectBroker) -> int:
         broker.deliver(batch_of(5000 + log.end, [f"x-{log.end}"]), False, NOW_US)
         broker.durability.sync()
     made.make()
-    log.prepared(made)
+    log.adopt_prepared(made)
     before, sent = len(log.segments()), 0
     while len(log.segments()) == before:
         broker.deliver(batch_of(9000 + sent, ["last"]), False, NOW_US)

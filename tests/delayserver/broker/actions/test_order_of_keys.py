@@ -52,7 +52,7 @@ def keyed(first: int, keys: list[str], expires_ms: int = 0) -> StoredBatch:
 
 
 def set_policy(broker: DirectBroker, policy: ConsumerPolicy) -> None:
-    broker.state.policies.written(broker.state.policies.write((SUBJECT, GROUP), policy, 77))
+    broker.state.policies.apply(broker.state.policies.write((SUBJECT, GROUP), policy, 77))
 
 
 class Scene:

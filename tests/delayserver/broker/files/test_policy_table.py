@@ -29,7 +29,7 @@ POLICY = ConsumerPolicy(attempts=3, first_ms=100)
 def set_policy(broker: Broker, policy: ConsumerPolicy = POLICY, group: int = GROUP, dead_subject: int = 5) -> None:
     plan = broker.state.policies.write((SUBJECT, group), policy, dead_subject)
     plan.run()
-    broker.state.policies.written(plan)
+    broker.state.policies.apply(plan)
 
 
 def test_a_policy_is_there_after_a_crash(disk: FakeDisk) -> None:

@@ -53,8 +53,8 @@ def test_a_lease_that_only_messages_with_a_key_have_left_ends_with_theirs() -> N
     assert group.main.next_deadline_us() == 100
     group.main.ack(3, 4, 4)
     assert group.main.next_deadline_us() == 300
-    assert group.main.expired(299, 10) == []
-    assert group.main.expired(300, 10) == [(2, 3)]
+    assert group.main.retry_expired(299, 10) == []
+    assert group.main.retry_expired(300, 10) == [(2, 3)]
 
 
 def test_counts_distinguish_leased_and_waiting_messages() -> None:

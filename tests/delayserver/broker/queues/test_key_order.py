@@ -79,7 +79,7 @@ def test_a_failed_message_holds_its_key_until_it_is_done() -> None:
     assert order.candidates(1 << 20).tolist() == [1], "alone"
     order.take_blocked(numbers(1), 100)
     assert add(order, [3], [1]) == [], "not in the same pull either, since 2 stands before it"
-    assert order.refused([(1, 2)], 0).tolist() == [1] and order.refused([(1, 2)], 1).tolist() == []
+    assert order.outside_lease([(1, 2)], 0).tolist() == [1] and order.outside_lease([(1, 2)], 1).tolist() == []
 
 
 def test_a_long_pause_of_a_later_message_does_not_keep_an_earlier_one() -> None:
@@ -267,7 +267,7 @@ class Course:
         for position in released:
             self.known[position].state = BLOCKED
         ended = [position for position in self.of(LEASED) if self.known[position].until_us <= self.now_us]
-        assert self.order.ended(self.now_us, 1 << 30) == ranges_of(numbers(*ended))
+        assert self.order.fail_expired(self.now_us, 1 << 30) == ranges_of(numbers(*ended))
         self._failed(ended)
         ends = [self.known[position].until_us for position in self.of(LEASED, WAITING)]
         assert self.order.next_until_us() == min(ends, default=None)

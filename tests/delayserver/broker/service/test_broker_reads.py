@@ -309,7 +309,7 @@ async def test_ended_leases_of_a_cold_group_are_gathered_once(start: Start, auto
     node = start(backlog(100), NO_CACHE)
     found = await node.pull()
     end_us = (node.broker.retries.next_deadline_us() or 0) + 1
-    (call,) = node.broker.retries.expired(end_us, end_us, 100)
+    (call,) = node.broker.retries.take_expired(end_us, end_us, 100)
     batches = []
 
     async def end() -> None:
@@ -319,7 +319,7 @@ async def test_ended_leases_of_a_cold_group_are_gathered_once(start: Start, auto
         nursery.start_soon(end)
         await trio.sleep(READ_S / 2)
         assert node.broker.retries.next_deadline_us() is None
-        assert node.broker.retries.expired(end_us, end_us, 100) == []
+        assert node.broker.retries.take_expired(end_us, end_us, 100) == []
     assert len(batches[0]) == len(found)
 
 
@@ -439,7 +439,7 @@ async def test_a_group_that_is_removed_before_its_ended_leases_are_gathered_has_
     node = start(backlog(10))
     assert await node.pull()
     end_us = (node.broker.retries.next_deadline_us() or 0) + 1
-    (call,) = node.broker.retries.expired(end_us, end_us, 100)
+    (call,) = node.broker.retries.take_expired(end_us, end_us, 100)
     node.broker.state.groups.remove((SUBJECT, GROUP))
     batch = await node.reads.finish(call)
     assert (len(batch), batch.given_up) == (0, None)
@@ -477,7 +477,7 @@ async def test_other_work_comes_between_the_steps_that_gather_many_messages_for_
     leased = await node.lease(2000)
     node.broker.consuming.ack((SUBJECT, GROUP), leased[::2])
     end_us = (node.broker.retries.next_deadline_us() or 0) + 1
-    (call,) = node.broker.retries.expired(end_us, end_us, 1000)
+    (call,) = node.broker.retries.take_expired(end_us, end_us, 1000)
     turns = 0
 
     async def others() -> None:

@@ -71,7 +71,7 @@ class Node:
             bodies=b"x" * count,
         )
         self.sequence += count
-        self.pulls.arrived(self.broker.arrivals.deliver(batch, 0).arrived, count)
+        self.pulls.wake(self.broker.arrivals.deliver(batch, 0).arrived, count)
 
     @property
     def actors(self) -> int:
@@ -221,7 +221,7 @@ async def test_a_pull_that_waits_for_room_does_not_make_a_removed_group_anew(
         await trio.testing.wait_all_tasks_blocked()
         assert len(blocked) == 1, "it waits for room"
         node.broker.state.groups.remove((1, GROUP))
-        node.pulls.removed(1, GROUP)
+        node.pulls.end_group(1, GROUP)
         removed = trio.current_time()
         room[0] = 1 << 20
         blocked.pop()()
@@ -376,7 +376,7 @@ async def test_after_close_waiting_and_new_pulls_get_nothing(nursery: trio.Nurse
     nursery.start_soon(node.pull, 1)
     await trio.testing.wait_all_tasks_blocked()
     assert node.pulls.waiting == 1
-    node.pulls.acked(1, GROUP)
+    node.pulls.wake_group(1, GROUP)
     node.pulls.close()
     node.deliver(1, 3)
     node.broker.close()

@@ -19,9 +19,9 @@ def pulled(first: int, count: int = 1, origin: int = 0, server: int = 7) -> Pull
 
 def test_each_hand_out_has_its_ack() -> None:
     record = RecentlyConsumed()
-    record.pulled(1, 5, pulled(10, 4), 100)
-    record.pulled(1, 6, pulled(12), 110)
-    record.acked(1, 5, np.array([1011, 1012]), 120)
+    record.add_pull(1, 5, pulled(10, 4), 100)
+    record.add_pull(1, 6, pulled(12), 110)
+    record.add_ack(1, 5, np.array([1011, 1012]), 120)
     assert record.of(7, 1, 12) == [Consumed(5, 100, 120), Consumed(6, 110, 0)]
     assert record.of(7, 1, 13) == [Consumed(5, 100, 0)]
     assert record.of(7, 2, 12) == record.of(8, 1, 12) == record.of(7, 1, 14) == []
@@ -29,9 +29,9 @@ def test_each_hand_out_has_its_ack() -> None:
 
 def test_a_redelivery_counts_as_a_hand_out_of_its_message() -> None:
     record = RecentlyConsumed()
-    record.pulled(1, 5, pulled(10), 100)
-    record.pulled(1, 5, pulled(90, origin=10), 200)
-    record.acked(1, 5, np.array([1090]), 210)
+    record.add_pull(1, 5, pulled(10), 100)
+    record.add_pull(1, 5, pulled(90, origin=10), 200)
+    record.add_ack(1, 5, np.array([1090]), 210)
     assert record.of(7, 1, 10) == [Consumed(5, 100, 0), Consumed(5, 200, 210)]
 
 
@@ -40,7 +40,7 @@ def test_the_oldest_consumed_messages_are_forgotten_first(monkeypatch: pytest.Mo
     monkeypatch.setattr(recently_consumed, "ENTRIES_MAX", 3)
     record = RecentlyConsumed()
     for first in (0, 10, 20, 30):
-        record.pulled(1, 5, pulled(first), first)
+        record.add_pull(1, 5, pulled(first), first)
     assert [len(record.of(7, 1, first)) for first in (0, 10, 20, 30)] == [0, 1, 1, 1]
-    record.pulled(1, 5, pulled(100, 9), 50)
+    record.add_pull(1, 5, pulled(100, 9), 50)
     assert [len(record.of(7, 1, first)) for first in (20, 30, 100)] == [0, 1, 1]
