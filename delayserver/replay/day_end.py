@@ -56,7 +56,7 @@ class DayEnd:
             self._hold(start_ms, error, refused=isinstance(error, (DiskError, UnreadableError)))
             return
         await self._workers.run(partial(self._schedule.sync, self._minutes(start_ms)))
-        self._days.drained(start_ms)
+        self._days.mark_drained(start_ms)
         self._decided.overlays.remove(start_ms)
         self._drains.end(start_ms)
         self._retired.remove([ScheduleKey(start_ms, ScheduleSource.DAY)])
