@@ -283,6 +283,8 @@ class BrokerSettings:
     cache_bytes_max: int = 64 * MIB
     """Delivered batches kept in memory for consumers that keep up."""
     ack_timeout_ms: int = 60_000
+    """The lease: a message that is not acked for this long comes again, unless the `pull` or an `extend` asked for another
+    time."""
     redelivery_first_ms: int = 1_000
     """Pause before the first redelivery, after the ack timeout. Each further pause is twice as long. A consumer that
     fails now would probably fail again at once. A nack may ask for another delay."""
@@ -301,8 +303,10 @@ class BrokerSettings:
     groups_max: int = 65_536
     """Consumer groups of all subjects, about 1 KiB of memory each. They stay until they are removed."""
     waiting_pulls_max: int = 65_536
+    """Pulls that wait on this node, about 1 KiB of memory each. Beyond it a pull is refused as `queue_full`."""
     mailbox_pulls_max: int = 8_192
-    """Waiting pulls of one consumer group. So no group takes the places of all others."""
+    """Waiting pulls of one consumer group, also for the first message of a subject. So no group takes the places of all
+    others."""
     pull_messages_max: int = 16_384
     wait_ms_max: int = 60_000
     server_clock_ahead_ms_max: int = 300_000

@@ -1,7 +1,8 @@
-"""The named errors of the whole service. The docstring of each says who caused it and what to do.
+"""The named errors of the whole service. The docstring of each says what happened and what to do.
 
 Every error that may cross the wire is one class here; ``error`` is its name on the wire. The server raises it or sends it,
-and the client raises it again. The store has errors of its own for files and formats, which the server translates.
+and the client raises it again. The store has errors of its own for files and formats, which the server translates. The
+table of errors in PROTOCOL.md, and that of the site, are made from the classes.
 """
 
 from __future__ import annotations
@@ -16,11 +17,15 @@ class DelayServerError(Exception):
     """Base of every error of this service. A caller that catches it catches them all.
 
     ``error`` is the stable name on the wire, ``message`` a sentence for people, which may change. ``retriable``: the same
-    request, unchanged, may succeed later, after a pause of ``retry_after_ms`` if that is not None.
+    request, unchanged, may succeed later, after a pause of ``retry_after_ms`` if that is not None. ``fault``: who has to do
+    something, `client`, `operator`, `server` or `nobody`. ``again``: when a repeat makes sense, where `retriable` does not
+    say all of it.
     """
 
     error: ClassVar[str] = "internal_error"
     retriable: ClassVar[bool] = False
+    fault: ClassVar[str] = "server"
+    again: ClassVar[str] = ""
 
     def __init__(
         self,
@@ -46,12 +51,12 @@ class DelayServerError(Exception):
 
 
 class InternalError(DelayServerError):
-    """The server has a bug. Its log says more; please report it. A retry may or may not help."""
+    """The server has a bug, of which its log says more. Please report it. The result is unknown."""
 
 
 class UnknownError(DelayServerError):
-    """The server sent an error that this version does not know, so the server is newer. Read ``name`` and ``message``, or
-    upgrade.
+    """The server sent an error that this version does not know, so the server is newer. Read ``name`` and ``message``,
+    or upgrade.
     """
 
     error = "unknown_error"
@@ -61,6 +66,7 @@ class ProtocolError(DelayServerError):
     """The caller's program does not follow the protocol. Fix the program: a retry sends the same wrong bytes again."""
 
     error = "protocol_error"
+    fault = "client"
 
 
 class MalformedFrame(ProtocolError):
@@ -70,13 +76,15 @@ class MalformedFrame(ProtocolError):
 
 
 class MalformedRequest(ProtocolError):
-    """The caller sent a request with an id, but with an operation or arguments of the wrong type. The connection goes on."""
+    """The caller sent an operation that is no text, or arguments that are no map with text keys. The connection goes on."""
 
     error = "malformed_request"
 
 
 class FrameTooLarge(ProtocolError):
-    """The caller announced a frame above ``frame_bytes_max``. The server closes the connection. Send smaller batches."""
+    """The caller announced a frame above ``frame_bytes_max``. Send smaller batches. The server answers with id 0 and
+    closes the connection.
+    """
 
     error = "frame_too_large"
 
@@ -87,7 +95,9 @@ class FrameTooLarge(ProtocolError):
 
 
 class UnknownOperation(ProtocolError):
-    """The caller named an operation that this server does not have. It is a typo, or the server is older than the client."""
+    """The caller named an operation that this server does not have. It is a typo, the server is older than the client,
+    or it is a broker, which has fewer operations.
+    """
 
     error = "unknown_operation"
 
@@ -102,24 +112,27 @@ class Refused(DelayServerError):
     """The server refuses this item, and will refuse it again: change the item. Other items of the request are unaffected."""
 
     error = "refused"
+    fault = "client"
 
 
 class InvalidArgument(Refused):
-    """The caller left out a field, or gave one of the wrong type, length or range; the message names the field."""
+    """The caller left out a field, or gave one of the wrong type, length or range. Mend the field that the message names."""
 
     error = "invalid_argument"
 
 
 class TooFar(Refused):
-    """The caller asked for a due time beyond ``delay_ms_max``. The server clamps nothing. Send the message later, or raise
-    the limit.
+    """The caller asked for a due time beyond ``delay_ms_max``. The server clamps nothing. Send the message later, or
+    raise the limit.
     """
 
     error = "too_far"
 
 
 class TooOld(Refused):
-    """The caller gave a due time before the oldest kept window. The server could not recognise a duplicate there."""
+    """The caller gave a due time before the oldest kept window, where the server could not recognise a duplicate. Give
+    another one. Section 8 of PROTOCOL.md has a second cause.
+    """
 
     error = "too_old"
 
@@ -131,19 +144,23 @@ class MessageTooLarge(Refused):
 
 
 class BatchTooLarge(Refused):
-    """The caller put more items than ``batch_messages_max`` in one request. Split the request."""
+    """The caller put more items into one request than a bound allows, such as ``batch_messages_max``. Split the request."""
 
     error = "batch_too_large"
 
 
 class SubjectInvalid(Refused):
-    """The caller's subject is empty, above ``subject_bytes_max`` bytes, or not printable text."""
+    """The caller's subject, or consumer group, is empty, above ``subject_bytes_max`` bytes, or not printable text.
+    Change it.
+    """
 
     error = "subject_invalid"
 
 
 class MessageIdInvalid(Refused):
-    """The caller's message id is empty, above ``message_id_bytes_max`` bytes, or not UTF-8 text."""
+    """The caller's message id is empty, above ``message_id_bytes_max`` bytes, or not UTF-8 text; or it has the form of
+    an id that the server makes. Change it.
+    """
 
     error = "message_id_invalid"
 
@@ -167,40 +184,44 @@ class ForeignReceipt(Refused):
 
 
 class NotRouted(Refused):
-    """No route of the server's configuration covers this subject or group: the operator adds a route, or the caller has a
-    typo. Or consumers cannot pull from the nodes of the group.
+    """There is no such broker group: the caller has a typo, or the operator adds the group. Or consumers cannot pull
+    from its nodes.
     """
 
     error = "not_routed"
 
 
 class PublishedElsewhere(Refused):
-    """The messages of this subject belong to other nodes, which the message names. The caller publishes there: `route`
-    gives the nodes, and the client library follows it. Or the caller sends, and the server delivers them there.
+    """The messages of this subject belong to other nodes, which the message names. Publish at a node that `route` gives,
+    as the client library does. Or send, and the server delivers them there.
     """
 
     error = "published_elsewhere"
 
 
 class ServerNotProven(Refused):
-    """The caller asked for an operation of servers without a proof that it is a server. Configure it with the
-    ``server_secret`` of this server. Without a secret, add its address to the ``server_networks`` of this server.
+    """The caller asked for an operation of servers without a proof that it is one. Configure it with the
+    ``server_secret`` of this server, and let it ask for `prove` first. Without a secret, add its address to the
+    ``server_networks`` here.
     """
 
     error = "server_not_proven"
+    fault = "operator"
 
 
 class Unauthenticated(Refused):
-    """The caller gave no token although the server asks for one, or a token that is wrong, revoked or expired. Give the
-    client a valid token: the operator makes one with ``delayserver token create``.
+    """The server asks for a token, and the caller gave none, or one that is wrong, revoked or expired. The operator
+    makes one with ``delayserver token create``. With id 0 the connection closes: its token has just ended, or a frame
+    above 4,096 bytes came before the token.
     """
 
     error = "unauthenticated"
 
 
 class Forbidden(Refused):
-    """The caller's token does not allow this: the operation needs another role, or the subject is none of the token's.
-    Nothing of the item was done. The operator makes a token that allows it.
+    """The caller's token lacks the role of the operation, or a pattern for the subject. Nothing of the item was done.
+    For a message of several it is the error of its row. A receipt of a message whose subject is closed is `unknown`, as
+    if there were no such message. The operator makes a token that allows it.
     """
 
     error = "forbidden"
@@ -224,77 +245,87 @@ class TransactionEnded(Refused):
 
 
 class SubjectsFull(Refused):
-    """The table of subject names is full. Perhaps the caller puts ids into subjects; otherwise the operator raises
-    ``subjects_max``.
+    """The table of subject names is full, or the part of it that one token may fill (``names_of_token_percent``). The
+    message says which. Perhaps the caller puts ids into subjects; otherwise the operator raises ``subjects_max``.
     """
 
     error = "subjects_full"
 
 
 class TagsFull(Refused):
-    """The table of tag names is full. Perhaps the caller puts ids into tags; otherwise the operator raises ``tags_max``."""
+    """The table of tag names is full, or the part of it that one token may fill, as for `subjects_full`. Perhaps the
+    caller puts ids into tags; otherwise the operator raises ``tags_max``.
+    """
 
     error = "tags_full"
 
 
 class FilterInvalid(Refused):
-    """The caller's filter does not parse, or is above a bound. The message says where its first fault is, and what was
-    expected there.
+    """The caller's filter does not parse, is above a bound, or can match no message. The error says by ``line``,
+    ``column`` and ``offset`` where its first fault is, and the message what was expected there.
     """
 
     error = "filter_invalid"
 
 
 class GroupsFull(Refused):
-    """This node has ``groups_max`` consumer groups. Perhaps the caller names groups after consumers; otherwise the operator
-    raises ``groups_max``.
+    """This node has ``groups_max`` consumer groups, or the part of them that one token may make, as for `subjects_full`.
+    Give all consumers of a kind one group name; otherwise the operator raises ``groups_max``.
     """
 
     error = "groups_full"
 
 
 class PolicyInvalid(Refused):
-    """The caller's policy for a consumer group makes no sense. The message names the field and its valid values."""
+    """The caller's policy for a consumer group makes no sense, or has a field that this node does not know. The message
+    names the field and its valid values.
+    """
 
     error = "policy_invalid"
 
 
 class GroupUnknown(Refused):
-    """The caller named a consumer group that this node does not have, or a subject that it never saw. It is a typo,
-    another node has the group, or the group was removed.
+    """The caller named a consumer group that this node does not have, or a subject that it never saw. `groups` lists
+    what it has. It is a typo, another node has the group, or the group was removed.
     """
 
     error = "group_unknown"
 
 
 class PositionOutOfRange(Refused):
-    """The caller named a position that the subject does not have, or retention has removed messages that the group had not
-    consumed. ``details`` has the ``first`` position kept and the ``end``, where the next message goes.
+    """A `seek` named a position that the subject does not have: name one from ``first`` to ``end``, which the error has.
+    Or the group of a `pull` lagged by more than the node keeps for it (``broker.lag_bytes_max``, ``broker.lag_ms_max``), and
+    lost messages. Only one pull gets this error; the next one goes on at ``first``. A pull that waited when the messages
+    were removed can bring later ones first, without this error.
     """
 
     error = "position_out_of_range"
+    again = "`seek` no, `pull` yes"
 
 
 class ConfigInvalid(Refused):
     """The operator asked for a reload of a configuration that is wrong, or that differs in what a running server cannot
-    change. Nothing was changed; the message names every setting.
+    change. Nothing was changed. Mend the settings that the message names, or restart the server.
     """
 
     error = "config_invalid"
+    fault = "operator"
 
 
 class DeadlinePassed(Refused):
     """The `deadline_ms` of the request came before its turn. The server has carried out nothing of it."""
 
     error = "deadline_passed"
+    again = "with a later deadline"
 
 
 class MessageDamaged(DelayServerError):
-    """The server's disk has changed bytes or cannot read them, and the message may lie there. The caller did nothing wrong.
-    The operator checks the file that `corruption` or `unreadable` in the status names.
+    """The server's disk has changed bytes or cannot read them, and the message may lie there. The operator looks at
+    `corruption` and `unreadable` in the status.
     """
 
     error = "message_damaged"
+    fault = "operator"
 
 
 class Unavailable(DelayServerError):
@@ -302,12 +333,14 @@ class Unavailable(DelayServerError):
 
     error = "unavailable"
     retriable = True
+    fault = "nobody"
 
 
 class DiskFull(Unavailable):
     """The server's disk is nearly full. Nothing was stored. Once the operator has made room, the server accepts again."""
 
     error = "disk_full"
+    fault = "operator"
 
 
 class StorageFailed(Unavailable):
@@ -316,12 +349,15 @@ class StorageFailed(Unavailable):
     """
 
     error = "storage_failed"
+    fault = "operator"
+    again = "yes; a `send` only if it is repeatable"
 
 
 class QueueFull(Unavailable):
     """The server cannot take more requests now. Wait ``retry_after_ms`` and send more slowly."""
 
     error = "queue_full"
+    fault = "client"
 
 
 class RateLimited(Unavailable):
@@ -330,18 +366,20 @@ class RateLimited(Unavailable):
     """
 
     error = "rate_limited"
+    fault = "client"
 
 
 class FilterInUse(Unavailable):
-    """A consumer of the group pulls with another filter, or has messages that came by it. The filter belongs to the group.
-    Give all consumers of a group the same one, wait until the others are gone, or use another group.
+    """A consumer of the group pulls with another filter, or has messages that came by it. The filter belongs to the
+    group. Give all consumers of a group the same one, wait until the others are gone, or use another group.
     """
 
     error = "filter_in_use"
+    fault = "client"
 
 
 class NotReady(Unavailable):
-    """The server is starting and recovers its files. Wait ``retry_after_ms``."""
+    """The server starts; the message says what it waits for. Wait ``retry_after_ms``."""
 
     error = "not_ready"
 
@@ -352,14 +390,17 @@ class Superseded(Unavailable):
     """
 
     error = "superseded"
+    fault = "server"
+    again = "yes, over a new connection"
 
 
 class DuplicateServerId(Unavailable):
-    """Another process with the caller's server id delivers to this node: somebody has copied a data directory. Nothing was
-    stored. The operator stops one of the two processes. A minute later the node accepts the other one.
+    """Another process with the caller's server id delivers to this node: somebody has copied a data directory. Nothing
+    was stored. The operator stops one of the two processes. A minute later the node accepts the other one.
     """
 
     error = "duplicate_server_id"
+    fault = "operator"
 
 
 class NotDue(Unavailable):
@@ -368,31 +409,38 @@ class NotDue(Unavailable):
     """
 
     error = "not_due"
+    fault = "operator"
 
 
 class ShuttingDown(Unavailable):
-    """The server is stopping. Connect again after its restart, or to another node."""
+    """The server is stopping. Connect again after its restart, or use another node."""
 
     error = "shutting_down"
 
 
 class TooManyConnections(Unavailable):
-    """The server has ``connections_max`` connections already. Share connections, or the operator raises the limit."""
+    """The server has as many connections as it may have, or as many of this client. Share connections, or the operator
+    raises ``connections_max``. With id 0 the connection closes. As the answer to a `hello` it says that the token has as
+    many connections as one may have.
+    """
 
     error = "too_many_connections"
+    fault = "client"
 
 
 class FrameTimeout(Unavailable):
-    """The rest of the caller's frame did not come in time, or came too slowly while the server was short of memory. The
-    server closes the connection. Connect again and repeat the request.
+    """The rest of the caller's frame came too late, or too slowly while the server was short of memory. The request was
+    not begun. The server answers with id 0 and closes the connection. Connect again and repeat the request.
     """
 
     error = "frame_timeout"
+    fault = "client"
+    again = "yes, over a new connection"
 
 
 class ConnectionLost(Unavailable):
-    """The client could not connect, or the connection broke before the reply. The result is unknown. The client raises this
-    error itself.
+    """The client could not connect, or the connection broke before the reply. The result is unknown. The client raises
+    this error itself.
     """
 
     error = "connection_lost"

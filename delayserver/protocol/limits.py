@@ -21,32 +21,32 @@ class Limits:
     """Bounds that both ends must know. All are inclusive, and names end with the unit."""
 
     frame_bytes_max: int = 16 * MEBI
-    """Each connection may hold one whole frame in memory. 16 MiB is a full batch of 1 kB bodies."""
+    """The payload of one request. A connection may hold one whole frame in memory. 16 MiB is a full batch of 1 kB bodies."""
     frame_items_max: int = 262_144
-    """All items of the arrays and maps of one request, nested ones included. The server reads so many in the time of a full
-    batch of rows, in some 30 MB at most."""
+    """One for each array and map of a request, and one for each of their items or keys, nested ones too. The server reads so
+    many in the time of a full batch of rows, in some 30 MB at most."""
     batch_messages_max: int = 16_384
-    """Larger batches are not faster, because a batch costs microseconds. A batch is also the unit of fairness between
-    clients.
+    """Items or rows of one request. Larger batches are not faster, because a batch costs microseconds. A batch is also the
+    unit of fairness between clients.
     """
     body_bytes_max: int = 1 * MEBI
     """A delay server moves notices, not files. Sixteen of the largest bodies fit into one frame."""
     subject_bytes_max: int = 255
-    """A subject's length fits into one byte of the subjects table. Longer names are a mistake anyway."""
+    """Consumer groups have the same bound. The length fits into one byte of a table; longer names are a mistake."""
     message_id_bytes_max: int = 255
     """Ids are keys, not data: a UUID has 36."""
     properties_bytes_max: int = 16 * KIBI
-    """Headers, as large as the header limit that HTTP servers agree on."""
+    """Headers of one message as msgpack, as large as the header limit that HTTP servers agree on."""
     delay_ms_max: int = 2 * 366 * DAY_MS
     """Two years. The number of day files grows with it. It also catches microseconds given as milliseconds."""
     subjects_max: int = 1_000_000
-    """All subjects that a server or node has ever seen. `status` shows their number."""
+    """All subjects that a server or node has ever seen: each takes memory for good. `status` shows their number."""
     groups_max: int = 65_536
     """Consumer groups of a node; each (subject, group) counts. `status` shows their number."""
     tags_max: int = 65_536
-    """All tags that a server or node has ever seen. `status` shows their number."""
+    """All tags that a server or node has ever seen: each takes memory for good. `status` shows their number."""
     pull_messages_max: int = 16_384
-    """As batch_messages_max: a pull is a batch in the other direction."""
+    """Messages of one `pull`, as many as `batch_messages_max`: a pull is a batch in the other direction."""
     wait_ms_max: int = 60_000
     """A long poll must end before routers and firewalls forget an idle connection, commonly after minutes."""
 

@@ -12,35 +12,38 @@ class Outcome(IntEnum):
     """The state or end of one message, and the answers of cancel. `label` is the name in replies."""
 
     UNKNOWN = 0
-    """No such message was ever accepted here."""
+    """The server never accepted it, or its send is not answered yet."""
     PENDING = 1
-    """Accepted and waiting for its due time."""
+    """It waits for its due time."""
     IN_FLIGHT = 2
-    """A delivery attempt runs."""
+    """An attempt to hand it to a node runs."""
     RETRYING = 3
-    """An attempt failed; another one follows."""
+    """An attempt failed; another one is planned."""
     DELIVERED = 4
-    """A broker has stored and synced it."""
+    """A node has stored and synced it."""
     CANCELLED = 5
-    """Cancelled before any attempt; it is never delivered."""
+    """It was cancelled or moved, and is never delivered."""
     EXPIRED = 6
-    """It was not delivered before its ``expires_ms``, so it is never delivered."""
+    """Its ``expires_ms`` came first, so it is never delivered."""
     DEDUPLICATED = 7
-    """A duplicate of a message that was accepted before. The first one is delivered."""
+    """A copy of a message that was accepted before. The first one counts."""
     DEAD_LETTERED = 8
-    """Given up by an explicit policy."""
+    """The server gave up handing it to a node, after the attempts that the operator set. What a consumer group gives up
+    stays `delivered`, because an outcome is about the hand-over.
+    """
     RETIRED = 9
-    """It had an outcome. Retention has deleted the record of it."""
+    """It had an outcome, and the server has removed the record."""
     ALREADY_CANCELLED = 10
-    """Answer of cancel only: it was cancelled before."""
+    """Answer of `cancel` and `reschedule`: it was cancelled before."""
     TOO_LATE = 11
-    """Answer of cancel only: an attempt is running, or its result is unknown after a crash."""
+    """Answer of `cancel` and `reschedule`: it is on its way to a node, or can be."""
     ROLLED_BACK = 12
-    """A transaction that was rolled back, by its producer or by its policy; it is never delivered."""
+    """A transaction that its producer or its policy ended; no consumer gets it."""
     PREPARED = 13
-    """A transaction that is neither committed nor rolled back; no consumer sees it."""
+    """A transaction that is neither committed nor rolled back; no consumer gets it yet."""
+    # In files it is CANCELLED and replaced.
     COMMITTED = 14
-    """A transaction that was committed: another message has its place. In files it is CANCELLED and replaced."""
+    """A transaction whose place a visible message has."""
 
     @property
     def label(self) -> str:

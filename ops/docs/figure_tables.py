@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from itertools import groupby
 from types import NoneType, UnionType
@@ -13,17 +12,10 @@ from msgspec import Meta, Struct
 from delayserver.protocol.figure_fields import fields_of
 from delayserver.protocol.figures import ServerStatus
 
-BEGIN: Final = "<!-- figures of status -->\n"
-END: Final = "<!-- end of figures -->\n"
 _WORDS: Final[dict[Any, str]] = {int: "int", float: "number", bool: "bool", str: "text", NoneType: "nil", dict: "map"}
 
 _INNER: Final = {"one": ".", "map": ".NAME.", "list": "[]."}
 """How the way to a field goes on: in a map, in a map by names, in a list of maps."""
-
-
-def with_figures(page: str) -> str:
-    """The page with its table of figures made anew."""
-    return re.sub(f"{BEGIN}.*?{END}", lambda _: f"{BEGIN}{status_table()}{END}", page, flags=re.DOTALL)
 
 
 def status_table() -> str:

@@ -1,13 +1,14 @@
-"""Makes the tables of the protocol's pages whose fields have types: ``python -m ops.docs.protocol_tables``.
+"""Makes the tables of the protocol's pages: ``python -m ops.docs.protocol_tables``.
 
 A table stands between ``<!-- table: waiting_keys.WaitingKey -->``, which names a file of `protocol/schema` and a type of it,
 and ``<!-- end of table -->``. Several types, with commas between, are the requests of one operation, by action.
+``<!-- table of errors -->`` begins a table with a name of its own.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Final
@@ -15,7 +16,8 @@ from typing import Final
 from msgspec import Struct, inspect
 
 from delayserver.protocol.schema.structs import Request, described, facts_of, plain
-from ops.docs.figure_tables import with_figures
+from ops.docs.figure_tables import status_table
+from ops.docs.wire_tables import error_table, limit_table, outcome_table, setting_table
 
 ROOT: Final = Path(__file__).parents[2]
 PAGE: Final = ROOT / "PROTOCOL.md"
@@ -23,6 +25,14 @@ PAGE: Final = ROOT / "PROTOCOL.md"
 PAGES: Final = (PAGE, ROOT / "docs" / "reference" / "protocol-operators.md")
 """All pages with operations: what a client needs, and the rest."""
 _TABLE: Final = re.compile(r"(<!-- table: (\w+)\.([\w, ]+) -->\n\n).*?(\n<!-- end of table -->)", re.DOTALL)
+_NAMED_TABLE: Final = re.compile(r"(<!-- table of (\w+) -->\n\n).*?(\n<!-- end of table -->)", re.DOTALL)
+_NAMED: Final[dict[str, Callable[[], str]]] = {
+    "status": status_table,
+    "outcomes": outcome_table,
+    "limits": limit_table,
+    "settings": setting_table,
+    "errors": error_table,
+}
 _WORDS: Final[dict[type[inspect.Type], str]] = {
     inspect.IntType: "int",
     inspect.FloatType: "number",
@@ -40,9 +50,14 @@ _SHARED: Final = frozenset({"subject", "group"})
 
 
 def page(text: str) -> str:
-    """The page with all its tables made anew, that of the figures too."""
+    """The page with all its tables made anew. Raises KeyError for a name that no table has."""
     text = _TABLE.sub(lambda found: found[1] + _table(found[2], found[3].split(", ")) + found[4], text)
-    return with_figures(text)
+    return _NAMED_TABLE.sub(lambda found: found[1] + _NAMED[found[2]]() + found[3], text)
+
+
+def by_hand(text: str) -> str:
+    """What people have written of a page: all but its tables and the values of frames that are made."""
+    return re.sub(r"<!-- table.*?<!-- end of table -->|```value .*?```", "", text, flags=re.DOTALL)
 
 
 def _table(module: str, names: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -15,9 +15,9 @@ import click
 
 from delayserver.cli import cli
 from delayserver.protocol.errors import ERRORS, DelayServerError, ProtocolError, Refused, Unavailable
-from delayserver.protocol.outcomes import Outcome
 from ops.docs.frame_pages import frames
 from ops.docs.request_pages import requests
+from ops.docs.wire_tables import again, outcome_table, plain, table_of, words_of
 
 GROUPS_OF_ERRORS: Final = {
     ProtocolError: "Mistakes of a client program",
@@ -44,7 +44,7 @@ def _sections(group: click.Group, context: click.Context, depth: int) -> Iterato
         inner = click.Context(command, info_name=name, parent=context)
         yield f"{'#' * depth} {inner.command_path}\n"
         yield f"```text\n{command.get_usage(inner).removeprefix('Usage: ')}\n```\n"
-        yield f"{_plain(inspect.cleandoc(command.help or ''))}\n"
+        yield f"{plain(inspect.cleandoc(command.help or ''))}\n"
         yield _options(command, inner)
         if isinstance(command, click.Group):
             yield from _sections(command, inner, depth + 1)
@@ -55,8 +55,8 @@ def _options(command: click.Command, context: click.Context) -> str:
     for parameter in command.get_params(context):
         record = parameter.get_help_record(context)
         if record is not None and "--help" not in parameter.opts:
-            rows.append((f"`{record[0]}`", _cell(_plain(record[1]))))
-    return _table(("option", "meaning"), rows)
+            rows.append((f"`{record[0]}`", plain(record[1])))
+    return table_of(("option", "meaning"), rows)
 
 
 def settings_of(sample: str) -> str:
@@ -71,7 +71,7 @@ def settings_of(sample: str) -> str:
 
     def end_table() -> None:
         if rows:
-            parts.append(_table(("setting", "default", "meaning"), rows))
+            parts.append(table_of(("setting", "default", "meaning"), rows))
             rows.clear()
 
     for line in [*sample.partition("\n\n")[2].splitlines(), ""]:
@@ -84,7 +84,7 @@ def settings_of(sample: str) -> str:
             comments = []
         elif key:
             name = f"{table}.{key[1]}".lstrip(".")
-            rows.append((f"`{name}`", f"`{key[2]}`", _cell(_text(comments))))
+            rows.append((f"`{name}`", f"`{key[2]}`", _text(comments)))
             comments = []
         elif line.startswith("#"):
             comments.append(line.lstrip("# "))
@@ -101,23 +101,16 @@ def errors() -> str:
         for name, kind in list(left.items()):
             if issubclass(kind, base):
                 del left[name]
-                parts.append(f"### {name}\n\n`{kind.__name__}`. {_plain(inspect.cleandoc(kind.__doc__ or ''))}\n")
+                facts = f"Fault: {kind.fault}. Again: {again(kind)}."
+                parts.append(f"### {name}\n\n`{kind.__name__}`. {words_of(kind)} {facts}\n")
     return "\n".join(parts)
-
-
-def outcomes() -> str:
-    """A table of the outcomes, with their codes and meanings."""
-    text = inspect.getsource(Outcome)
-    meanings = dict(re.findall(r'^    (\w+) = \d+\n    """(.*?)"""', text, re.MULTILINE | re.DOTALL))
-    rows = [(f"`{one.label}`", str(one.value), _cell(_plain(meanings[one.name]))) for one in Outcome]
-    return _table(("outcome", "code", "meaning"), rows)
 
 
 PARTS: Final[dict[str, Callable[[Path], str]]] = {
     "commands": lambda root: commands(),
     "settings": lambda root: settings_of((root / "delayserver.sample.toml").read_text()),
     "errors": lambda root: errors(),
-    "outcomes": lambda root: outcomes(),
+    "outcomes": lambda root: outcome_table(),
     "requests": lambda root: requests(),
     "frames": frames,
 }
@@ -134,21 +127,4 @@ def with_parts(markdown: str, root: Path) -> str:
 
 
 def _text(comments: list[str]) -> str:
-    return _plain("\n".join(comments).strip())
-
-
-def _plain(text: str) -> str:
-    """Text of a help or a docstring as markdown: doubled backticks are single ones, and brackets are no links."""
-    text = text.replace("\b\n", "").replace("``", "`")
-    return re.sub(r"(`[^`]*`)|([\[<*])", lambda found: found[1] or f"\\{found[2]}", text)
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
-
-
-def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    if not rows:
-        return ""
-    lines = [head, ("---",) * len(head), *rows]
-    return "\n".join([f"| {' | '.join(cells)} |" for cells in lines]) + "\n"
+    return plain("\n".join(comments).strip())
