@@ -88,7 +88,7 @@ delayserver: .client
 .cli: delayserver .cli.terminal .runtime
 .cli.demo: .cli.terminal .client .runtime
 .cli.groups: .cli.terminal .client .client.calls .client.listening .config .runtime
-.cli.messages: .cli.terminal .client .client.calls .client.values .config .protocol
+.cli.messages: .cli.terminal .client .client.calls .config .protocol
 .cli.recover: store store.disk store.records store.tables .cli.terminal .client .client.calls .config .protocol
     .protocol.schema .recover.checking .recover.mending .recover.reading .recover.telling .runtime
 .cli.tokens: store.disk store.tables .cli.terminal .client.calls .config .protocol .protocol.schema .runtime .tokens

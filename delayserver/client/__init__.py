@@ -16,7 +16,6 @@ from delayserver.client.calls.policy_calls import GroupPolicy, PolicyChanges
 from delayserver.client.calls.token_calls import MadeToken
 from delayserver.client.calls.transaction_calls import (
     CheckBack,
-    Ended,
     check_back_of,
 )
 from delayserver.client.consuming.consumer import Consumer, Received
@@ -26,20 +25,17 @@ from delayserver.client.listening.listener_settings import ListenerSettings
 from delayserver.client.listening.thread_listener import ThreadListener
 from delayserver.client.values.messages import (
     AckResult,
-    CancelResult,
     ColumnsPublished,
     ColumnsSent,
     Delivery,
     DuplicateRow,
     ExtendResult,
-    LookupResult,
     Message,
     MessageKey,
     NackResult,
     PublishResult,
     ReadPage,
     RejectedRow,
-    RescheduleResult,
     SendResult,
     ServerInfo,
     Status,
@@ -52,6 +48,7 @@ from delayserver.protocol.frames import OneWayRefused
 from delayserver.protocol.limits import Limits
 from delayserver.protocol.outcomes import Outcome
 from delayserver.protocol.schema.dead_letters import DeadLetter, DropResult, ResendResult
+from delayserver.protocol.schema.fates import CancelResult, LookupResult, RescheduleResult
 from delayserver.protocol.schema.groups import ConsumerGroup, Sought
 from delayserver.protocol.schema.node_routes import Node, Route
 from delayserver.protocol.schema.pending import (
@@ -63,7 +60,7 @@ from delayserver.protocol.schema.pending import (
 from delayserver.protocol.schema.stored import FoundMessage, ReadMessage
 from delayserver.protocol.schema.subjects import SubjectsPage
 from delayserver.protocol.schema.tokens import Token
-from delayserver.protocol.schema.transactions import OpenTransaction, OpenTransactionsPage
+from delayserver.protocol.schema.transactions import Ended, OpenTransaction, OpenTransactionsPage
 from delayserver.protocol.schema.waiting_keys import RetryKeysResult, SkipResult, WaitingKey
 
 __all__ = [

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from delayserver.protocol.outcomes import Outcome
+from delayserver.protocol.outcomes import OUTCOMES_BY_LABEL, Outcome
 
 
 class DelayServerError(Exception):
@@ -510,10 +510,14 @@ _COMMON = ("error", "message", "retry_after_ms")
 
 def error_from_map(fields: dict[str, Any], *, request_id: int = 0) -> DelayServerError:
     """The exception of an error map from the wire. Never raises."""
+    details = {name: value for name, value in fields.items() if name not in _COMMON and type(value) is int}
+    label = fields.get("outcome")
+    if type(label) is str:
+        details["outcome"] = int(OUTCOMES_BY_LABEL.get(label, Outcome.UNKNOWN))
     return make_error(
         fields.get("error", UnknownError.error),
         fields.get("message", ""),
         fields.get("retry_after_ms"),
         request_id=request_id,
-        details={name: value for name, value in fields.items() if name not in _COMMON and type(value) is int},
+        details=details,
     )

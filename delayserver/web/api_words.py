@@ -84,7 +84,6 @@ WORDS: Final[Mapping[str, Words]] = {
     "messages": Words("The messages."),
     "nacked": Words("Deliveries that were given back.", 1),
     "needs_token": Words("True: the server asks for a token, and the request has none that is valid.", False),
-    "new_receipt": Words("The receipt of the message in its new place.", _RECEIPT),
     "next": Words("The position from which to ask for more.", 100),
     "nodes": Words("The addresses of the nodes that have the messages.", ["10.0.0.7:20801"]),
     "order_key": Words("Messages of one key come to a group one after the other.", "customer-42"),

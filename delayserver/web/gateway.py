@@ -20,9 +20,10 @@ from delayserver.protocol.errors import DelayServerError
 from delayserver.protocol.figure_fields import reply_type
 from delayserver.protocol.figures import ServerStatus
 from delayserver.protocol.schema.dead_letters import DropResult
+from delayserver.protocol.schema.fates import CancelResult
 from delayserver.protocol.schema.groups import ConsumerGroup, Sought
 from delayserver.protocol.schema.reload import Changes
-from delayserver.protocol.schema.transactions import OpenTransactionsPage
+from delayserver.protocol.schema.transactions import Ended, OpenTransactionsPage
 from delayserver.protocol.schema.waiting_keys import RetryKeysResult, SkipResult
 from delayserver.web.answers import EVENTS, JSON, Send, json_answer, problem_answer, read_query
 from delayserver.web.bodies import NDJSON, BodyReader, Receive, Scope
@@ -57,8 +58,6 @@ from delayserver.web.schemas import (
     ChosenLetters,
     CommitRequest,
     DeliveriesRequest,
-    Ended,
-    EndedTransactionReply,
     ExtendReply,
     ExtendRequest,
     Fate,
@@ -139,7 +138,7 @@ class Gateway:
         receipt = f"{MESSAGES}/{{receipt}}"
         fate, ended, moved = (
             EndpointAnswer("The fate of the message", Fate),
-            EndpointAnswer("Cancelled, now or before", Ended),
+            EndpointAnswer("Cancelled, now or before", CancelResult),
             EndpointAnswer("Moved", Moved),
         )
         groups = EndpointAnswer("The groups with their lag", Groups)
@@ -323,7 +322,7 @@ def _of_groups(acts: GroupActs) -> list[Endpoint]:
 
 
 def _of_transactions(transacting: Transacting) -> list[Endpoint]:
-    ended = EndpointAnswer("How it ended", EndedTransactionReply)
+    ended = EndpointAnswer("How it ended", Ended)
     return [
         Endpoint("POST", "/v1/transactions", transacting.prepare, "Prepare a message that no consumer sees yet",
                  {201: EndpointAnswer("The message is on disk", Sent)}, body=PrepareRequest, errors=(413, 421, 422, 507)),

@@ -6,22 +6,23 @@ A message is named by its receipt in the path, or by subject, message id and due
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 
 import msgspec
+from msgspec.structs import asdict
 from starlette.requests import Request
 from starlette.responses import Response
 
 from delayserver.client.calls.message_calls import Target
-from delayserver.client.values.messages import CancelResult, LookupResult, MessageKey, RescheduleResult
+from delayserver.client.values.messages import MessageKey
 from delayserver.protocol.outcomes import Outcome
+from delayserver.protocol.schema.fates import CancelResult, LookupResult, RescheduleResult
 from delayserver.web.answers import json_answer, problem_answer, read_json, read_query
 from delayserver.web.bodies import BodyForm, BodyReader, message_body, message_bytes_max, shown_body
 from delayserver.web.clients import Clients
 from delayserver.web.due_times import due_ms_of
 from delayserver.web.problems import Problem, ended_before
 from delayserver.web.queries import KeyQuery, LookupQuery
-from delayserver.web.schemas import Ended, Fate, Moved, MoveRequest
+from delayserver.web.schemas import Fate, Moved, MoveRequest
 
 _move_decoder = msgspec.json.Decoder(MoveRequest)
 
@@ -90,8 +91,7 @@ def _fate(found: LookupResult, form: BodyForm) -> Response:
     if found.outcome is Outcome.UNKNOWN:
         return _unknown()
     body, encoding = (None, None) if found.body is None else shown_body(found.body, form)
-    shown = asdict(found) | {"outcome": found.outcome.label, "body": body, "body_encoding": encoding}
-    return json_answer(Fate(**shown))
+    return json_answer(Fate(**asdict(found) | {"body": body, "body_encoding": encoding}))
 
 
 def _ended(cancelled: CancelResult) -> Response:
@@ -99,7 +99,7 @@ def _ended(cancelled: CancelResult) -> Response:
         return _unknown()
     if cancelled.outcome not in (Outcome.CANCELLED, Outcome.ALREADY_CANCELLED):
         raise ended_before("it was not cancelled", cancelled.outcome, cancelled.receipt)
-    return json_answer(Ended(cancelled.outcome.label, cancelled.receipt))
+    return json_answer(cancelled)
 
 
 def _moved(moved: RescheduleResult) -> Response:
@@ -108,9 +108,7 @@ def _moved(moved: RescheduleResult) -> Response:
     # The server says of a message that was moved that it was cancelled, in favour of the new one.
     if moved.outcome is not Outcome.CANCELLED:
         raise ended_before("nothing was changed", moved.outcome, moved.receipt)
-    return json_answer(
-        Moved("rescheduled", moved.receipt, moved.new_receipt, moved.message_id, moved.due_ms, moved.sequence)
-    )
+    return json_answer(Moved(**asdict(moved) | {"outcome_name": "rescheduled"}))
 
 
 def _unknown() -> Response:

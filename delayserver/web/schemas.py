@@ -8,8 +8,8 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from delayserver.protocol.schema.dead_letters import DeadLetter
+from delayserver.protocol.schema.fates import LookupResult, RescheduleResult
 from delayserver.protocol.schema.groups import ConsumerGroup, SeekTo
-from delayserver.protocol.schema.lookup import LookupRow
 from delayserver.protocol.schema.pending import PendingBucket, PendingSubject
 from delayserver.protocol.schema.policies import PolicyFields, Reset
 from delayserver.protocol.schema.stored import StoredMessage
@@ -61,18 +61,11 @@ class Sent(Struct, omit_defaults=True):
     outcome: str | None = None
 
 
-class Fate(LookupRow, frozen=True, kw_only=True, omit_defaults=True):
+class Fate(LookupResult, frozen=True, kw_only=True, omit_defaults=True):
     """The fate of a message. The body and the fields beside it are there if the server still has them."""
 
     body: Any = None
     body_encoding: Encoding | None = None
-
-
-class Ended(Struct, omit_defaults=True):
-    """The answer of a cancel: `cancelled`, or `already_cancelled`."""
-
-    outcome: str
-    receipt: str | None = None
 
 
 class MoveRequest(Due, kw_only=True, forbid_unknown_fields=True):
@@ -84,15 +77,8 @@ class MoveRequest(Due, kw_only=True, forbid_unknown_fields=True):
     expires_ms: Milliseconds | None = None
 
 
-class Moved(Struct, omit_defaults=True):
+class Moved(RescheduleResult, frozen=True, kw_only=True, omit_defaults=True):
     """A message that was moved: `outcome` is `rescheduled`, and it has the new receipt."""
-
-    outcome: str
-    receipt: str | None = None
-    new_receipt: str | None = None
-    message_id: str | None = None
-    due_ms: int | None = None
-    sequence: int | None = None
 
 
 class PublishRequest(Struct, forbid_unknown_fields=True):
@@ -330,16 +316,6 @@ class PrepareRequest(SendRequest, kw_only=True, forbid_unknown_fields=True):
 
 class CommitRequest(Due, kw_only=True, forbid_unknown_fields=True):
     """Another due time than that of the prepare, if any."""
-
-
-class EndedTransactionReply(Struct, omit_defaults=True):
-    """The end of a transaction. The last three are of the visible message, after a commit."""
-
-    receipt: str
-    outcome: str
-    new_receipt: str | None = None
-    due_ms: int | None = None
-    sequence: int | None = None
 
 
 class Health(Struct):

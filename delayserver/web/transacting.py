@@ -10,7 +10,6 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from delayserver.client.calls.transaction_calls import Ended as EndedTransaction
 from delayserver.protocol.errors import Forbidden
 from delayserver.protocol.schema.reload import Changes
 from delayserver.web.answers import json_answer, read_json, read_query
@@ -21,7 +20,6 @@ from delayserver.web.http_consuming import REQUEST_BYTES_MAX
 from delayserver.web.queries import TransactionsQuery
 from delayserver.web.schemas import (
     CommitRequest,
-    EndedTransactionReply,
     PrepareRequest,
     Sent,
 )
@@ -71,12 +69,12 @@ class Transacting:
         body = await self._bodies.read(request.scope, request.receive, REQUEST_BYTES_MAX)
         asked = read_json(body or b"{}", _commit_decoder)
         due_ms = await due_ms_of(asked, client.calls) if has_due(asked) else None
-        return _ended(await client.calls.commit(names["receipt"], due_ms=due_ms))
+        return json_answer(await client.calls.commit(names["receipt"], due_ms=due_ms))
 
     async def rollback(self, request: Request, names: Mapping[str, str]) -> Response:
         """End the transaction, so that no consumer gets its message."""
         client = await self._clients.of_request(request.scope)
-        return _ended(await client.calls.rollback(names["receipt"]))
+        return json_answer(await client.calls.rollback(names["receipt"]))
 
     async def reload(self, request: Request, names: Mapping[str, str]) -> Response:
         """Have the server read its configuration again."""
@@ -92,9 +90,3 @@ def _is_near(request: Request) -> bool:
         return request.client is not None and ipaddress.ip_address(request.client.host).is_loopback
     except ValueError:
         return False
-
-
-def _ended(ended: EndedTransaction) -> Response:
-    return json_answer(
-        EndedTransactionReply(ended.receipt, ended.outcome.label, ended.new_receipt, ended.due_ms, ended.sequence)
-    )

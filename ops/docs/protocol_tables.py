@@ -34,6 +34,7 @@ _NAMED: Final[dict[str, Callable[[], str]]] = {
     "errors": error_table,
 }
 _WORDS: Final[dict[type[inspect.Type], str]] = {
+    inspect.AnyType: "any",
     inspect.IntType: "int",
     inspect.FloatType: "number",
     inspect.BoolType: "bool",
@@ -92,8 +93,6 @@ def _type(kind: inspect.Type) -> str:
     kind = plain(kind)
     if isinstance(kind, inspect.ListType | inspect.VarTupleType):
         return f"[{_type(kind.item_type)}]"
-    if isinstance(kind, inspect.TupleType):
-        return f"[{', '.join([_type(each) for each in kind.item_types])}]"
     if isinstance(kind, inspect.TupleType):
         return f"[{', '.join([_type(each) for each in kind.item_types])}]"
     return _WORDS[type(kind)]

@@ -14,7 +14,7 @@ from delayserver.config.units import format_instant
 from delayserver.protocol.outcomes import Outcome
 
 if TYPE_CHECKING:
-    from delayserver.client.values.messages import LookupResult
+    from delayserver.client import LookupResult
 
 
 @click.command

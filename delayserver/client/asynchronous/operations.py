@@ -38,14 +38,11 @@ from delayserver.client.calls.send_calls import Instants, Integers, SendColumns,
 from delayserver.client.connections.server_addresses import Addresses, Given
 from delayserver.client.values.messages import (
     AckResult,
-    CancelResult,
     ColumnsSent,
     Delivery,
     ExtendResult,
-    LookupResult,
     Message,
     NackResult,
-    RescheduleResult,
     SendResult,
     ServerInfo,
     Status,
@@ -64,6 +61,7 @@ from delayserver.client.values.timing import (
 from delayserver.protocol.errors import DelayServerError, InvalidArgument
 from delayserver.protocol.limits import Limits
 from delayserver.protocol.operation_names import FIND, RELOAD, ROUTE, SUBJECTS
+from delayserver.protocol.schema.fates import CancelResult, LookupResult, RescheduleResult
 from delayserver.protocol.schema.groups import ConsumerGroup
 from delayserver.protocol.schema.node_routes import AskRoute, Route
 from delayserver.protocol.schema.reload import Changes, ReloadConfiguration

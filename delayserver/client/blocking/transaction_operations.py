@@ -20,14 +20,13 @@ from delayserver.client.calls.retry_policy import RetryPolicy
 from delayserver.client.calls.transaction_calls import (
     CHECK_SUFFIX,
     CheckBack,
-    Ended,
     check_backs_of,
 )
 from delayserver.client.values.messages import Delivery, Message, SendResult
 from delayserver.client.values.timing import Instant, Seconds, Span, instant_ms
 from delayserver.protocol.errors import DelayServerError, TransactionEnded
 from delayserver.protocol.outcomes import Outcome
-from delayserver.protocol.schema.transactions import OpenTransaction, OpenTransactionsPage
+from delayserver.protocol.schema.transactions import Ended, OpenTransaction, OpenTransactionsPage
 
 T = TypeVar("T")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -10,36 +10,25 @@ from numpy.typing import ArrayLike, NDArray
 
 from delayserver.client.calls.core import Call
 from delayserver.client.calls.send_calls import doubt_rows, text_map
-from delayserver.client.values.messages import (
-    CancelResult,
-    LookupResult,
-    MessageKey,
-    RescheduleResult,
-    Status,
-)
-from delayserver.client.values.timing import Instant
+from delayserver.client.values.messages import MessageKey, Status
 from delayserver.protocol.columns import I64, U8, pack_column, unpack_column
 from delayserver.protocol.errors import DelayServerError, InvalidArgument, MalformedFrame, error_from_map
 from delayserver.protocol.operation_names import CANCEL, LOOKUP, RESCHEDULE, STATUS
-from delayserver.protocol.outcomes import OUTCOMES_BY_LABEL, Outcome
-from delayserver.protocol.schema.lookup import LookupRow
+from delayserver.protocol.outcomes import OUTCOMES_BY_LABEL
+from delayserver.protocol.schema.fates import CancelResult, ItemToMove, LookupResult, RescheduleResult
+from delayserver.protocol.schema.structs import arguments_of, read_reply
+from delayserver.protocol.schema.words import WithOutcome
 
 T = TypeVar("T")
+Row = TypeVar("Row", bound=WithOutcome)
 
-# The fields of a looked up row that say what the message says.
 Target: TypeAlias = str | MessageKey
 """A message that was sent: its receipt, or its key."""
 
 
 def cancel_call(targets: Sequence[Target]) -> Call[list[CancelResult | DelayServerError]]:
     """Cancel many. Repeatable: a second attempt says "already cancelled" of messages that the first one cancelled."""
-
-    def read_row(row: dict[str, Any]) -> CancelResult:
-        return CancelResult(row.get("receipt"), _outcome(row))
-
-    return Call(
-        CANCEL, _target_arguments(targets), lambda result, _: _rows(result, len(targets), read_row), doubt=doubt_rows
-    )
+    return rows_call(CANCEL, _target_arguments(targets), len(targets), CancelResult, doubt=doubt_rows)
 
 
 def cancel_columns_call(due_ms: ArrayLike, sequence: ArrayLike) -> Call[NDArray[np.uint8]]:
@@ -61,41 +50,46 @@ def reschedule_call(
     due_ms: int,
     body: bytes | str | None,
     properties: Mapping[str, str] | None,
-    expires_ms: Instant | None,
+    expires_ms: int | None,
 ) -> Call[RescheduleResult]:
     """Cancel and send in one atomic step. Not repeatable: a second attempt would say "already cancelled" and hide the new
     receipt.
     """
-    item: dict[str, Any] = {"due_ms": due_ms}
+    item = ItemToMove(
+        due_ms=due_ms,
+        body=body,
+        properties=None if properties is None else text_map(properties),
+        expires_ms=expires_ms,
+    )
     if isinstance(target, MessageKey):
-        item |= {"subject": target.subject, "message_id": target.message_id, "message_due_ms": target.due_ms}
+        name: dict[str, Any] = {
+            "subject": target.subject,
+            "message_id": target.message_id,
+            "message_due_ms": target.due_ms,
+        }
     else:
-        item["receipt"] = target
-    if body is not None:
-        item["body"] = body
-    if properties is not None:
-        item["properties"] = text_map(properties)
-    if expires_ms is not None:
-        item["expires_ms"] = expires_ms
-
-    def read_row(row: dict[str, Any]) -> RescheduleResult:
-        names = ("receipt", "new_receipt", "message_id", "due_ms", "sequence")
-        return RescheduleResult(outcome=_outcome(row), **{name: row.get(name) for name in names})
-
-    return Call(RESCHEDULE, {"items": [item]}, lambda result, _: only_row(_rows(result, 1, read_row)), repeatable=False)
+        name = {"receipt": target}
+    arguments = {"items": [name | arguments_of(item)]}
+    return Call(RESCHEDULE, arguments, lambda result, _: only_row(_rows(result, 1, RescheduleResult)), repeatable=False)
 
 
 def lookup_call(
     targets: Sequence[Target], *, body: bool = False, times: bool = False
 ) -> Call[list[LookupResult | DelayServerError]]:
     """Ask what became of many messages, with ``body`` what they say, and with ``times`` when they passed each stage."""
-
-    def read_row(row: dict[str, Any]) -> LookupResult:
-        known = {name: row[name] for name in LookupRow.__struct_fields__ if name in row}
-        return LookupResult(**{"receipt": None} | known | {"outcome": _outcome(row)})
-
     arguments = _target_arguments(targets) | ({"body": True} if body else {}) | ({"times": True} if times else {})
-    return Call(LOOKUP, arguments, lambda result, _: _rows(result, len(targets), read_row))
+    return rows_call(LOOKUP, arguments, len(targets), LookupResult)
+
+
+def rows_call(
+    operation: str,
+    arguments: dict[str, Any],
+    count: int,
+    kind: type[Row],
+    doubt: Callable[[list[Row | DelayServerError], DelayServerError], list[Row | DelayServerError]] | None = None,
+) -> Call[list[Row | DelayServerError]]:
+    """A call about ``count`` messages, whose reply has a row of this type or an error for each."""
+    return Call(operation, arguments, lambda result, _: _rows(result, count, kind), doubt=doubt)
 
 
 def status_call() -> Call[Status]:
@@ -126,12 +120,16 @@ def _target_arguments(targets: Sequence[Target]) -> dict[str, Any]:
     return {"messages": [{"subject": k.subject, "message_id": k.message_id, "due_ms": k.due_ms} for k in keys]}
 
 
-def _rows(result: dict[str, Any], count: int, read_row: Any) -> list[Any]:
+def _rows(result: dict[str, Any], count: int, kind: type[Row]) -> list[Row | DelayServerError]:
     rows = result["results"]
     if len(rows) != count:
         raise MalformedFrame(f"the server answered {len(rows)} of {count} items")
-    return [error_from_map(row) if "error" in row else read_row(row) for row in rows]
+    return [error_from_map(row) if "error" in row else _row(row, kind) for row in rows]
 
 
-def _outcome(row: dict[str, Any]) -> Outcome:
-    return OUTCOMES_BY_LABEL[row["outcome"]]
+def _row(row: dict[str, Any], kind: type[Row]) -> Row:
+    if row["outcome"] not in OUTCOMES_BY_LABEL:
+        raise MalformedFrame(
+            f"the server answered with the outcome {row['outcome']!r}, which this client does not know"
+        )
+    return read_reply(row, kind)

@@ -7,18 +7,20 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 from delayserver.client.calls.core import Call, described_call
+from delayserver.client.calls.message_calls import rows_call
 from delayserver.client.values.messages import Delivery
 from delayserver.client.values.timing import Span, span_ms
-from delayserver.protocol.errors import (
-    DelayServerError,
-    InvalidArgument,
-    MalformedFrame,
-    TransactionEnded,
-    error_from_map,
-)
+from delayserver.protocol.errors import DelayServerError, InvalidArgument
 from delayserver.protocol.operation_names import COMMIT, PREPARE, ROLLBACK, TRANSACTIONS
-from delayserver.protocol.outcomes import OUTCOMES_BY_LABEL, Outcome
-from delayserver.protocol.schema.transactions import OPEN_AT_ONCE_MAX, ListTransactions, OpenTransactionsPage
+from delayserver.protocol.schema.structs import arguments_of
+from delayserver.protocol.schema.transactions import (
+    OPEN_AT_ONCE_MAX,
+    Ended,
+    EndTransactions,
+    ItemToEnd,
+    ListTransactions,
+    OpenTransactionsPage,
+)
 
 T = TypeVar("T")
 
@@ -31,19 +33,6 @@ _OWN: Final = (
     "transaction_check",
     "transaction_checks_max",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """The end of a transaction. ``outcome`` is COMMITTED or ROLLED_BACK. The last three fields are those of the visible
-    message, None after a rollback.
-    """
-
-    receipt: str
-    outcome: Outcome
-    new_receipt: str | None = None
-    due_ms: int | None = None
-    sequence: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,49 +77,21 @@ def prepare_call(send: Call[T], arguments: dict[str, Any]) -> Call[T]:
 def commit_call(receipts: Sequence[str], due_ms: int | None = None) -> Call[list[Ended | DelayServerError]]:
     """Commit transactions, with ``due_ms`` for all of them if it is given. Repeatable: the answer is the same again."""
     if due_ms is None:
-        return _end_call(COMMIT, receipts, {"receipts": list(receipts)})
-    return _end_call(COMMIT, receipts, {"items": [{"receipt": receipt, "due_ms": due_ms} for receipt in receipts]})
+        asked = EndTransactions(receipts=list(receipts))
+    else:
+        asked = EndTransactions(items=[arguments_of(ItemToEnd(receipt=each, due_ms=due_ms)) for each in receipts])
+    return rows_call(COMMIT, arguments_of(asked), len(receipts), Ended)
 
 
 def rollback_call(receipts: Sequence[str]) -> Call[list[Ended | DelayServerError]]:
     """Roll transactions back. Repeatable."""
-    return _end_call(ROLLBACK, receipts, {"receipts": list(receipts)})
+    return rows_call(ROLLBACK, arguments_of(EndTransactions(receipts=list(receipts))), len(receipts), Ended)
 
 
 def transactions_call(after: str | None, max_transactions: int | None) -> Call[OpenTransactionsPage]:
     """A page of the open transactions."""
     count_max = OPEN_AT_ONCE_MAX if max_transactions is None else max_transactions
     return described_call(TRANSACTIONS, ListTransactions(after=after, max=count_max), OpenTransactionsPage)
-
-
-def _end_call(
-    operation: str, receipts: Sequence[str], arguments: dict[str, Any]
-) -> Call[list[Ended | DelayServerError]]:
-    def read(result: dict[str, Any], _: object) -> list[Ended | DelayServerError]:
-        rows = result["results"]
-        if len(rows) != len(receipts):
-            raise MalformedFrame(f"the server answered {len(rows)} of {len(receipts)} items")
-        return [_error(row) if "error" in row else _ended(row) for row in rows]
-
-    return Call(operation, arguments, read)
-
-
-def _ended(row: dict[str, Any]) -> Ended:
-    return Ended(
-        receipt=row["receipt"],
-        outcome=OUTCOMES_BY_LABEL[row["outcome"]],
-        new_receipt=row.get("new_receipt"),
-        due_ms=row.get("due_ms"),
-        sequence=row.get("sequence"),
-    )
-
-
-def _error(row: dict[str, Any]) -> DelayServerError:
-    error = error_from_map(row)
-    if isinstance(error, TransactionEnded):
-        outcome = OUTCOMES_BY_LABEL.get(str(row.get("outcome")), Outcome.UNKNOWN)
-        return TransactionEnded(error.message, details={"outcome": int(outcome)})
-    return error
 
 
 def check_back_of(delivery: Delivery) -> CheckBack:

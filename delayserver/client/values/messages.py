@@ -187,64 +187,6 @@ class ColumnsPublished:
 
 
 @dataclass(frozen=True, slots=True)
-class CancelResult:
-    """``outcome`` CANCELLED: the message is never delivered. Otherwise ALREADY_CANCELLED, DELIVERED, EXPIRED,
-    DEAD_LETTERED, TOO_LATE or UNKNOWN.
-    """
-
-    receipt: str | None
-    outcome: Outcome
-
-
-@dataclass(frozen=True, slots=True)
-class RescheduleResult:
-    """``outcome`` CANCELLED: the message was moved, and the last four fields are set. Any other outcome: nothing was
-    changed.
-    """
-
-    receipt: str | None
-    outcome: Outcome
-    new_receipt: str | None = None
-    message_id: str | None = None
-    due_ms: int | None = None
-    sequence: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class LookupResult:
-    """The fate of a message. Fields that the server does not know (any more) are None.
-
-    A duplicate has the ``original_receipt``. A message that a reschedule replaced has ``rescheduled_to``.
-    ``unanswered_elsewhere`` counts deliveries to another node that had no answer: that node may have the message too.
-    ``body`` and the fields beside it are known if they were asked for and the server still has them. ``body_left_out``: the
-    reply had no room; look that message up again. ``times`` has microseconds by stage, if they were asked for:
-    ``accepted_us``, ``loaded_us``, ``due_us``, ``queued_us``, ``handed_off_us`` and ``delivered_us`` (``settled_us`` with
-    another outcome). ``consumed`` has a map for each hand-out to a consumer that the node remembers: ``group``,
-    ``pulled_us`` and ``acked_us``, which is 0 if it was not acked.
-    """
-
-    receipt: str | None
-    outcome: Outcome
-    subject: str | None = None
-    due_ms: int | None = None
-    dispatched_us: int | None = None
-    attempts: int | None = None
-    broker_group: str | None = None
-    original_receipt: str | None = None
-    rescheduled_to: str | None = None
-    unanswered_elsewhere: int | None = None
-    message_id: str | None = None
-    body: bytes | None = None
-    properties: dict[str, str] | None = None
-    expires_ms: int | None = None
-    tag: str | None = None
-    order_key: str | None = None
-    body_left_out: bool = False
-    times: dict[str, int] | None = None
-    consumed: list[dict[str, Any]] | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class AckResult:
     """``acked``: deliveries settled now, durably. ``unknown``: deliveries settled before, or whose leases ended: by the ack
     timeout, a restart of their node, or a seek. The latter come again.

@@ -54,6 +54,10 @@ class GivenMessages:
         items = arguments[form]
         if type(items) is not list or not items:
             raise invalid(form, "a list of at least one item", items)
+        return self.bounded(items)
+
+    def bounded(self, items: list[Any]) -> list[Any]:
+        """The items of a request. Raises BatchTooLarge."""
         self._bound(len(items))
         return items
 

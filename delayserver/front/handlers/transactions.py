@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from delayserver.front.connection import Connection
 from delayserver.front.handlers.reading import GivenMessages
 from delayserver.front.handlers.send import SendHandlers
 from delayserver.operations.messages.named_messages import GivenItems
 from delayserver.operations.messages.transactions import EndedColumns, GivenTransactions, Transactions
 from delayserver.operations.sending.prepare import Prepare, TransactionTerms
-from delayserver.protocol.arguments import one_form
 from delayserver.protocol.errors import DelayServerError, InvalidArgument, TransactionEnded, error_to_map
 from delayserver.protocol.frames import RequestFrame, RowsReply
 from delayserver.protocol.outcomes import Outcome
 from delayserver.protocol.receipts import format_receipt
+from delayserver.protocol.schema.structs import read_request, result_of
+from delayserver.protocol.schema.transactions import Ended, EndTransactions
 from delayserver.runtime.fair_turns import Work
 
 
@@ -58,12 +57,12 @@ class TransactionHandlers:
 
     async def _given(self, request: RequestFrame, work: Work) -> GivenTransactions:
         """Raises InvalidArgument, BatchTooLarge."""
-        form = one_form(request.arguments, ("receipts", "items"))
-        items = self._reader.items(request.arguments, form)
+        asked = read_request(request.arguments, EndTransactions)
+        items = self._reader.bounded(asked.receipts or asked.items or [])
         given = GivenTransactions(GivenItems(len(items)))
         for place, item in enumerate(items):
             await work.items()
-            if form == "receipts":
+            if asked.receipts:
                 given.messages.receipts[place] = item
             elif type(item) is dict and item.get("receipt") is not None:
                 given.messages.receipts[place] = item["receipt"]
@@ -79,22 +78,23 @@ class TransactionHandlers:
         for place, (sequence, due_ms) in enumerate(zip(named.sequence.tolist(), named.due_ms.tolist(), strict=True)):
             await work.items()
             error = ended.errors.get(place)
-            results.add(_refused(error) if error is not None else self._row(ended, place, sequence, due_ms))
+            results.add(result_of(self._row(ended, place, sequence, due_ms)) if error is None else _refused(error))
         connection.when_room(lambda: connection.reply(results.frame()))
 
-    def _row(self, ended: EndedColumns, place: int, sequence: int, due_ms: int) -> dict[str, Any]:
-        row: dict[str, Any] = {"receipt": format_receipt(self._server_id, due_ms, sequence)}
+    def _row(self, ended: EndedColumns, place: int, sequence: int, due_ms: int) -> Ended:
+        receipt = format_receipt(self._server_id, due_ms, sequence)
         if place not in ended.committed:
-            return row | {"outcome": Outcome.ROLLED_BACK.label}
+            return Ended(receipt=receipt, outcome_name=Outcome.ROLLED_BACK.label)
         new, new_due_ms = ended.committed[place]
-        return row | {
-            "outcome": Outcome.COMMITTED.label,
-            "new_receipt": format_receipt(self._server_id, new_due_ms, new),
-            "due_ms": new_due_ms,
-            "sequence": new,
-        }
+        return Ended(
+            receipt=receipt,
+            outcome_name=Outcome.COMMITTED.label,
+            new_receipt=format_receipt(self._server_id, new_due_ms, new),
+            due_ms=new_due_ms,
+            sequence=new,
+        )
 
 
-def _refused(error: DelayServerError) -> dict[str, Any]:
+def _refused(error: DelayServerError) -> dict[str, object]:
     fields = error_to_map(error)
     return fields | {"outcome": error.outcome.label} if isinstance(error, TransactionEnded) else fields

@@ -109,10 +109,10 @@ def read_reply(result: Mapping[str, Any], kind: type[T]) -> T:
 def result_of(reply: Struct) -> dict[str, Any]:
     """The map of a reply, with those in it. It holds the values themselves, no copies."""
     result = {}
-    for name, absent in _fields_of(type(reply)):
+    for name, wire_name, absent in _fields_of(type(reply)):
         value = getattr(reply, name)
         if value is not absent and value != absent:
-            result[name] = _wire_value(value)
+            result[wire_name] = _wire_value(value)
     return result
 
 
@@ -151,10 +151,10 @@ def described(kind: type[Struct]) -> tuple[inspect.Field, ...]:
 
 
 @cache
-def _fields_of(kind: type[Struct]) -> tuple[tuple[str, Any], ...]:
-    """Names of fields, and the value with which the wire has no such field."""
-    fields = [(field.name, field.default if facts_of(field).left_out else _NOTHING) for field in described(kind)]
-    return tuple(fields)
+def _fields_of(kind: type[Struct]) -> tuple[tuple[str, str, Any], ...]:
+    """Names of fields, here and on the wire, and the value with which the wire has no such field."""
+    absent = [field.default if facts_of(field).left_out else _NOTHING for field in described(kind)]
+    return tuple([(field.name, field.encode_name, each) for field, each in zip(described(kind), absent, strict=True)])
 
 
 @cache

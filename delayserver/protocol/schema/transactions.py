@@ -1,14 +1,56 @@
-"""The operation `transactions`: transactions that are neither committed nor rolled back."""
+"""The operations `commit`, `rollback` and `transactions`: how transactions end, and those that have not."""
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated, Any, Final, TypeAlias
 
+from delayserver.protocol.arguments import one_form
 from delayserver.protocol.schema.structs import Reply, Request, says
-from delayserver.protocol.schema.words import DUE_MS, DueMs, Subject
+from delayserver.protocol.schema.words import DUE_MS, RECEIPT, DueMs, Subject, WithOutcome
 
 OPEN_AT_ONCE_MAX: Final = 1_024
 """Transactions of a reply. With names of 255 bytes that is half a megabyte."""
+
+
+Transaction: TypeAlias = Annotated[
+    str, says("The name of the transaction, for `commit`, `rollback` and `lookup`.", RECEIPT)
+]
+
+
+class ItemToEnd(Request, frozen=True):
+    """A transaction to commit, and another due time for its message than that of the prepare."""
+
+    receipt: Transaction
+    due_ms: Annotated[int, says("When the message is due, in milliseconds since 1970.", DUE_MS)] | None = None
+    delay_ms: Annotated[int, says("Milliseconds from now. Give this or `due_ms`.", 60_000)] | None = None
+
+
+class EndTransactions(Request, frozen=True):
+    """Transactions to commit or to roll back, in exactly one of the two forms. Raises InvalidArgument."""
+
+    # The server refuses a wrong item alone, so it reads each by itself.
+    receipts: (
+        Annotated[
+            list[Any], says("Their receipts, text.", [RECEIPT], expected="a list of at least one item", min_length=1)
+        ]
+        | None
+    ) = None
+    items: Annotated[list[Any], says("Rows as below.", expected="a list of at least one item", min_length=1)] | None = (
+        None
+    )
+
+    def __post_init__(self) -> None:
+        one_form({"receipts": self.receipts, "items": self.items}, ("receipts", "items"))
+
+
+class Ended(WithOutcome, frozen=True, kw_only=True):
+    """The end of a transaction. ``outcome`` is `committed` or `rolled_back`. The last three fields are those of the visible
+    message; a rollback has none."""
+
+    receipt: Transaction
+    new_receipt: Annotated[str, says("The receipt of the visible message.", RECEIPT, left_out=True)] | None = None
+    due_ms: Annotated[int, says("When it is due, in milliseconds since 1970.", DUE_MS, left_out=True)] | None = None
+    sequence: Annotated[int, says("The number that the server gave it.", 46, left_out=True)] | None = None
 
 
 class ListTransactions(Request, frozen=True):
@@ -28,13 +70,7 @@ class OpenTransaction(Reply, frozen=True):
     next one, or after the last one the decision of the ``policy``.
     """
 
-    receipt: Annotated[
-        str,
-        says(
-            "The name of the transaction, for `commit`, `rollback` and `lookup`.",
-            "5f3a9c0d2b71-01a3185c5000-00000000002e",
-        ),
-    ]
+    receipt: Transaction
     subject: Subject
     due_ms: DueMs
     group: Annotated[str, says("The producer's group, which the server asks about the transaction.", "shop")]

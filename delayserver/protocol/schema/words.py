@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Final, TypeAlias
 
-from msgspec import Meta
+from msgspec import Meta, field
 
-from delayserver.protocol.schema.structs import Request, says
+from delayserver.protocol.outcomes import OUTCOMES_BY_LABEL, Outcome
+from delayserver.protocol.schema.structs import Reply, Request, says
 
 POSITION_MAX: Final = (1 << 48) - 1
 REASON_BYTES_MAX: Final = 1024
@@ -15,6 +16,8 @@ TIME_MS_MAX: Final = 1 << 53
 """Times in milliseconds since 1970 stay below it, so that microseconds fit into 63 bits."""
 DUE_MS: Final = 1_800_000_000_000
 """A due time for examples: 15 January 2027, 08:00:00 UTC."""
+RECEIPT: Final = "5f3a9c0d2b71-01a3185c5000-00000000002e"
+"""A receipt for examples."""
 
 Subject: TypeAlias = Annotated[str, says("The name by which consumers pull.", "orders", is_name=True)]
 Group: TypeAlias = Annotated[str, says("The consumer group.", "billing", is_name=True)]
@@ -37,3 +40,14 @@ class OfGroup(Request, frozen=True):
 
     subject: Subject
     group: Group
+
+
+class WithOutcome(Reply, frozen=True, kw_only=True):
+    """A row with an outcome: its name on the wire and in JSON, and `Outcome` for a caller."""
+
+    outcome_name: Annotated[str, says("What became of the message.", "pending")] = field(name="outcome")
+
+    @property
+    def outcome(self) -> Outcome:
+        """The outcome. Raises KeyError for a name that this version does not know."""
+        return OUTCOMES_BY_LABEL[self.outcome_name]

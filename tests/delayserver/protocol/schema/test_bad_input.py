@@ -50,6 +50,11 @@ REQUESTS: Final[dict[str, tuple[str, dict[str, Any], str]]] = {
     "rollback": ("rollback", {}, "receipts items"),
     "prepare": ("prepare", {"messages": [], "group": "shop"}, "group check_after_ms checks_max policy"),
     "prove": ("prove", {}, "proof"),
+    "read": (
+        "read",
+        {"subject": "orders", "position": 0},
+        "subject position max_messages max_bytes wait_ms columns",
+    ),
     "hello": ("hello", {"versions": [1]}, "versions notices token instance server_id"),
 }
 
