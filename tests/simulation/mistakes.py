@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import trio
 
-from delayserver.broker.actions import indexing, leasing, retries
+from delayserver.broker.actions import handing_out, indexing, retries
 from delayserver.broker.actions.arrivals import Arrivals
 from delayserver.broker.actions.dead_letter_burial import DeadLetters
 from delayserver.broker.actions.dead_queue import DeadQueue
@@ -274,7 +274,7 @@ def delay_cut_short() -> list[Change]:
 
 def expiry_forgotten_by_the_broker() -> list[Change]:
     """A broker that hands out what has expired."""
-    return [(leasing, "expired_rows", lambda _: lambda _expires_ms, _now_us: None)]
+    return [(handing_out, "expired_rows", lambda _: lambda _expires_ms, _now_us: None)]
 
 
 def broadcast_of_what_has_expired() -> list[Change]:
@@ -436,7 +436,7 @@ def seek_leaves_leases() -> list[Change]:
 
         return move_to
 
-    return [(leasing, "delivery_ids", mistaken), (Cursor, "move_to", as_of_no_seek)]
+    return [(handing_out, "delivery_ids", mistaken), (Cursor, "move_to", as_of_no_seek)]
 
 
 def read_skips_one() -> list[Change]:

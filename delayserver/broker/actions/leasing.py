@@ -15,32 +15,25 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from delayserver.broker.actions.block_cuts import cut_removed
 from delayserver.broker.actions.earlier_leases import EarlierLeases
-from delayserver.broker.actions.selecting import Selecting, Selection
+from delayserver.broker.actions.handing_out import HandOut, QueuePull
+from delayserver.broker.actions.selecting import Selecting
 from delayserver.broker.actions.state import BrokerState
 from delayserver.broker.filters.filter import Filter
 from delayserver.broker.pulled_batch import PullBudget, PulledBatch
 from delayserver.broker.queues.delivery_id import (
     MOVES,
     DeliveryRanges,
-    delivery_ids,
-    scattered_ids,
     split_deliveries,
-    with_leases,
 )
 from delayserver.broker.queues.group_cursors import Cursor, GroupCursors, GroupKey
-from delayserver.broker.queues.queue import ConsumeQueue, StoredRun
-from delayserver.broker.queues.ranges import Range, gaps, ranges_alike, ranges_of
+from delayserver.broker.queues.queue import StoredRun
+from delayserver.broker.queues.ranges import Range
 from delayserver.broker.reads import ReadNeeded, ReadPlan
-from store.errors import StoreError
-from store.records.batches import I64, U64, StoredBatch
-from store.records.expiry import expired_rows
+from store.records.batches import I64, StoredBatch
 
 # Work of the filter of one waiting group in the step that brings messages. More of it takes its turn.
 _ARRIVAL_NS = 200_000
-
-
 _NO_ROWS: NDArray[np.intp] = np.empty(0, np.intp)
 
 
@@ -76,7 +69,7 @@ class Leasing:
         self._groups = state.groups
         self._counted = counted
         self._selecting = Selecting(state)
-        self._earlier = EarlierLeases(state, ended)
+        self._hand_out = HandOut(state, self._selecting, EarlierLeases(state, ended))
         # Which messages of its subject a group gets. The others get all.
         self._filters: dict[GroupKey, Filter] = {}
         self.pulled = 0
@@ -100,22 +93,6 @@ class Leasing:
         So is one that the group's filter does not want, which is counted as filtered. The leases belong to `owner`, for
         `Retries.end_leases_of`; 0: to nobody.
         Raises ReadNeeded if the next message is not in memory, StoreError if the disk could not read it."""
-        try:
-            return self._pull(key, max_messages, max_bytes, now_us, lease_us, ack_timeout_ms, owner)
-        finally:
-            if self._state.notes.write_counts():  # before a consumer has them: it may take this process down
-                self._counted()
-
-    def _pull(
-        self,
-        key: GroupKey,
-        max_messages: int,
-        max_bytes: int,
-        now_us: int,
-        lease_us: int,
-        ack_timeout_ms: int | None,
-        owner: int,
-    ) -> PulledBatch | None:
         limits = self._state.limits
         timeout_ms = min(ack_timeout_ms or limits.ack_timeout_ms_default, limits.ack_timeout_ms_max)
         group = self._groups.get_or_make(key)
@@ -129,16 +106,33 @@ class Leasing:
             limits.pull_bytes_max,
             limits.filter_step_ns,
         )
+        try:
+            return self._pull(key, group, budget, now_us, lease_us + timeout_ms * 1000)
+        finally:
+            if self._state.notes.write_counts():  # before a consumer has them: it may take this process down
+                self._counted()
+
+    def _pull(
+        self, key: GroupKey, group: GroupCursors, budget: PullBudget, now_us: int, deadline_us: int
+    ) -> PulledBatch | None:
         self._unfinished.discard(key)
         needed: ReadPlan | None = None
-        deadline_us = lease_us + timeout_ms * 1000
-        fresh_first = group.take_turn()
-        if fresh_first:
-            needed = self._hand_out_fresh(key, group, budget, now_us, deadline_us)
+        pulls = []
         for retry in (True, False):
             queue = self._state.queues.get(key if retry else (key[0], 0))
-            if queue is not None and needed is None:
-                needed = self._hand_out(key, retry, queue, group.cursor(retry), budget, now_us, deadline_us)
+            if queue is not None:
+                cursor, wanted = group.cursor(retry), None if retry else self._filters.get(key)
+                pulls.append(QueuePull(key, retry, queue, cursor, budget, wanted, now_us, deadline_us))
+        fresh_first = group.take_turn()
+        if fresh_first and pulls and not pulls[-1].retry:
+            held = group.hold_free_keys()
+            try:
+                needed = self._hand_out.take(pulls[-1], fresh_first=True)
+            finally:
+                group.let_go(held)
+        for pull in pulls:
+            if needed is None:
+                needed = self._hand_out.take(pull)
         pulled = budget.pulled(needed)
         if pulled is None and needed is not None:  # behind the read the pull is made again, with the turn that it had
             if fresh_first:
@@ -204,414 +198,6 @@ class Leasing:
                 cursor = None if group is None else group.cursor(retry)
                 rows += queue.end if cursor is None else queue.end - cursor.next + cursor.ready()
         return rows
-
-    def _hand_out_fresh(
-        self, key: GroupKey, group: GroupCursors, budget: PullBudget, now_us: int, deadline_us: int
-    ) -> ReadPlan | None:
-        """`_hand_out` of messages that the group has never looked at, before those that come again."""
-        queue = self._state.queues.get((key[0], 0))
-        if queue is None:
-            return None
-        held = group.hold_free_keys()
-        try:
-            return self._hand_out(key, False, queue, group.main, budget, now_us, deadline_us, fresh_first=True)
-        finally:
-            group.let_go(held)
-
-    def _hand_out(
-        self,
-        key: GroupKey,
-        retry: bool,
-        queue: ConsumeQueue,
-        cursor: Cursor,
-        budget: PullBudget,
-        now_us: int,
-        deadline_us: int,
-        *,
-        fresh_first: bool = False,
-    ) -> ReadPlan | None:
-        """Take runs while there are any and they fit. Consecutive runs become one lease.
-
-        `fresh_first`: only messages that the group has never looked at, and those that must come before them because they
-        may have the same order keys. Returns the read that must come before more can be taken."""
-        needed: ReadPlan | None = None
-        limits = self._state.limits
-        wanted = None if retry else self._filters.get(key)
-        held: Range = (cursor.next, cursor.next)
-        while budget.messages > 0 and budget.may_look and cursor.has_room(limits.lease_ranges_max):
-            room = budget.messages
-            free = _NO_ROWS if fresh_first else cursor.free_positions(room)
-            span = None
-            if not len(free):
-                span = cursor.unread(room) if fresh_first else cursor.available_again(room)
-            if span is None and not len(free):
-                room = min(room, cursor.room(limits.outstanding_max))
-                fresh = (
-                    room > 0
-                    and cursor.place_ranges < limits.lease_ranges_max
-                    and cursor.blocked() < limits.blocked_messages_max
-                )
-                span = cursor.available(queue.end, room if wanted is None else queue.end) if fresh else None
-            is_fresh, parts = not retry and span is not None and span[0] >= cursor.next, len(budget.parts)
-            try:
-                selection = None
-                if wanted is not None and span is not None and span[0] >= cursor.next:
-                    selection = self._selecting.find(key, wanted, queue, span, budget)
-                if len(free):
-                    taken = self._take_free(key, retry, queue, cursor, budget, free, now_us, deadline_us)
-                elif span is not None and selection is not None:
-                    taken = self._take_selected(key, cursor, budget, selection, span, room, now_us, deadline_us)
-                elif span is not None:
-                    taken = self._take(key, retry, queue, cursor, budget, span, room, now_us, deadline_us)
-                elif not fresh_first and cursor.freed_keys():  # by messages that have expired in this pull
-                    continue
-                else:
-                    taken = None
-            except ReadNeeded as read:
-                needed = read.plan
-                break
-            except StoreError:
-                if not budget.parts:
-                    raise
-                break  # the messages taken so far are handed out; the next pull raises the error
-            if taken is None:
-                break
-            if is_fresh and len(budget.parts) > parts:
-                budget.mark_fresh()
-            if taken[0] != held[1]:
-                self._hold(key, cursor, held, deadline_us)
-                held = taken
-            held = (held[0], taken[1])
-        self._hold(key, cursor, held, deadline_us)
-        return needed
-
-    def _hold(self, key: GroupKey, cursor: Cursor, held: Range, deadline_us: int) -> None:
-        if held[1] > held[0]:
-            cursor.hold_pulled(*held, deadline_us)
-            self._leased(key, deadline_us)
-
-    def _take(
-        self,
-        key: GroupKey,
-        retry: bool,
-        queue: ConsumeQueue,
-        cursor: Cursor,
-        budget: PullBudget,
-        span: Range,
-        room: int,
-        now_us: int,
-        deadline_us: int,
-    ) -> Range | None:
-        """Take rows of `span` from its first run, at most `room` and as many as fit the budget. Returns their range; None
-        if none fits.
-
-        The range is empty if all rows were passed over as unreadable or expired. Rows that the group's filter keeps from
-        it are passed over as well, but a redelivery in its place is not asked again."""
-        start, stop = span
-        run = self._state.messages.run_at(key if retry else (key[0], 0), start)
-        count = min(stop, run.position + run.row_count) - start
-        # A block of index rows may outlive some of its records, which retention removed. That is no damage.
-        given_back = run.store_offset < self._state.files.store.first
-        if given_back and cut_removed(self._state, key if retry else (key[0], 0)):
-            return cursor.next, cursor.next
-        wanted = None if retry or not cursor.must_ask(start) else self._filters.get(key)
-        to_read = budget.wanted
-        if wanted is not None:  # few of the messages that it reads are for the group
-            to_read = (wanted.rows_at_most(self._state.limits.filter_step_ns), to_read[1])
-        batch = None if given_back else self._state.messages.read_for(to_read, run, queue)
-        if batch is None:
-            # Unreadable messages must not hold up what is behind them; they are counted and reported, not forgotten.
-            self._state.damages.count_lost(0 if given_back else count)
-            self._pass_over(key, retry, cursor, start, start + count)
-            budget.pass_over(count, 0)
-            return start + count, start + count
-        row = run.row_start + start - run.position
-        record = (batch, row, count)
-        return self._take_record(key, retry, cursor, budget, wanted, record, start, room, now_us, deadline_us)
-
-    def _take_record(
-        self,
-        key: GroupKey,
-        retry: bool,
-        cursor: Cursor,
-        budget: PullBudget,
-        wanted: Filter | None,
-        record: tuple[StoredBatch, int, int],
-        start: int,
-        room: int,
-        now_us: int,
-        deadline_us: int,
-    ) -> Range | None:
-        """`_take` of rows of a record, whose first one has the position `start`. `record`: it, its first row, how many."""
-        batch, row, count = record
-        again = start < cursor.next
-        before = cursor.attempts_before(start, count)
-        if cursor.seen:
-            ended, count = self._end_earlier(key, retry, cursor, batch.slice(row, row + count), start, before)
-            if ended:
-                budget.pass_over(count, 0)
-                return start + count, start + count
-        rows, count, size = _fitting(budget, wanted, batch, (row, count), room)
-        if count == 0:
-            return None
-        before = before[:count]
-        if again:
-            cursor.hand_out_again(start, start + count, deadline_us)
-        else:
-            cursor.hand_out(start, start + count)
-        if rows is not None and len(rows) < count:
-            self._groups.pass_over(key, gaps(start, rows, count), again=again)
-        keys = _order_keys(batch, row, count)
-        waiting, slots = _NO_ROWS, _NO_ROWS
-        if keys is not None:
-            rows = np.arange(count) if rows is None else rows
-            slots = cursor.key_slots(keys)
-            admitted = cursor.admits(slots[rows])
-            rows, waiting = rows[admitted], rows[~admitted]
-            budget.pass_over(len(waiting), 0)
-        looked = count if rows is None else len(rows)
-        rows = self._unexpired(key, retry, cursor, start, batch.expires_ms[row : row + count], rows, now_us)
-        if rows is not None:
-            budget.pass_over(looked - len(rows), 0 if len(rows) else size)
-        held = (start, start + count)
-        if keys is not None:
-            assert rows is not None
-            positions = np.arange(start, start + count)
-            held = self._add_keys(key, retry, cursor, positions, (rows, waiting), (keys, slots), before, deadline_us)
-        if rows is not None and not len(rows):
-            # If none expired, the lease of what was taken before goes on behind these.
-            return (start if budget.parts and not looked else start + count), start + count
-        delivery = delivery_ids(start, count, self._state.files.epoch, cursor.moves, retry)
-        if rows is None or len(rows) == count:
-            budget.take(batch.slice(row, row + count), delivery, before, size)
-            self._handed(key, retry, range(start, start + count), before)
-        else:
-            budget.take(batch.pick(row + rows), delivery[rows], before[rows], size)
-            self._handed(key, retry, start + rows, before[rows])
-        return held
-
-    def _end_earlier(
-        self, key: GroupKey, retry: bool, cursor: Cursor, batch: StoredBatch, start: int, before: I64
-    ) -> tuple[bool, int]:
-        """End the leases of the first messages of a batch, whose first position is `start`, if they had their last attempt
-        with an earlier process. Returns whether they had, and of how many of the first messages this is true."""
-        positions = np.arange(start, start + len(batch))
-        last = self._earlier.last_attempts(key, retry, cursor, batch, positions, before)
-        if last is None or not last[0]:
-            count = len(batch) if last is None else int(np.argmax(last))
-            return False, cursor.alike(start, start + count) - start
-        count = int(np.argmin(last)) or len(last)
-        if start >= cursor.next:
-            cursor.hand_out(start, start + count)
-        self._earlier.end(key, cursor, batch.slice(0, count), positions[:count], before[:count])
-        return True, count
-
-    def _take_selected(
-        self,
-        key: GroupKey,
-        cursor: Cursor,
-        budget: PullBudget,
-        selection: Selection,
-        span: Range,
-        room: int,
-        now_us: int,
-        deadline_us: int,
-    ) -> Range | None:
-        """Take of a selection what lies in `span`, at most `room` messages and as many as fit. As `_take`, for positions
-        that were never looked at."""
-        start, stop = span[0], min(span[1], selection.stop)
-        first, behind = np.searchsorted(selection.positions, (start, stop)).tolist()
-        positions, batch, size = selection.positions[first:behind], selection.batch, 0
-        if batch is not None and len(positions):
-            fit, size = budget.fitting_rows(batch, np.arange(first, min(behind, first + room)))
-            if fit < len(positions):  # up to the first one that does not fit
-                stop = int(positions[fit])
-                positions = positions[:fit]
-        if start == stop:
-            return None
-        budget.look(selection.work_ns(len(positions)))
-        before = cursor.attempts_before(start, stop - start)[positions - start]
-        last = None
-        if batch is not None and cursor.seen:
-            rows = batch.slice(first, first + len(positions))
-            last = self._earlier.last_attempts(key, False, cursor, rows, positions, before)
-        if last is not None:  # these alone, or those before them
-            count = (int(np.argmin(last)) or len(last)) if last[0] else int(np.argmax(last))
-            stop = int(positions[count - 1]) + 1
-            positions, before = positions[:count], before[:count]
-        cursor.hand_out(start, stop)
-        if len(positions) < stop - start:
-            self._groups.pass_over(key, gaps(start, positions - start, stop - start))
-        if batch is None or not len(positions):
-            return (start if budget.parts else stop), stop
-        batch = batch.slice(first, first + len(positions))
-        if last is not None and last[0]:
-            self._earlier.end(key, cursor, batch, positions, before)
-            budget.pass_over(len(positions), 0)
-            return stop, stop
-        return self._take_rows(
-            key, cursor, budget, (start, stop), positions, (batch, size), before, now_us, deadline_us
-        )
-
-    def _take_rows(
-        self,
-        key: GroupKey,
-        cursor: Cursor,
-        budget: PullBudget,
-        span: Range,
-        positions: I64,
-        batch_and_size: tuple[StoredBatch, int],
-        before: I64,
-        now_us: int,
-        deadline_us: int,
-    ) -> Range:
-        """Hand out messages at these positions of `span`, but for those that have expired or whose order key is not free."""
-        start, stop = span
-        batch, size = batch_and_size
-        rows, waiting, slots = np.arange(len(positions)), _NO_ROWS, _NO_ROWS
-        keys = _order_keys(batch, 0, len(positions))
-        if keys is not None:
-            slots = cursor.key_slots(keys)
-            admitted = cursor.admits(slots)
-            rows, waiting = rows[admitted], rows[~admitted]
-            budget.pass_over(len(waiting), 0)
-        looked = len(rows)
-        expired = expired_rows(batch.expires_ms[rows], now_us)
-        if expired is not None:
-            self._expire(key, False, cursor, positions[rows[expired]])
-            rows = rows[~expired]
-        budget.pass_over(looked - len(rows), 0 if len(rows) else size)
-        held = span
-        if keys is not None:
-            low, _ = self._add_keys(key, False, cursor, positions, (rows, waiting), (keys, slots), before, deadline_us)
-            held = (start if low == positions[0] else stop, stop)
-        if not len(rows):
-            return (start if budget.parts and not looked else stop), stop
-        delivery = scattered_ids(positions[rows], self._state.files.epoch, cursor.moves, retry=False)
-        if len(rows) == len(positions):
-            budget.take(batch, delivery, before, size)
-        else:
-            budget.take(batch.pick(rows), delivery, before[rows], size)
-        self._handed(key, False, positions[rows], before[rows])
-        return held
-
-    def _add_keys(
-        self,
-        key: GroupKey,
-        retry: bool,
-        cursor: Cursor,
-        positions: I64,
-        rows: tuple[NDArray[np.intp], NDArray[np.intp]],
-        keys: tuple[U64, I64],
-        before: I64,
-        deadline_us: int,
-    ) -> Range:
-        """The rows that go out, and those that wait for their order keys, get a state of their own. `positions` are those of
-        all messages. `keys`: the hashes and the slots of their order keys. Returns the range of the others to lease."""
-        start, stop = int(positions[0]), int(positions[-1]) + 1
-        taken, waiting = rows
-        hashes, slots = keys
-        keyed = taken[hashes[taken] != 0]
-        goes = np.zeros(len(positions), np.int8)
-        goes[keyed], goes[waiting] = 1, 2
-        added = np.flatnonzero(goes)
-        if len(added):
-            out = goes[added] == 1
-            cursor.add_keys(positions[added], slots[added], before[added], out, deadline_us)
-            if len(keyed):
-                self._leased(key, deadline_us)
-        return (start if len(keyed) < len(taken) else stop), stop
-
-    def _unexpired(
-        self,
-        key: GroupKey,
-        retry: bool,
-        cursor: Cursor,
-        start: int,
-        expires_ms: I64,
-        rows: NDArray[np.intp] | None,
-        now_us: int,
-    ) -> NDArray[np.intp] | None:
-        """The rows that have not expired; the others are done. `expires_ms` i64[n] are those of the positions from `start`
-        on. None: all of these."""
-        expired = expired_rows(expires_ms if rows is None else expires_ms[rows], now_us)
-        if expired is None:
-            return rows
-        rows = np.arange(len(expires_ms)) if rows is None else rows
-        self._expire(key, retry, cursor, start + rows[expired])
-        return rows[~expired]
-
-    def _expire(self, key: GroupKey, retry: bool, cursor: Cursor, positions: I64) -> None:
-        for low, high in ranges_of(positions):
-            cursor.ack(low, high, high)
-            self._groups.count_expired(key, retry, low, high)
-
-    def _handed(self, key: GroupKey, retry: bool, positions: I64 | range, before: I64) -> None:
-        """Note for the progress log that messages are handed out; `before`: how often each was before."""
-        first = int(before[0])
-        if isinstance(positions, range) and (before.strides == (0,) or bool((before == first).all())):
-            self._state.notes.add_handed(key, retry, positions.start, positions.stop, first + 1)
-            return
-        for start, stop, times in ranges_alike(np.asarray(positions), before + 1):
-            self._state.notes.add_handed(key, retry, start, stop, times)
-
-    def _leased(self, key: GroupKey, deadline_us: int) -> None:
-        self._groups.deadlines.note(key, deadline_us)
-
-    def _take_free(
-        self,
-        key: GroupKey,
-        retry: bool,
-        queue: ConsumeQueue,
-        cursor: Cursor,
-        budget: PullBudget,
-        free: I64,
-        now_us: int,
-        deadline_us: int,
-    ) -> Range | None:
-        """Take messages whose order key has become free: of the first ones at the positions `free`, those of one record that
-        fit. Returns an empty range, since they have deadlines of their own; None if none fits."""
-        queue_key = key if retry else (key[0], 0)
-        run = self._state.messages.run_at(queue_key, int(free[0]))
-        count = int(np.searchsorted(free, run.position + run.row_count))
-        positions = free[:count]
-        given_back = run.store_offset < self._state.files.store.first
-        if given_back and cut_removed(self._state, queue_key):
-            cursor.freed_keys()
-            return cursor.next, cursor.next
-        batch = None if given_back else self._state.messages.read_for(budget.wanted, run, queue)
-        if batch is None:
-            self._state.damages.count_lost(0 if given_back else len(positions))
-            for start, stop in ranges_of(positions):
-                self._pass_over(key, retry, cursor, start, stop)
-            cursor.freed_keys()
-            budget.pass_over(len(positions), 0)
-            return cursor.next, cursor.next
-        rows = positions - run.position + run.row_start
-        fit, size = budget.fitting_rows(batch, rows)
-        if not fit:
-            return None
-        positions, rows = positions[:fit], rows[:fit]
-        before = cursor.attempts_of(positions)
-        leases = cursor.take_free(positions, deadline_us)
-        delivery = with_leases(scattered_ids(positions, self._state.files.epoch, cursor.moves, retry), leases)
-        expired = expired_rows(batch.expires_ms[rows], now_us)
-        if expired is not None:
-            self._expire(key, retry, cursor, positions[expired])
-            budget.pass_over(int(np.count_nonzero(expired)), size if expired.all() else 0)
-            rows, delivery, before = rows[~expired], delivery[~expired], before[~expired]
-            positions = positions[~expired]
-        if len(rows):
-            budget.take(batch.pick(rows), delivery, before, size)
-            self._handed(key, retry, positions, before)
-            self._leased(key, deadline_us)
-        return cursor.next, cursor.next
-
-    def _pass_over(self, key: GroupKey, retry: bool, cursor: Cursor, start: int, stop: int) -> None:
-        if start >= cursor.next:
-            cursor.hand_out(start, stop)
-        for low, high in cursor.ack(start, stop, stop):
-            self._state.notes.add_acked(key, retry, low, high)
 
     def ack(self, key: GroupKey, deliveries: I64) -> Acked:
         """Ack deliveries (i64[n], any order). Answer the client after the next sync."""
@@ -679,35 +265,7 @@ class Leasing:
         return 0
 
 
-def _order_keys(batch: StoredBatch, row: int, count: int) -> U64 | None:
-    """The hashes of the order keys of `count` rows from `row` on; None if none of them has a key."""
-    if batch.order_hash.strides == (0,) and not int(batch.order_hash[0]):
-        return None
-    keys = batch.order_hash[row : row + count]
-    return keys if bool(keys.any()) else None
-
-
 def _work_ns(wanted: Filter, batch: StoredBatch, run: StoredRun) -> int:
     """About how long a filter takes for all rows of a run."""
     lengths = batch.properties_length[run.row_start : run.row_start + run.row_count]
     return wanted.work_ns(run.row_count, int(lengths.sum(dtype=np.int64)))
-
-
-def _fitting(
-    budget: PullBudget, wanted: Filter | None, batch: StoredBatch, span: tuple[int, int], room: int
-) -> tuple[NDArray[np.intp] | None, int, int]:
-    """The rows of a record that a pull takes: of `count` rows from `row` on (`span`), at most `room` and as many as fit.
-
-    Returns which rows, counted from `row`, how many rows it looked at, and the bytes. None: all of these."""
-    row, count = span
-    rows = None
-    if wanted is not None:
-        lengths = batch.properties_length[row : row + count]
-        count = wanted.rows_within(budget.look_ns, lengths)
-        rows = wanted.rows(batch, row, row + count)
-        budget.look(wanted.work_ns(count, int(lengths[:count].sum(dtype=np.int64))))
-    if rows is None:
-        return None, *budget.fitting(batch, row, min(count, room))
-    fit, size = budget.fitting_rows(batch, row + rows[:room])
-    # Up to the first match that does not fit.
-    return rows[:fit], int(rows[fit]) if fit < len(rows) else count, size
