@@ -824,7 +824,6 @@ DEPENDENCIES_MAX = 10
 # Each count may only fall.
 MORE_DEPENDENCIES = """
 HandlerTable 21
-Loader 11
 """
 
 

@@ -8,7 +8,7 @@ from functools import partial
 
 import trio
 
-from delayserver.load.loader import STEP_ROWS
+from delayserver.load.window_loads import STEP_ROWS
 from delayserver.load.window_reader import WindowReader
 from delayserver.runtime.runtime import Runtime
 from delayserver.state.decisions.decided import Decided

@@ -43,7 +43,7 @@ from delayserver.front.handlers import send as send_handlers
 from delayserver.front.handlers.send import SendHandlers
 from delayserver.load import window_reader
 from delayserver.load.load_turn import LoadTurn
-from delayserver.load.loader import Loader
+from delayserver.load.window_loads import WindowLoads
 from delayserver.load.window_reader import WindowReader
 from delayserver.operations.groups import broadcasting, filtering
 from delayserver.operations.groups.redelivery import Redelivery
@@ -117,18 +117,18 @@ def gap_between_loader_and_replayer() -> list[Change]:
     """A record appended between "read the size" and "shift the cursor" is missed until restart."""
 
     def mistaken(right: Any) -> Any:
-        async def load(self: Any, window_ms: int, turn: LoadTurn) -> None:
+        async def load(self: Any, window_ms: int, turn: LoadTurn) -> int:
             reader, ends = self._reader, self._reader.ends(window_ms)
             await self._clock.sleep_ms(20)
             reader.ends = lambda window: ends if window == window_ms else WindowReader.ends(reader, window)
             try:
-                await right(self, window_ms, turn)
+                return int(await right(self, window_ms, turn))
             finally:
                 del reader.ends
 
         return load
 
-    return [(Loader, "_load", mistaken)]
+    return [(WindowLoads, "_load_one", mistaken)]
 
 
 def checkpoint_before_sync() -> list[Change]:

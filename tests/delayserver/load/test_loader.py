@@ -11,7 +11,7 @@ import trio.testing
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from delayserver.load import loader
+from delayserver.load import window_loads
 from delayserver.protocol.columns import pack_column
 from delayserver.state.memory.loaded_rows import LoadedRows
 from store.logs.schedule_log import ScheduleKey, ScheduleSource
@@ -233,7 +233,7 @@ def test_longer_interleavings_deliver_each_message_once(seed: int) -> None:
 async def test_a_large_window_enters_memory_in_small_steps_and_a_cancel_between_them_holds(
     boot: Boot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loader, "STEP_ROWS", 10, raising=False)
+    monkeypatch.setattr(window_loads, "STEP_ROWS", 10, raising=False)
     host, client = await boot.connected(faked_settings())
     server = host.server
     due_ms = host.now_ms + 3 * 60_000
@@ -265,7 +265,7 @@ async def test_a_row_that_a_load_in_steps_passed_over_goes_back_to_the_wheel(
     boot: Boot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was in flight when its step came, and before the last step the clock goes back."""
-    monkeypatch.setattr(loader, "STEP_ROWS", 8)
+    monkeypatch.setattr(window_loads, "STEP_ROWS", 8)
     host = boot(faked_settings())
     server = await host.start()
     await put_columns(await host.client(), [host.now_ms + 3_000 + place for place in range(20)])
