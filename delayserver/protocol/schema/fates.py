@@ -15,8 +15,16 @@ _ORDER_KEY: Final = "Messages of one key come to a group one after the other."
 _ELSEWHERE: Final = "Up to 255: hand-overs without an answer, where another node can have the message too."
 _ORIGINAL: Final = "Of a copy: the receipt of the message that counts."
 _RESCHEDULED: Final = "Of a message that was moved: the receipt of the new one. Its own outcome is `cancelled`."
-_TIMES: Final = "When the message passed each stage, in microseconds since 1970."
-_CONSUMED: Final = "The hand-outs to consumers: when a group pulled and acked the message, in microseconds since 1970."
+_TIMES: Final = (
+    "The stages of the message that are known, in microseconds since 1970. `accepted_us`: the server accepted it. "
+    "`loaded_us`: it came into memory. `due_us`: the wheel released it. `queued_us`: it was taken for its attempt. "
+    "`handed_off_us`: it was handed to its node. `delivered_us`: the node had it. With another outcome `settled_us` is "
+    "there instead."
+)
+_CONSUMED: Final = (
+    "The hand-outs to consumers, the first one first: `group`, `pulled_us`, `acked_us`. Without an ack the last is 0. The "
+    "times are in microseconds since 1970."
+)
 
 
 class CancelResult(WithOutcome, frozen=True, kw_only=True):

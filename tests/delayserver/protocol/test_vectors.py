@@ -335,6 +335,7 @@ AS_IN = {
     "hello": ("`limits` map (section 9)", "## 9 Bounds"),
     "prepare": ("Request and reply are those of `send`", "### `send`"),
     "read": ("as for `pull`", "### `pull`"),
+    "find": ("as for `pull`", "### `pull`"),
     "group": ("the fields of a row of `groups`", "### `groups`"),
     "metrics": ("all fields of `status`", "### `status`"),
 }

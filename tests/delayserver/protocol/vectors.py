@@ -989,7 +989,7 @@ def make() -> dict[str, Any]:
         for name, value in [*REQUESTS.items(), *REPLIES.items()]
     ]
     return {
-        "about": "Test vectors of the delayserver wire protocol; PROTOCOL.md explains the fields.",
+        "about": "Test vectors of the delayserver wire protocol; docs/reference/protocol-examples.md explains the fields.",
         "protocol_version": 1,
         "frames": frames,
         "bad_frames": [_bad_frame(*bad) for bad in BAD_PAYLOADS] + [_too_large()],

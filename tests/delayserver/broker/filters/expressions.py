@@ -1,7 +1,7 @@
 """Expressions drawn at random, as text of the filter language and of SQLite, and what they mean row by row.
 
-The meaning is written anew from PROTOCOL.md and shares no code with the compiler: it looks at one message after the
-other, and its truth values are True, False and None.
+The meaning is written anew from docs/reference/filters.md and shares no code with the compiler: it looks at one message
+after the other, and its truth values are True, False and None.
 """
 
 from __future__ import annotations
