@@ -65,6 +65,19 @@ class FormatError(StoreError):
         return CorruptionError(self.path, 0, self.detail)
 
 
+class UpgradeNeededError(StoreError):
+    """A record of the shared log was written by a newer program. It may count, so this program must not pass over it.
+
+    What to do: the member stops following, by this name, and is started again with the program of the other members.
+    `position` is the place of the record in the log.
+    """
+
+    def __init__(self, position: int, detail: str) -> None:
+        super().__init__(f"position {position} of the shared log: {detail}; upgrade this member")
+        self.position = position
+        self.detail = detail
+
+
 class DiskFullError(StoreError):
     """The disk has no space left. The call made nothing durable. The caller may try again when there is space.
 

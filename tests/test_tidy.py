@@ -33,6 +33,7 @@ store.disk: store
 store.records: store store.disk
 store.indexes: store.records
 store.logs: store store.disk store.indexes store.records
+store.shared: store store.disk store.records
 store.tables: store store.disk store.logs store.records
 .logs:
 .protocol:

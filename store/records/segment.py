@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from threading import Lock
-from typing import NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from store.disk.filesystem import Buffer, File, FileSystem, directory_of, read_twice
 from store.disk.tail_image import THROUGH_BYTES_MAX, TailImage
@@ -32,7 +32,16 @@ from store.records.file_header import (
 )
 from store.records.message_rows import MessageRows, encode_rows
 from store.records.progress_row import SingleProgressRow
-from store.records.record import HEADER_BYTES, BadRecordError, RecordHeader, decode_body, decode_header, encode_record
+from store.records.record import (
+    HEADER_BYTES,
+    BadRecordError,
+    EncodedRecord,
+    RecordHeader,
+    decode_body,
+    decode_header,
+    encode_record,
+)
+from store.records.record_image import RecordImage
 from store.records.scan import SCAN_BYTES, Damage, Scan, ScanReport
 from store.records.stored_rows import StoredRows
 
@@ -54,13 +63,26 @@ __all__ = [
     "FileHeader",
     "ScanReport",
     "Segment",
+    "encode_appendable",
     "decode_file_header",
     "is_unfinished",
 ]
 
 
-Appendable: TypeAlias = ColumnBatch | MessageRows | StoredRows | SingleProgressRow
+Appendable: TypeAlias = ColumnBatch | MessageRows | StoredRows | SingleProgressRow | RecordImage
 """The parts of a record that is appended."""
+# All others are batches.
+_ENCODERS: Final[dict[type, Callable[[Any, int, int], EncodedRecord]]] = {
+    MessageRows: encode_rows,
+    StoredRows: StoredRows.encode,
+    SingleProgressRow: SingleProgressRow.encode,
+    RecordImage: RecordImage.encode,
+}
+
+
+def encode_appendable(batch: Appendable, synced_before: int, offset: int) -> EncodedRecord:
+    """The record of what is appended, to stand at `offset` of its file."""
+    return _ENCODERS.get(type(batch), encode_record)(batch, synced_before, offset)
 
 
 class Appended(NamedTuple):
@@ -246,12 +268,7 @@ class Segment:
         places = []
         position = self.end
         for batch in batches:
-            if type(batch) is MessageRows:
-                record = encode_rows(batch, self.synced, position)
-            elif type(batch) is StoredRows or type(batch) is SingleProgressRow:
-                record = batch.encode(self.synced, position)
-            else:
-                record = encode_record(batch, self.synced, position)  # type: ignore[arg-type]
+            record = _ENCODERS.get(type(batch), encode_record)(batch, self.synced, position)
             buffers += record.buffers
             places.append(Appended(position, position + record.total_bytes, position + record.blob_start))
             position += record.total_bytes

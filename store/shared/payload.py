@@ -1,0 +1,138 @@
+"""The payloads of a shared log: records as files have them, and small msgpack maps.
+
+A new kind of data is a new kind of record, not a new kind of envelope. FORMAT.md describes the maps; change both together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from store.disk.filesystem import Buffer
+from store.errors import UpgradeNeededError
+from store.records.record import BadRecordError
+from store.records.record_image import RecordImage, record_images
+from store.records.segment import Appendable, encode_appendable
+from store.shared.envelope import EnvelopeKind
+
+
+class ClaimNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A standby claims the next epoch."""
+
+    member: str
+    """The name of the member."""
+    address: str
+    """Where clients reach it."""
+    program: str
+    """The version of its program."""
+    position: int
+    """Up to here it has read the log."""
+    reason: str
+    """Why it claims, for the operator."""
+
+
+class BeatNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The primary lives, and says how far it may act until the next beat."""
+
+    horizon_ms: int
+    """Nothing is attempted that is due later, in milliseconds since 1970."""
+    lease_ms: int
+    """So long after it sent this beat, the primary serves pulls and lookups."""
+    digest: bytes
+    """The digest of the state at `position`; empty where the beat has none."""
+    position: int
+    """The position in the log up to which the digest counts."""
+
+
+class EndNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The primary decides nothing more in this epoch."""
+
+    heir: str
+    """The name of the member that claims now; empty: any."""
+
+
+class TableNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A small table of the data directory was replaced."""
+
+    name: str
+    """The name of its file."""
+    content: bytes
+    """The whole file."""
+
+
+class RetireNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is given up by age, on all members at the same place of the log."""
+
+    before_ms: int
+    """Windows that end at or before this time, in milliseconds since 1970."""
+    positions: dict[int, int]
+    """By the code of its subject: the first position that a queue keeps."""
+
+
+class BarrierNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Only programs of some version and newer ones may read on."""
+
+    program: str
+    """The lowest version."""
+
+
+class RestoredNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A record that the log had lost, from a member that has it."""
+
+    record: bytes
+    """The whole record with its envelope, byte for byte."""
+
+
+Note: TypeAlias = ClaimNote | BeatNote | EndNote | TableNote | RetireNote | BarrierNote | RestoredNote
+"""What a map says."""
+
+_NOTES: Final[dict[EnvelopeKind, type[Note]]] = {
+    EnvelopeKind.CLAIM: ClaimNote,
+    EnvelopeKind.BEAT: BeatNote,
+    EnvelopeKind.END: EndNote,
+    EnvelopeKind.TABLE: TableNote,
+    EnvelopeKind.RETIRE: RetireNote,
+    EnvelopeKind.BARRIER: BarrierNote,
+    EnvelopeKind.RESTORED: RestoredNote,
+}
+_KINDS: Final = {note: kind for kind, note in _NOTES.items()}
+_DECODERS: Final[dict[EnvelopeKind, Any]] = {kind: msgspec.msgpack.Decoder(note) for kind, note in _NOTES.items()}
+_encode: Final = msgspec.msgpack.Encoder().encode
+
+
+def kind_of(note: Note) -> EnvelopeKind:
+    """The kind of the envelope around a map."""
+    return _KINDS[type(note)]
+
+
+def encode_note(note: Note) -> bytes:
+    """The payload of a map."""
+    return _encode(note)
+
+
+def encode_records(batches: Sequence[Appendable]) -> list[Buffer]:
+    """The payload of records, in parts: each as it would stand at offset 0 of a file. Blobs are not copied."""
+    return [part for batch in batches for part in encode_appendable(batch, 0, 0).buffers]
+
+
+def decode_note(kind: EnvelopeKind, payload: Buffer, position: int) -> Note:
+    """The map of an envelope of any kind but records, which stands at `position` of the log.
+
+    Raises UpgradeNeededError where it is not a map of this program: its checksum was right, so another program wrote it."""
+    try:
+        note: Note = _DECODERS[kind].decode(payload)
+    except msgspec.MsgspecError as error:
+        raise UpgradeNeededError(position, f"a payload of kind {kind}: {error}") from error
+    return note
+
+
+def decode_records(payload: Buffer, position: int) -> list[RecordImage]:
+    """The records of an envelope of their kind, which stands at `position` of the log; at least one.
+
+    Raises UpgradeNeededError where they are not records of this program."""
+    try:
+        return record_images(payload)
+    except BadRecordError as error:
+        raise UpgradeNeededError(position, str(error)) from error
