@@ -37,7 +37,6 @@ from delayserver.client.values.messages import (
     ReadPage,
     RejectedRow,
     SendResult,
-    ServerInfo,
     Status,
 )
 from delayserver.client.values.pulled_columns import PulledColumns
@@ -49,6 +48,7 @@ from delayserver.protocol.limits import Limits
 from delayserver.protocol.outcomes import Outcome
 from delayserver.protocol.schema.dead_letters import DeadLetter, DropResult, ResendResult
 from delayserver.protocol.schema.fates import CancelResult, LookupResult, RescheduleResult
+from delayserver.protocol.schema.greetings import ServerInfo
 from delayserver.protocol.schema.groups import ConsumerGroup, Sought
 from delayserver.protocol.schema.node_routes import Node, Route
 from delayserver.protocol.schema.pending import (

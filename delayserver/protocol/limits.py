@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Final
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from delayserver.protocol.errors import InvalidArgument
 
@@ -16,8 +18,7 @@ LIST_ITEMS_MAX: Final = 16_384
 an array's header, and arrays nest. So this bounds the cost of a small hostile frame."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class Limits(Struct, frozen=True, kw_only=True):
     """Bounds that both ends must know. All are inclusive, and names end with the unit."""
 
     frame_bytes_max: int = 16 * MEBI
@@ -51,20 +52,13 @@ class Limits:
     """A long poll must end before routers and firewalls forget an idle connection, commonly after minutes."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
+        for name, value in asdict(self).items():
             if type(value) is not int or value < 1:
-                raise InvalidArgument(f"{field.name} must be a positive integer, not {value!r}")
+                raise InvalidArgument(f"{name} must be a positive integer, not {value!r}")
 
     def to_map(self) -> dict[str, int]:
         """The ``limits`` map of the hello reply."""
         return asdict(self)
-
-    @classmethod
-    def from_map(cls, values: dict[str, Any]) -> Limits:
-        """Read the ``limits`` map of a hello reply. Unknown keys are left out; missing ones get the default."""
-        known = {field.name for field in fields(cls)}
-        return cls(**{name: value for name, value in values.items() if name in known})
 
 
 DEFAULT_LIMITS: Final = Limits()

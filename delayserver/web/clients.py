@@ -16,8 +16,8 @@ import anyio.abc
 
 from delayserver.client import AsyncClient
 from delayserver.client.connections.tls import TLS
-from delayserver.client.values.messages import ServerInfo
 from delayserver.protocol.errors import Forbidden, QueueFull, RateLimited, Unauthenticated
+from delayserver.protocol.schema.greetings import ServerInfo
 from delayserver.protocol.token_text import ADMIN, LOOK
 from delayserver.web.bodies import TOKEN
 from delayserver.web.idempotency import FirstTries

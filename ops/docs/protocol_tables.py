@@ -34,7 +34,6 @@ _NAMED: Final[dict[str, Callable[[], str]]] = {
     "errors": error_table,
 }
 _WORDS: Final[dict[type[inspect.Type], str]] = {
-    inspect.AnyType: "any",
     inspect.IntType: "int",
     inspect.FloatType: "number",
     inspect.BoolType: "bool",
@@ -85,7 +84,13 @@ def _rows(kind: type[Struct]) -> list[list[str]]:
         missing = not field.required if asked else facts_of(field).left_out
         nil = " or nil" if isinstance(field.type, inspect.UnionType) and not missing else ""
         meaning = facts_of(field).text + (_bounds(field) if asked else "")
-        rows.append([field.encode_name + ("?" if missing else ""), _type(field.type) + nil, meaning])
+        rows.append(
+            [
+                field.encode_name + ("?" if missing else ""),
+                (facts_of(field).written or _type(field.type)) + nil,
+                meaning,
+            ]
+        )
     return rows
 
 

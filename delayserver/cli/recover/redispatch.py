@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -135,17 +135,15 @@ def _prove(client: Client, secret: str) -> None:
     """Proves the secret for this connection, if there is one and the server asks for a proof."""
     if not secret:
         return
-    from delayserver.client.calls.core import Call
+    from delayserver.client.calls.core import described_call
     from delayserver.protocol.operation_names import PROVE
     from delayserver.protocol.proof import make_proof
+    from delayserver.protocol.schema.greetings import Challenge, Prove
 
-    def ask(arguments: dict[str, Any]) -> dict[str, Any]:
-        call: Call[dict[str, Any]] = Call(PROVE, arguments, lambda result, _server: result, repeatable=False)
-        return client._run(call)
-
-    challenge = ask({})["challenge"]
+    challenge = client._run(described_call(PROVE, Prove(), Challenge, repeatable=False)).challenge
     if challenge:
-        ask({"proof": make_proof(secret, challenge)})
+        proof = Prove(proof=make_proof(secret, challenge))
+        client._run(described_call(PROVE, proof, Challenge, repeatable=False))
 
 
 def _slices(client: Client, asked: RedispatchSlice) -> Done:

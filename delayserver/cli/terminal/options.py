@@ -17,8 +17,7 @@ from delayserver.protocol.addresses import parse_address
 from delayserver.protocol.operation_names import DEFAULT_HOST, DEFAULT_PORT
 
 if TYPE_CHECKING:
-    from delayserver.client import Client
-    from delayserver.client.values.messages import ServerInfo
+    from delayserver.client import Client, ServerInfo
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

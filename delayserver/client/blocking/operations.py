@@ -45,7 +45,6 @@ from delayserver.client.values.messages import (
     Message,
     NackResult,
     SendResult,
-    ServerInfo,
     Status,
 )
 from delayserver.client.values.pulled_columns import PulledColumns
@@ -63,6 +62,7 @@ from delayserver.protocol.errors import DelayServerError, InvalidArgument
 from delayserver.protocol.limits import Limits
 from delayserver.protocol.operation_names import FIND, RELOAD, ROUTE, SUBJECTS
 from delayserver.protocol.schema.fates import CancelResult, LookupResult, RescheduleResult
+from delayserver.protocol.schema.greetings import ServerInfo
 from delayserver.protocol.schema.groups import ConsumerGroup
 from delayserver.protocol.schema.node_routes import AskRoute, Route
 from delayserver.protocol.schema.reload import Changes, ReloadConfiguration

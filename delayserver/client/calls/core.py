@@ -13,7 +13,6 @@ from typing import Any, Final, Generic, TypeVar
 from msgspec import Struct
 
 from delayserver.client.calls.behalf import CLIENT_ADDRESS, TOLD
-from delayserver.client.values.messages import ServerInfo
 from delayserver.client.values.timing import ServerClock
 from delayserver.protocol.errors import (
     ConnectionLost,
@@ -34,6 +33,7 @@ from delayserver.protocol.frames import (
 )
 from delayserver.protocol.limits import DEFAULT_LIMITS, Limits
 from delayserver.protocol.operation_names import DEFAULT_HOST, DEFAULT_PORT, HELLO, PING, SUPPORTED_VERSIONS
+from delayserver.protocol.schema.greetings import Hello, ServerInfo
 from delayserver.protocol.schema.structs import Request, arguments_of, read_reply
 
 T = TypeVar("T")
@@ -98,31 +98,14 @@ class ClientCore:
         """The first call on every connection. Reading its reply sets ``server`` and the clock."""
 
         def read(result: dict[str, Any], _: ServerInfo) -> ServerInfo:
+            self.server = read_reply(result, ServerInfo)
             self.clock.forget()
-            self.clock.learn(_integer(result, "server_us"), call.sent_us)
-            self.server = ServerInfo(
-                server_id=str(result["server_id"]),
-                version=_integer(result, "version"),
-                role=str(result["role"]),
-                software=str(result["software"]),
-                limits=Limits.from_map(result["limits"]),
-                delay_levels_ms=tuple(result.get("delay_levels_ms", ())),
-                needs_token=result.get("needs_token") is True,
-                token_id=str(result.get("token_id", "")),
-                roles=tuple(result.get("roles", ())),
-                subjects=tuple(result.get("subjects", ())),
-            )
+            self.clock.learn(self.server.server_us, call.sent_us)
             self._frame_bytes_max = self.server.limits.frame_bytes_max
             return self.server
 
-        arguments: dict[str, Any] = {
-            "versions": list(SUPPORTED_VERSIONS),
-            "client": self._client_name,
-            "notices": True,
-        }
-        if self._token is not None:
-            arguments["token"] = self._token
-        call = Call(HELLO, arguments, read, timed=True)
+        asked = Hello(versions=list(SUPPORTED_VERSIONS), client=self._client_name, notices=True, token=self._token)
+        call = Call(HELLO, arguments_of(asked), read, timed=True)
         return call
 
     def ping(self) -> Call[int]:
@@ -188,7 +171,7 @@ class ClientCore:
         assert reply.result is not None
         try:
             # Only hello runs before `server` is known, and its reading ignores this argument.
-            return call.read(reply.result, self.server or _NO_SERVER)
+            return call.read(reply.result, self.server or NO_SERVER)
         except (KeyError, TypeError, ValueError, IndexError) as exc:
             raise MalformedFrame(f"the server's reply to {call.operation} cannot be read: {exc!r}") from exc
 
@@ -280,4 +263,4 @@ def _integer(result: dict[str, Any], name: str) -> int:
     return value
 
 
-_NO_SERVER: Final = ServerInfo("0" * 12, 0, "", "", DEFAULT_LIMITS)
+NO_SERVER: Final = ServerInfo(version=0, server_id="0" * 12, server_us=0, role="", software="", limits=DEFAULT_LIMITS)

@@ -6,11 +6,12 @@ from datetime import datetime
 from typing import Any
 
 from delayserver.client.calls.core import Call, described_call
-from delayserver.client.values.messages import ReadPage, ServerInfo
+from delayserver.client.values.messages import ReadPage
 from delayserver.client.values.pulled_columns import read_pulled
 from delayserver.client.values.timing import datetime_to_ms
 from delayserver.protocol.errors import InvalidArgument
 from delayserver.protocol.operation_names import GROUP, GROUPS, READ, REMOVE_GROUP, SEEK
+from delayserver.protocol.schema.greetings import ServerInfo
 from delayserver.protocol.schema.groups import (
     ConsumerGroup,
     GroupRemoved,

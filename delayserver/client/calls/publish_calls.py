@@ -21,12 +21,13 @@ from delayserver.client.calls.send_calls import (
     read_accepted,
     rows_in_doubt,
 )
-from delayserver.client.values.messages import ColumnsPublished, Message, PublishResult, ServerInfo
+from delayserver.client.values.messages import ColumnsPublished, Message, PublishResult
 from delayserver.client.values.timing import Instant
 from delayserver.protocol.columns import I64, unpack_column
 from delayserver.protocol.errors import DelayServerError, InvalidArgument, error_from_map
 from delayserver.protocol.operation_names import PUBLISH
 from delayserver.protocol.receipts import derived_message_ids
+from delayserver.protocol.schema.greetings import ServerInfo
 
 
 def publish_call(

@@ -11,12 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayserver.client.calls.core import Call
-from delayserver.client.values.messages import AckResult, Delivery, ExtendResult, NackResult, ServerInfo
+from delayserver.client.values.messages import AckResult, Delivery, ExtendResult, NackResult
 from delayserver.client.values.pulled_columns import PulledColumns, read_pulled
 from delayserver.client.values.timing import timedelta_to_ms
 from delayserver.protocol.columns import I64, pack_column
 from delayserver.protocol.errors import InvalidArgument
 from delayserver.protocol.operation_names import ACK, CANCEL_WAIT, EXTEND, NACK, PULL
+from delayserver.protocol.schema.greetings import ServerInfo
 
 Deliveries: TypeAlias = PulledColumns | NDArray[np.int64] | Iterable[Delivery | int]
 """Deliveries to ack or nack: pulled columns, an i64 array, or rows or their ``delivery`` numbers."""

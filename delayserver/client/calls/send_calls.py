@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from delayserver.client.calls.core import Call, in_doubt
-from delayserver.client.values.messages import ColumnsSent, DuplicateRow, Message, RejectedRow, SendResult, ServerInfo
+from delayserver.client.values.messages import ColumnsSent, DuplicateRow, Message, RejectedRow, SendResult
 from delayserver.client.values.timing import Instant, ServerClock, datetime_to_ms, instant_ms, resolve_due_ms
 from delayserver.protocol.columns import I64, U32, pack_column, pack_ragged, unpack_column, unpack_count
 from delayserver.protocol.errors import (
@@ -31,6 +31,7 @@ from delayserver.protocol.limits import LIST_ITEMS_MAX
 from delayserver.protocol.operation_names import SEND
 from delayserver.protocol.outcomes import OUTCOMES_BY_LABEL, Outcome
 from delayserver.protocol.receipts import derived_message_ids
+from delayserver.protocol.schema.greetings import ServerInfo
 
 T = TypeVar("T")
 

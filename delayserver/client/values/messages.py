@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from delayserver.client.values.timing import Instant, Span
 from delayserver.protocol.errors import DelayServerError
-from delayserver.protocol.limits import Limits
 from delayserver.protocol.outcomes import Outcome
 from delayserver.protocol.receipts import format_receipt, format_receipts
 from delayserver.protocol.schema.stored import ReadMessage
@@ -51,25 +50,6 @@ class MessageKey:
     subject: str
     message_id: str
     due_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class ServerInfo:
-    """The server's answer to hello. ``role`` is ``server`` or ``broker``; ``server_id`` is 12 hex digits.
-    ``delay_levels_ms``: its named delays, counted from 1; an older server has none. ``needs_token``: it asks every client
-    for a token. ``token_id``, ``roles`` and ``subjects`` are those of the token that this client gave.
-    """
-
-    server_id: str
-    version: int
-    role: str
-    software: str
-    limits: Limits
-    delay_levels_ms: tuple[int, ...] = ()
-    needs_token: bool = False
-    token_id: str = ""
-    roles: tuple[str, ...] = ()
-    subjects: tuple[str, ...] = ()
 
 
 Told: TypeAlias = tuple[bool | None, str | None, Outcome | None]

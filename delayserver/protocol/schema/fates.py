@@ -43,9 +43,9 @@ class ItemToMove(Request, frozen=True):
     message_due_ms: Annotated[int, says("Its present due time.", DUE_MS)] | None = None
     due_ms: Annotated[int, says("The new due time. Give this or `delay_ms`.", DUE_MS + 60_000)] | None = None
     delay_ms: Annotated[int, says("Milliseconds from now.", 60_000)] | None = None
-    body: Annotated[Any, says("Bytes or text, as for `send`.")] = None
-    properties: Annotated[dict[str, str], says("As for `send`.", {"trace": "7"})] | None = None
-    expires_ms: Annotated[int, says("As for `send`.", DUE_MS + 120_000)] | None = None
+    body: Annotated[Any, says("The new body.", written="bytes or text")] = None
+    properties: Annotated[dict[str, str], says("The new properties.", {"trace": "7"})] | None = None
+    expires_ms: Annotated[int, says("The new time from which on no consumer gets it.", DUE_MS + 120_000)] | None = None
 
 
 class RescheduleResult(WithOutcome, frozen=True, kw_only=True):

@@ -49,6 +49,7 @@ class Facts(NamedTuple):
     is_name: bool = False
     left_out: bool = False
     error: type[DelayServerError] | None = None
+    written: str = ""
 
 
 def says(
@@ -60,15 +61,16 @@ def says(
     is_name: bool = False,
     left_out: bool = False,
     error: type[DelayServerError] | None = None,
+    written: str = "",
     **bounds: Any,
 ) -> Meta:
     """Describes a field: what it means, and an example of its value.
 
     `expected` describes a right value for an error, where the type does not say it. `bytes_max` bounds a text. `is_name`:
     a wrong value is `subject_invalid`. `error`: a wrong value is this error. `left_out`: the wire has no field with the
-    default. `bounds` are those of `Meta`.
+    default. `written` names the type in the documents, where the field takes any. `bounds` are those of `Meta`.
     """
-    facts = Facts(text, expected, bytes_max, is_name, left_out, error)
+    facts = Facts(text, expected, bytes_max, is_name, left_out, error, written)
     examples = None if example is None else [example]
     return Meta(description=text, examples=examples, extra={"facts": facts}, **bounds)
 

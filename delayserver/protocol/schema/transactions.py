@@ -12,6 +12,7 @@ OPEN_AT_ONCE_MAX: Final = 1_024
 """Transactions of a reply. With names of 255 bytes that is half a megabyte."""
 
 
+_ITEMS: Final = "a list of at least one item"
 Transaction: TypeAlias = Annotated[
     str, says("The name of the transaction, for `commit`, `rollback` and `lookup`.", RECEIPT)
 ]
@@ -30,14 +31,11 @@ class EndTransactions(Request, frozen=True):
 
     # The server refuses a wrong item alone, so it reads each by itself.
     receipts: (
-        Annotated[
-            list[Any], says("Their receipts, text.", [RECEIPT], expected="a list of at least one item", min_length=1)
-        ]
-        | None
+        Annotated[list[Any], says("Their receipts.", [RECEIPT], expected=_ITEMS, written="[text]", min_length=1)] | None
     ) = None
-    items: Annotated[list[Any], says("Rows as below.", expected="a list of at least one item", min_length=1)] | None = (
-        None
-    )
+    items: (
+        Annotated[list[Any], says("The same, and due times.", expected=_ITEMS, written="[row]", min_length=1)] | None
+    ) = None
 
     def __post_init__(self) -> None:
         one_form({"receipts": self.receipts, "items": self.items}, ("receipts", "items"))

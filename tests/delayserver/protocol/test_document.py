@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from delayserver.client.calls.core import NO_SERVER
 from delayserver.client.calls.pull_calls import ack_call
 from delayserver.client.calls.send_calls import SendColumns, send_columns_call
-from delayserver.client.values.messages import ServerInfo
 from delayserver.config.settings import Settings
 from delayserver.protocol.errors import ERRORS
 from delayserver.protocol.frames import FrameDecoder, decode_reply, decode_request
@@ -100,7 +101,7 @@ def test_the_clients_draw_and_read_the_columns_of_the_page() -> None:
     assert call.arguments == decode_request(payload("send columns request")).arguments
     result = decode_reply(payload("send columns reply")).result
     assert result is not None
-    sent = call.read(result, ServerInfo(vectors.SERVER_ID, 1, "server", "", Limits()))
+    sent = call.read(result, replace(NO_SERVER, server_id=vectors.SERVER_ID))
     assert (sent.sequence.tolist(), sent.due_ms.tolist()) == ([43, 44, 45], due_ms)
     acked = ack_call("orders", "billing", [vectors.DELIVERY])
     assert acked.arguments == decode_request(payload("ack request")).arguments

@@ -15,6 +15,7 @@ from delayserver.protocol.errors import (
 from delayserver.protocol.limits import Limits
 from delayserver.protocol.operation_names import OPERATIONS
 from delayserver.protocol.outcomes import OUTCOME_LABELS, OUTCOMES_BY_LABEL, DeliverOutcome, Outcome
+from delayserver.protocol.schema.structs import read_reply
 from tests.delayserver.protocol import vectors
 
 PROTOCOL = vectors.told()
@@ -73,7 +74,7 @@ def test_outcome_codes_never_change() -> None:
 
 def test_limits_of_a_reply_are_read_back_and_newer_ones_are_ignored() -> None:
     limits = Limits(frame_bytes_max=12345)
-    assert Limits.from_map({**limits.to_map(), "newer_bound": 7}) == limits
+    assert read_reply({**limits.to_map(), "newer_bound": 7}, Limits) == limits
     for bad in (0, -1, True, "5", None):
         with pytest.raises(InvalidArgument, match="frame_bytes_max"):
             Limits(frame_bytes_max=bad)  # type: ignore[arg-type]

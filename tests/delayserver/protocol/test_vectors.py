@@ -332,7 +332,7 @@ def fields_of(value: Any) -> set[str]:
 
 # Sections that refer to the fields of another one, in these words.
 AS_IN = {
-    "hello": ("`limits` map (section 9)", "## 9 Bounds"),
+    "hello": ("The bounds of section 9.", "## 9 Bounds"),
     "prepare": ("Request and reply are those of `send`", "### `send`"),
     "read": ("as for `pull`", "### `pull`"),
     "find": ("as for `pull`", "### `pull`"),

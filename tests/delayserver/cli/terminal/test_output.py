@@ -17,9 +17,8 @@ from delayserver.cli.terminal.output import (
     without_none,
 )
 from delayserver.client import Delivery, LookupResult
+from delayserver.client.calls.core import NO_SERVER
 from delayserver.client.calls.message_calls import lookup_call
-from delayserver.client.values.messages import ServerInfo
-from delayserver.protocol.limits import DEFAULT_LIMITS
 
 
 def delivery(**changes: object) -> Delivery:
@@ -108,7 +107,7 @@ def test_a_lookup_shows_hand_overs_without_an_answer_where_the_server_names_some
     receipt = "00000000000a-000000000001-000000000001"
     row = {"receipt": receipt, "outcome": "delivered", "attempts": 3}
     row |= {} if unanswered is None else {"unanswered_elsewhere": unanswered}
-    [found] = lookup_call([receipt]).read({"results": [row]}, ServerInfo("0" * 12, 0, "", "", DEFAULT_LIMITS))
+    [found] = lookup_call([receipt]).read({"results": [row]}, NO_SERVER)
     assert isinstance(found, LookupResult)
     assert (found.attempts, found.unanswered_elsewhere) == (3, unanswered)
     assert lookup_record(receipt, found).get("unanswered_elsewhere") == unanswered
