@@ -177,14 +177,14 @@ TOP_OF_TESTS = {"tests.simulation", "tests.crash", "tests.failing", "tests.packa
 WAITS_IN_STATE = {
     "decided.py": {
         "wait_for_room",
-        "all_written",
+        "wait_all_written",
         "pinned",
-        "told",
+        "readable_codes",
         "_cancel_when_given_up",
         "promises_written",
         "_load_index",
     },
-    "due_records.py": {"answered", "take"},
+    "due_records.py": {"wait_answer", "take"},
     "holds.py": {"wait_released"},
     "log_queue.py": {"linger"},
     "outcome_writer.py": {"write"},
@@ -932,8 +932,9 @@ AsyncioStream.resume_writing
 CommitGroup.grow
 Connection.begin_making
 Connection.take_notices
-Connections.began
+Connections.count_closed
 Connections.count_one_way_refused
+Connections.count_opened
 ConsumeQueue.go_on_at
 Cursor.end_returns
 Cursor.restore_return
@@ -945,14 +946,14 @@ FileState.name_is_durable
 FindResult.go_on
 FlowShare.see_backlog
 FlowShare.set_window
-GroupCounters.attempt_failed
-GroupCounters.were_delivered
-GroupCounters.were_given
+GroupCounters.count_delivered
+GroupCounters.count_failed_attempt
+GroupCounters.count_failed_over
 GroupCursors.count_filtered
 GroupCursors.owe_turn
 GroupRows.may_be_elsewhere
 GroupTable.recover_moves
-Handlers.began_slow
+Handlers.count_slow
 Handling.lose
 Held.lose
 Holds.hold_at_start
@@ -961,13 +962,15 @@ HttpConnections.end_waiting
 KeyOrder.finish_all
 LogQueue.caught_up
 MemoryShare.grant
+MemoryShare.note_come
 MessageLog.give_up_preparing
 NodeHealth.pay
 NodeHealth.weigh
 Overflow.want_room
 PipeConnection.shut_down
 PolicyTable.apply
-Positions.published_drained
+Positions.begin_drained
+Positions.end_drained
 ProgressNotes.mark_ahead
 ProgressRows.put_before
 PullActor.set_ticket
@@ -976,6 +979,8 @@ PullBudget.mark_fresh
 QueueTable.end_capture
 QueueTable.keep_ends
 RealFileSystem.relieve_with
+Spilled.end_read
+SubjectCounts.end_replay
 TokenClient.begin_request
 TokenClient.end_request
 WaitingPull.end_patience

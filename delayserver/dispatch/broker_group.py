@@ -138,7 +138,7 @@ class BrokerGroup:
             if self._stopping:
                 await trio.sleep_forever()
             if not self._queue.keyless_rows:
-                self._queueing.queue_emptied()
+                self._queueing.announce_emptied()
                 await self.rows.idle.park()
                 continue
             if self._leaves_backlog and self._queue.backlog_rows == self._queue.keyless_rows:
@@ -217,7 +217,7 @@ class BrokerGroup:
                 await trio.sleep_forever()
             lane.changed.hush()
             if not self._queue.keyless_rows:
-                self._queueing.queue_emptied()
+                self._queueing.announce_emptied()
             if not len(lane):
                 await lane.changed.rung()
                 continue
@@ -306,7 +306,7 @@ class BrokerGroup:
                 rows, now_us = shipment.rows, self._clock.now_us()
                 # Overdue rows that have expired are not worth a read. All others are judged at their hand-off.
                 if now_us >= int(rows.due_ms.max()) * 1000:
-                    kept = self._verdicts.expired(rows, rows.payload["expires_ms"], now_us)
+                    kept = self._verdicts.record_expired(rows, rows.payload["expires_ms"], now_us)
                     rows = rows if kept is None else rows.take(kept)
                 self.rows.narrow(attempt, rows.sequence)
                 rest = await self._attempt(node, replace(shipment, rows=rows)) if len(rows) else []
@@ -361,7 +361,7 @@ class BrokerGroup:
             dispatched_us = self._clock.now_us()
         if self._stopping or dispatched_us < due_us:  # the clock stepped back since the wheel released them
             return None
-        kept = self._verdicts.expired(rows, batch.expires_ms, dispatched_us)
+        kept = self._verdicts.record_expired(rows, batch.expires_ms, dispatched_us)
         if kept is not None:
             if not len(kept):
                 return []
@@ -411,22 +411,22 @@ class BrokerGroup:
         queued_us, dispatched_us, began_us = times_us
         judged = judge(rows.payload, answer, self._verdicts.policy(node))
         if judged.failed:
-            node.health.failed(answer.reason, self._clock.monotonic_us(), began_us)
+            node.health.record_failure(answer.reason, self._clock.monotonic_us(), began_us)
         else:
-            node.health.succeeded(self._clock.monotonic_us())
+            node.health.record_success(self._clock.monotonic_us())
         if not judged.complete:
-            self.rows.counters.attempt_failed()
+            self.rows.counters.count_failed_attempt()
             self._not_taken(node, rows, answer, judged)
             delivered = judged.places(RowFate.DELIVERED)
             if not len(delivered):
                 return
             rows, answer = rows.take(delivered), Answer(answer.rows[delivered])
             elsewhere = elsewhere[delivered] if elsewhere is not None else None
-        self._verdicts.delivered(rows, answer.rows, elsewhere, queued_us=queued_us, dispatched_us=dispatched_us)
+        self._verdicts.record_delivered(rows, answer.rows, elsewhere, queued_us=queued_us, dispatched_us=dispatched_us)
 
     def _not_taken(self, node: BrokerNode, rows: DueRows, answer: Answer, judged: Judgement) -> None:
         """Rows that are not delivered go back, or are given up."""
-        self._verdicts.unanswered(rows, np.flatnonzero(judged.unanswered), node.health.number)
+        self._verdicts.mark_unanswered(rows, np.flatnonzero(judged.unanswered), node.health.number)
         dead = judged.places(RowFate.DEAD)
         if len(dead):
             self._verdicts.dead(rows.take(dead), answer.reason)

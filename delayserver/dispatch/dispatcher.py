@@ -60,7 +60,7 @@ class Dispatcher:
             if released:
                 await trio.lowlevel.checkpoint()
                 continue
-            self._overflow.freed()
+            self._overflow.offer_room()
             next_due_ms = self._wheel.next_due_ms()
             keyed_s = self._keyed_wait_s(to_ms)
             if next_due_ms is None or next_due_ms > self._horizon.due_ms:

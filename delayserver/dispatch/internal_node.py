@@ -20,7 +20,7 @@ class InternalNode(Target):
     async def deliver(self, batch: StoredBatch, *, uncertain: bool) -> Answer:
         """See `Target.deliver`. An uncertain record is as good as another one: what the task did with it is on disk."""
         due = self._due.put(batch)
-        codes = await due.answered()
+        codes = await due.wait_answer()
         if codes is None:
             raise DeliveryError(due.refusal, known=due.is_certain)
         return Answer(np.where(codes == RECORDED, np.uint8(RowAnswer.RECORDED), codes))

@@ -48,4 +48,4 @@ class NodeProbes:
         finally:
             asked.discard(node)
         if group.is_idle and node.health.failures:
-            node.health.succeeded(self._clock.monotonic_us())
+            node.health.record_success(self._clock.monotonic_us())

@@ -49,8 +49,9 @@ class Verdicts:
         """Return when the disk keeps up with what was decided."""
         await self._decided.wait_for_room()
 
-    def expired(self, rows: DueRows, expires_ms: I64, now_us: int) -> NDArray[np.intp] | None:
-        """Record the rows that have expired at `now_us`; returns the places of the others, None if no row has expired."""
+    def record_expired(self, rows: DueRows, expires_ms: I64, now_us: int) -> NDArray[np.intp] | None:
+        """Records the rows that have expired at `now_us`. Returns the places of the others; None if no row has
+        expired."""
         expired = expired_rows(expires_ms, now_us)
         if expired is None:
             return None
@@ -81,7 +82,7 @@ class Verdicts:
             group=self._group.name,
             reason=reason or "too many attempts",
         )
-        self._attempted.settled(rows.sequence)
+        self._attempted.forget_delivered(rows.sequence)
         self._give_up(rows, Outcome.DEAD_LETTERED, self._clock.now_us())
 
     def _give_up(self, rows: DueRows, outcome: Outcome, now_us: int) -> None:
@@ -90,8 +91,9 @@ class Verdicts:
             compact_column(rows.payload["target_group"]),
         )
 
-    def unanswered(self, rows: DueRows, places: NDArray[np.intp], node: int) -> None:
-        """The node with this number may have taken the rows at these places: their answer did not come."""
+    def mark_unanswered(self, rows: DueRows, places: NDArray[np.intp], node: int) -> None:
+        """Marks the rows at these places as uncertain: the node with this number may have taken them, and their answer
+        did not come."""
         if not len(places):
             return
         payload = rows.payload
@@ -103,12 +105,12 @@ class Verdicts:
         payload["uncertain"][places] = 1
         self._attempted.note(rows.sequence[places], payload[places])
 
-    def delivered(
+    def record_delivered(
         self, rows: DueRows, answer: U8, elsewhere: U32 | None, *, queued_us: int, dispatched_us: int
     ) -> None:
-        """A node has the rows, or has written their outcomes. `answer`: its RowAnswer codes u8[n]. `elsewhere`: what
-        `unanswered_elsewhere` returned."""
-        self._attempted.settled(rows.sequence)
+        """Records rows that a node has, or whose outcomes it has written. `answer`: its RowAnswer codes u8[n].
+        `elsewhere`: what `unanswered_elsewhere` returned."""
+        self._attempted.forget_delivered(rows.sequence)
         recorded = answer == int(RowAnswer.RECORDED)
         if recorded.any():
             mine = np.flatnonzero(~recorded)
@@ -124,7 +126,7 @@ class Verdicts:
             elsewhere = np.where(found, 0, elsewhere).astype(np.uint32)
             maybe_twice = int((elsewhere > 0).sum())
             rows.payload["attempts"] = ATTEMPTS.pack(rows.payload["attempts"], elsewhere)
-        self._group.counters.were_delivered(len(rows), int(duplicate.sum()), maybe_twice)
+        self._group.counters.count_delivered(len(rows), int(duplicate.sum()), maybe_twice)
         self._decided.add(
             outcomes(
                 rows,

@@ -61,7 +61,7 @@ class PipeTransport:
 
     async def feed(self, received: Received) -> None:
         self._received = received
-        self._listener.came(self)
+        self._listener.add_ready(self)
         await self._ended.wait()
         error, self._error = self._error, None
         if error is not None:
@@ -89,7 +89,7 @@ class PipeTransport:
         if data == b"":
             self._end()
         elif data and self._incoming.has_news:
-            self._listener.came(self)
+            self._listener.add_ready(self)
 
     def _end(self) -> None:
         self._received = None
@@ -114,7 +114,7 @@ class PipeTransport:
 
     def resume(self) -> None:
         self._paused = False
-        self._listener.came(self)
+        self._listener.add_ready(self)
 
     def close(self) -> None:
         if not self._outgoing.ended:
@@ -138,7 +138,7 @@ class _Announce:
 
     def ring(self) -> None:
         """Something came. From any thread."""
-        self._listener.came(self._transport)
+        self._listener.add_ready(self._transport)
 
 
 class PipeListener:
@@ -166,8 +166,8 @@ class PipeListener:
             raise ConnectionRefusedError("the embedded server is closed")
         return transport
 
-    def came(self, transport: PipeTransport) -> None:
-        """A transport has something to read. From any thread."""
+    def add_ready(self, transport: PipeTransport) -> None:
+        """Has the next step read this transport. From any thread."""
         self._ready.append(transport)
         self._news.ring()
 

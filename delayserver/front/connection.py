@@ -116,7 +116,7 @@ class Handlers:
         # Whether clients need a token.
         self.guarded = False
 
-    def began_slow(self) -> None:
+    def count_slow(self) -> None:
         """Counts a request that became a task."""
         self.slow_begun += 1
 
@@ -611,7 +611,7 @@ class Connection:
             return
         answer = slow(self, request)
         self._slow += 1
-        self._handlers.began_slow()
+        self._handlers.count_slow()
         # The task does not get the request, so that an operation that waits does not keep the arguments in memory.
         self._nursery.start_soon(self._serve_slow, answer, request.id, request.operation)
 
@@ -625,7 +625,7 @@ class Connection:
         assert self._nursery is not None
         self._large_runs = True
         self._slow += 1
-        self._handlers.began_slow()
+        self._handlers.count_slow()
         self._nursery.start_soon(self._serve_large, slow, request)
 
     async def _serve_large(self, slow: SlowHandler, request: RequestFrame) -> None:
@@ -668,7 +668,7 @@ class Connection:
         if not self.open or self._nursery is None or self._slow >= SLOW_REQUESTS_MAX:
             return False
         self._slow += 1
-        self._handlers.began_slow()
+        self._handlers.count_slow()
         self._nursery.start_soon(self._serve_slow, answer(), request.id, request.operation)
         return True
 
@@ -735,7 +735,7 @@ class Connection:
         """Ends what a handler began that failed."""
         self.end_one_way(*range(number + 1, self._last_one_way + 1))
 
-    def when_told(self, action: Callable[[], None]) -> None:
+    def when_refusals_known(self, action: Callable[[], None]) -> None:
         """Calls `action` when it is known what was refused of all one-way requests that came before: in this call, or
         later. At once beyond UNTIL_TOLD_MAX of them."""
         if self._untold and len(self._until_told) < UNTIL_TOLD_MAX:
@@ -834,7 +834,7 @@ class Connection:
                     return
                 taken = self.transport.send_now(self._unsent.first())
                 self._sent_bytes += taken
-                self._unsent.sent(taken)
+                self._unsent.remove_sent(taken)
                 self._hold_unsent()
                 self._go_on()
         except OSError:

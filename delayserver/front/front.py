@@ -164,10 +164,11 @@ class Front:
         def answer() -> None:
             connection.reply(encode_reply(request_id, {"server_us": self._clock.now_us()}))
 
-        connection.when_told(answer)
+        connection.when_refusals_known(answer)
 
-    def opened(self, service: Service) -> None:
-        """Adds the handlers, because the data directory is open; each one answers from the stage of its operation on."""
+    def open(self, service: Service) -> None:
+        """Adds the handlers, because the data directory is open. Each one answers from the stage of its operation
+        on."""
         self._service = service
         self._guarded = service.tokens.enabled.is_set() and not service.trusting
         if self._guarded:
@@ -209,7 +210,7 @@ class Front:
                     transport.send_now(encode_error(0, refused))
                 transport.close()
                 continue
-            self._connections.began()
+            self._connections.count_opened()
             self._came.ring()
             nursery.start_soon(self._serve, transport, party)
 
@@ -266,7 +267,7 @@ class Front:
             await connection.run()
         finally:
             self._serving.discard(connection)
-            self._connections.ended()
-            self._servers.closed(connection.peer)
+            self._connections.count_closed()
+            self._servers.forget(connection.peer)
             if self._service is not None:
-                self._service.tokens.closed(connection.peer.number)
+                self._service.tokens.forget(connection.peer.number)

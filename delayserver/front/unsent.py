@@ -29,7 +29,7 @@ class Unsent:
         """The bytes to send next. The queue must not be empty."""
         return self._frames[0][0]
 
-    def sent(self, count: int) -> None:
+    def remove_sent(self, count: int) -> None:
         """Removes `count` sent bytes of `first`."""
         rest, lost = self._frames[0]
         self.bytes -= count

@@ -76,7 +76,7 @@ class Refill:
         try:
             return await self._read(group, place, window, places)
         finally:
-            group.spilled.was_read()
+            group.spilled.end_read()
 
     async def _read(self, group: GroupRows, place: int | None, window: int, places: list[int]) -> bool:
         ends = self._reader.ends(window)

@@ -111,8 +111,8 @@ class WindowLoads:
             self._cursors.abandon_load(ticket)
             raise
         self._cursors.finish_load(ticket)
-        self._book.was_read(window_ms)
-        self._reader.was_read(window_ms)
+        self._book.mark_read(window_ms)
+        self._reader.forget_failures(window_ms)
         return 1
 
     def _abandon(self, window_ms: int, ticket: LoadTicket, error: CorruptionError | DiskError) -> None:
@@ -120,7 +120,7 @@ class WindowLoads:
         self._damage.report(error)
         self._cursors.abandon_load(ticket)
         self._damaged[window_ms] = self._clock.monotonic_us() + again_us(error)
-        self._book.could_not_be_read(window_ms)
+        self._book.mark_unreadable(window_ms)
 
     async def _load_many(self, windows: list[int], turn: LoadTurn) -> int:
         """Load small windows together: one step takes their ends, one read in a thread, and one step adds their rows."""
@@ -152,8 +152,8 @@ class WindowLoads:
             raise
         for window, ticket in tickets.items():
             self._cursors.finish_load(ticket)
-            self._book.was_read(window)
-            self._reader.was_read(window)
+            self._book.mark_read(window)
+            self._reader.forget_failures(window)
         return len(tickets)
 
     def _read_many(self, tickets: Mapping[int, LoadTicket]) -> _Many:

@@ -84,8 +84,8 @@ class WindowReader:
             LoadedRows(whole.due_ms, whole.sequence, whole.rows, limit), ScheduleIndex.concatenate(copies)
         )
 
-    def was_read(self, window_ms: int) -> None:
-        """The window is loaded: its failed reads count no longer."""
+    def forget_failures(self, window_ms: int) -> None:
+        """Forgets the failed reads of a window, because it is loaded."""
         self._failed_reads.forget(window_ms)
 
     def _index(self, key: ScheduleKey, end: int, from_key: Key, to_key: Key, rows_max: int | None) -> ScheduleIndex:

@@ -21,7 +21,7 @@ class LineLimit:
         self._periods: OrderedDict[str, tuple[float, int, int]] = OrderedDict()
 
     def admits(self, event: str, now_s: float) -> bool:
-        """Counts a line of the event. False: leave it out. Call `ended` before."""
+        """Counts a line of the event. False: leave it out. Call `take_ended` before."""
         began_s, lines, left_out = self._periods.get(event, (now_s, 0, 0))
         if lines >= LINES_MAX:
             self._periods[event] = began_s, lines, left_out + 1
@@ -31,8 +31,8 @@ class LineLimit:
             self._periods.popitem(last=False)
         return True
 
-    def ended(self, now_s: float) -> dict[str, int]:
-        """Events whose period has ended, with the number of lines that were left out in it. They are forgotten."""
+    def take_ended(self, now_s: float) -> dict[str, int]:
+        """Takes out the events whose period has ended. Returns the number of lines that were left out of each."""
         told = {}
         while self._periods:
             event, (began_s, _, left_out) = next(iter(self._periods.items()))

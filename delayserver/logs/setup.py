@@ -49,7 +49,7 @@ class BoundedLines(logging.Handler):
         super().close()
 
     def _tell_left_out(self, now_s: float) -> None:
-        for event, count in self._limit.ended(now_s).items():
+        for event, count in self._limit.take_ended(now_s).items():
             self._lines.handle(_left_out(event, count))
 
 

@@ -144,7 +144,7 @@ class NameDesk:
         if text:
             with suppress(TableFullError, DiskFullError):  # the next name writes the total
                 self._table.intern(OWN, text)
-                counts.written(token_id, kind)
+                counts.mark_written(token_id, kind)
 
     def _within(self, token_id: str, kind: int, names: list[str], *, fitting: bool) -> list[str]:
         """The names without the new ones for which the client has no place. Raises as `intern`, if not `fitting`."""

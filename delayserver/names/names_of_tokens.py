@@ -43,6 +43,6 @@ class NamesOfTokens:
             return []
         return [f"{_WORD} {kind} {total} {token_id}"]
 
-    def written(self, token_id: str, kind: int) -> None:
-        """The present total is durable."""
+    def mark_written(self, token_id: str, kind: int) -> None:
+        """Marks the present total as durable."""
         self._written[token_id, kind] = self.added(token_id, kind)

@@ -103,7 +103,7 @@ class OutcomeRecorder:
         try:
             batches, totals = decided.begin_write(), decided.totals.copy()
             keys = await self._writer.write(batches)
-            decided.wrote(totals)
+            decided.end_write(totals)
         finally:
             writes.release()
         return keys

@@ -159,7 +159,7 @@ class GroupCommit:
         if isinstance(self.refusal, NotReady):
             self.refusal = None
 
-    def storage_failed(self, error: StorageFailed) -> None:
+    def refuse_from_now(self, error: StorageFailed) -> None:
         """Refuses everything from now on and lets `run` end the server, because a sync elsewhere has failed."""
         self.refusal = error
         self._work.set()
@@ -186,7 +186,7 @@ class GroupCommit:
                 await self._work.wait()
                 self._idle = trio.Event()
                 self._stop_if_failed()
-                continue  # `storage_failed` may have set `_work` with nothing gathered
+                continue  # `refuse_from_now` may have set `_work` with nothing gathered
             await self._lag_over()
             await self._commit_group(self._accepted.begin())
             if self._gathering:

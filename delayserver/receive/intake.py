@@ -219,7 +219,7 @@ class Intake:
             raise _too_far(due, _text(latest_ms), self._settings.delay_ms_max)
         return due
 
-    def refused_due(self, due_ms: NDArray[np.int64]) -> dict[int, DelayServerError]:
+    def check_due_again(self, due_ms: NDArray[np.int64]) -> dict[int, DelayServerError]:
         """Checks n accepted due times again after a request has waited. Returns the errors by place."""
         refused: dict[int, DelayServerError] = {}
         self._check_due(due_ms, self._clock.now_us(), refused)

@@ -87,7 +87,7 @@ class MessageLogWriter:
         self._stages.sync.add(took_us)
         self.sync_us_max = max(self.sync_us_max, took_us)
         if group.size_bytes <= self._settings.inline_sync_bytes_max:
-            self._pace.took(took_us)
+            self._pace.add_sync(took_us)
 
     async def warm(self) -> None:
         """Overwrites space ahead of the tail while there is nothing to commit. Raises SyncFailedError."""

@@ -98,7 +98,7 @@ class DayEnd:
             moved += len(mine)
             await trio.lowlevel.checkpoint()
         if moved:
-            await self._decided.all_written()
+            await self._decided.wait_all_written()
             self._drains.moved[start_ms] = moved
 
     def _outcomes_by_file(self, start_ms: int) -> list[tuple[DispatchKey, OutcomeBatch]]:

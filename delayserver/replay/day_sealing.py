@@ -64,10 +64,10 @@ class DaySealing:
         near = [start for start in near if not self._may_stay_whole(start)]
         # Read in threads, before the step that seals: from that step on each question about the days needs them. What is not
         # written before that would make this step read the file.
-        await self._decided.all_written()
+        await self._decided.wait_all_written()
         known = await self._outcomes.read(near)
         # Outcomes so far belong to the coarse files. Only the replayer's task decides about coarse rows.
-        await self._decided.all_written()
+        await self._decided.wait_all_written()
         whole = [start for start in starts if self._may_stay_whole(start)]
         self._days.seal(until_ms, self._positions.replayed_sequence.value, starts, whole)
         self._book.refresh([start for start in whole if self._days.is_whole(start)])

@@ -108,6 +108,7 @@ class Deduplication:
             self._failed_reads += 1
             raise IdsUnreadableError from error
 
-    def drained_into(self, start_ms: int) -> None:
-        """Rows of a drained day were put into this window: its index is to be read again."""
+    def forget_window(self, start_ms: int) -> None:
+        """Forgets the index of a window, because rows of a drained day were put into it. The next question reads it
+        again."""
         self._indexes.forget(ScheduleKey(start_ms, ScheduleSource.DIRECT))

@@ -60,7 +60,7 @@ class DrainedRows:
             for start in refused:
                 self._memory.leave_to_load(start)
             self._memory.publish_drained(done, decided)
-            self._positions.published_drained()
+            self._positions.end_drained()
         await self._record_lost_copies(done)
         # Now, and not all of them at the end: a round of replay would wait for that.
         await self._workers.run(partial(self._schedule.sync, [placed.key for placed in done.placed]))

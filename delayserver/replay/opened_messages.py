@@ -20,5 +20,5 @@ class OpenedMessages:
     def publish(self, done: Round) -> None:
         """Open the messages of a round. Those that a start replays may have an outcome already."""
         if done.messages is not None and not self._outcomes.recovering:
-            self._decided.opened(done.messages)
+            self._decided.open_round(done.messages)
             self._stages.replay_lag.add(self._clock.now_us() - int(done.messages.accepted_us[0]))

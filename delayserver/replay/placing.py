@@ -97,14 +97,16 @@ class Placing:
         if self._backwards:
             parts.reverse()
         if source == ScheduleSource.FROM_DAY:  # not what its minutes had before: that was published, or is a load's
-            self._positions.drained(np.concatenate([np.empty(0, np.int64), *[rows.sequence for _, rows in parts]]))
+            self._positions.begin_drained(
+                np.concatenate([np.empty(0, np.int64), *[rows.sequence for _, rows in parts]])
+            )
         self._schedule.prepare([key for key, _ in parts])
         for key, rows in parts:
             if source == ScheduleSource.DIRECT:
                 marked = self._deduplication.mark(key, rows, may_read=not self._quick)
             else:
                 marked = rows
-                self._deduplication.drained_into(key.start_ms)
+                self._deduplication.forget_window(key.start_ms)
             row_sum = batch_sums(marked) if self._cursors.is_taken(key.start_ms) else None
             done.placed.append(Placed(key, self._schedule.append(key, marked), marked, row_sum))
             if not self.count_skipped and source == ScheduleSource.DIRECT:

@@ -36,7 +36,7 @@ class PlacingWaits:
 
     def end(self) -> None:
         """The round is placed."""
-        self._room.found()
+        self._room.resume()
 
     def _needed_bytes(self, done: Round) -> int:
         """About what all that waits for its replay takes on the disk: its bytes, and a block for each file of the round."""

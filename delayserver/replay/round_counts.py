@@ -38,7 +38,7 @@ class RoundCounts:
         if has_any(messages.origin_sequence):
             timers = (messages.origin_sequence != 0) & (messages.target_group == 0)
             if timers.any():
-                self._balance.timed(int(messages.due_ms[timers].max()))
+                self._balance.extend_timers(int(messages.due_ms[timers].max()))
 
     def _has_retired(self, messages: MessageBatch) -> bool:
         """Whether a window of these messages is retired: its outcomes are not in its files any more."""

@@ -69,7 +69,7 @@ class RoundOutcomes:
                     self._record_undone(key, rows, self._decided.outcome_of(key, index, rows.sequence))
             except CorruptionError as error:
                 self._damage.report(error)
-                told = await self._decided.told(key, rows.sequence)
+                told = await self._decided.readable_codes(key, rows.sequence)
                 # Others may have been decided while the file was read.
                 undecided = np.flatnonzero(self._decided.is_unknown(rows.due_ms, rows.sequence))
                 self._record_undone(key, rows.take(undecided), told[undecided])

@@ -81,7 +81,7 @@ class RowsToMemory:
             wanted |= start < ahead_ms and not self._cursors.is_loaded(start)
         self._book.refresh(touched)
         if added:
-            self._overflow.bound()
+            self._overflow.enforce_bound()
         if wanted:
             self._residency.loadable.ring()
 

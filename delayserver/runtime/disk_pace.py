@@ -23,7 +23,7 @@ class DiskPace:
         """True if the event loop may wait for the next sync."""
         return self._mean_us < INLINE_SYNC_US_MAX
 
-    def took(self, duration_us: int) -> None:
-        """Adds the duration of a small sync, bounded: a pause of the machine does not look like a slow disk, and a few
-        quick syncs make up for a slow minute."""
+    def add_sync(self, duration_us: int) -> None:
+        """Adds the duration of a small sync to the mean, bounded: a pause of the machine does not look like a slow
+        disk, and a few quick syncs make up for a slow minute."""
         self._mean_us += (min(duration_us, 2 * INLINE_SYNC_US_MAX) - self._mean_us) // _SYNCS

@@ -1,6 +1,6 @@
 """Waiting for room on a full disk: the log lines for the operator, and the pauses. It does not wait by itself.
 
-A part that meets a full disk calls `full` at each attempt and `found` when it goes on. The first call is logged at once,
+A part that meets a full disk calls `full` at each attempt and `resume` when it goes on. The first call is logged at once,
 further calls at most once a minute.
 """
 
@@ -38,7 +38,7 @@ class RoomWait:
         self._last_us: int | None = None
         self.text = ""
         self.pause_ms = PAUSE_MS
-        # Set while the part waits. `found` replaces it by a new event.
+        # Set while the part waits. `resume` replaces it by a new event.
         self.blocked = trio.Event()
 
     @property
@@ -98,8 +98,8 @@ class RoomWait:
         except DiskError:
             return 0
 
-    def found(self) -> None:
-        """The part goes on."""
+    def resume(self) -> None:
+        """Ends the wait for room: the disk took what the part wrote."""
         if self.waiting:
             events.warning("disk_full_ended", "the disk has room again: {part} goes on", part=self._what)
             self.text = ""

@@ -69,7 +69,7 @@ def build_broker(ground: Ground, upkeep: UpkeepParts, receive: ReceiveParts) -> 
         opened.sequences,
         opened.directory.server_id,
         ground.settings.storage,
-        receive.commit.storage_failed,
+        receive.commit.refuse_from_now,
         runtime,
     )
     return BrokerParts(core, commit, pulls, local, publishing)

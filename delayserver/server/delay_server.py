@@ -181,7 +181,7 @@ class DelayServer:
                     parts = self.parts
                     table = HandlerTable(operations_of(parts, listener.addresses), self.settings, self.clock)
                     steps = Steps((parts.receive.commit, parts.broker.publishing))
-                    self.front.opened(Service(steps, table, parts.groups.tokens, self._trusting))
+                    self.front.open(Service(steps, table, parts.groups.tokens, self._trusting))
                     if opened is not None:
                         opened()
                     await self._start(nursery)
@@ -216,7 +216,7 @@ class DelayServer:
                     raise
                 self.damage.report(error)
                 await self.clock.sleep_ms(OPEN_AGAIN_MS)
-        self.opening_room.found()
+        self.opening_room.resume()
 
     async def _start(self, nursery: trio.Nursery) -> None:
         """Replay, then start all that serves."""

@@ -82,11 +82,11 @@ def _begin_counts(ground: Ground, state: StateParts, totals: I64) -> None:
     pending = pending_before(files, opened.found, created=opened.directory.created)
     balance.subjects.redeliveries.begin(opened.sequences.next - 1, frozenset() if pending is None else pending.ended)
     if pending is not None:
-        balance.subjects.found(pending.subjects, pending.redeliveries)
+        balance.subjects.start_from(pending.subjects, pending.redeliveries)
     counted = opened.found.checkpoint.totals
     # A checkpoint of an older program, or a lost one, does not say it. Then timers may lie anywhere.
     has_timers = files.names.code(OWN, TIMERS_SUBJECT) != 0
-    balance.timed(counted.get("timers_until_ms", ANY_TIME_MS if has_timers else 0))
+    balance.extend_timers(counted.get("timers_until_ms", ANY_TIME_MS if has_timers else 0))
     if opened.found.lost:
         balance.place(*count_accepted(files))
     else:

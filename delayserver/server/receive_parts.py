@@ -29,6 +29,6 @@ def build_receive(ground: Ground, state: StateParts, upkeep: UpkeepParts) -> Rec
     gathering, accepted, positions = state.gathering, state.accepted, state.positions
     writer = MessageLogWriter(opened.files.log, opened.sequences, gathering, accepted, positions, storage, runtime)
     commit = GroupCommit(gathering, opened.sequences, writer, accepted, positions, storage, runtime)
-    names = NameDesk(ground.names, message, commit.storage_failed)
+    names = NameDesk(ground.names, message, commit.refuse_from_now)
     closed = upkeep.retention.oldest_due_ms, upkeep.retention.closed
     return ReceiveParts(writer, commit, names, Intake(message, ground.server_id, names, *closed, runtime))

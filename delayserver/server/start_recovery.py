@@ -44,7 +44,7 @@ class Recovery:
         read = partial(read_ahead, log, max(position, log.first), log.synced)
         ahead = await self._workers.run(read, abandon_on_cancel=True)
         self._state.decided.holds.hold_at_start(ahead.cancelled)
-        self._state.balance.found(self._found.checkpoint.totals.get("accepted", 0) + ahead.accepted)
+        self._state.balance.start_from(self._found.checkpoint.totals.get("accepted", 0) + ahead.accepted)
 
     async def finish(self) -> None:
         """Replay what the checkpoint does not cover before anything may be loaded, or with its cancels held: a cancel
@@ -70,8 +70,8 @@ class Recovery:
         if len(uncounted.outcomes) or uncounted.accepted or met_damage:
             state.balance.subjects.doubt()
         state.balance.place(uncounted.accepted, uncounted.internal, 0)
-        state.balance.found(state.balance.placed)
-        state.balance.subjects.replayed()
+        state.balance.start_from(state.balance.placed)
+        state.balance.subjects.end_replay()
         state.decided.holds.release_start()
         state.book.open()
         state.residency.loadable.ring()

@@ -72,7 +72,7 @@ class Topology:
         for group in (*kept, *leaving):
             group.rows.may_be_elsewhere()
         if wheel.routes.take_over(routes):
-            self._residency.routes_changed()
+            self._residency.reroute()
         for group in leaving:
             group.stop()
         while any(group.rows.running for group in leaving) or any(node.health.in_flight for node in left):

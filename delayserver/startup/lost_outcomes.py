@@ -124,7 +124,7 @@ class LostOutcomes:
                 restored.append(key)
             else:
                 self._dispatch.note_loss(key, loss._replace(searched=True))
-        await self._decided.all_written()
+        await self._decided.wait_all_written()
         for key in restored:
             self._dispatch.forget_loss(key)
             events.warning(

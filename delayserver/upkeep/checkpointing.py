@@ -116,7 +116,7 @@ class Checkpointing:
     async def _write(self, clean: bool, uncertain: Uncertain | None) -> None:
         captured, peak_us = self._progress.capture(), self._clock.now_us()
         self._begun_position = captured.position
-        await self._decided.all_written()
+        await self._decided.wait_all_written()
         async with self._decided.writes:  # so that marks and counts are of the same outcomes
             ended = self._progress.ended_subjects()
             captured.redeliveries.merge(self._progress.ended_redeliveries(), -1)

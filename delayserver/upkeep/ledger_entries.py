@@ -87,7 +87,7 @@ class LedgerEntries:
     async def enter(self, starts_ms: Iterable[int], may_go: Callable[[int], bool]) -> list[int]:
         """Enters the windows that still may go when all outcomes are written. Returns those that it counted; of these the
         ledger lacks the ones that are damaged, and those that a full disk refused."""
-        await self._decided.all_written()
+        await self._decided.wait_all_written()
         # Late messages may come while the files are read. Sequences above these are not counted.
         last = {start: self._book.last_sequence(start) for start in starts_ms if may_go(start)}
         await self._workers.run(partial(self._enter, last))

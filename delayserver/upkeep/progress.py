@@ -70,11 +70,11 @@ class Progress:
 
     def ended_subjects(self) -> I64:
         """Messages by subject whose outcomes have become durable since the start."""
-        return self._balance.subjects.ended()
+        return self._balance.subjects.ended_counts()
 
     def ended_redeliveries(self) -> WaitingAges:
         """Redeliveries whose outcomes have become durable since the capture."""
-        return self._balance.subjects.redeliveries.ended()
+        return self._balance.subjects.redeliveries.ended_ages()
 
     @property
     def outcomes(self) -> int:

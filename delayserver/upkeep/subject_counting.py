@@ -99,7 +99,7 @@ class SubjectCounting:
             await self._clock.sleep_ms((self._clock.monotonic_us() - began_us) / 1000)
         if self._days.version != version:  # what is in two files of a day that was sealed meanwhile was counted twice
             raise _FilesChanged
-        self._counts.counted(pending.copy(), placed, ended, redeliveries, known)
+        self._counts.rebase(pending.copy(), placed, ended, redeliveries, known)
 
     async def _run(self, work: Callable[[], T]) -> T:
         scope = trio.CancelScope(shield=True)

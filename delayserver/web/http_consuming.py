@@ -316,7 +316,7 @@ class _Stream:
                     return
                 # A comment also begins a stream without messages, so that its client sees the answer.
                 yield await self._next() or PING
-                await self._place.taken()
+                await self._place.wait_taken()
                 await self.pull()
             except DelayServerError as error:
                 yield event(problem_of(error).encoded(), name="problem")

@@ -73,7 +73,7 @@ class StreamPlace:
         """Count the bytes that are about to be sent. Raises `QueueFull`."""
         self._holding.hold(size)
 
-    async def taken(self) -> None:
-        """Wait until the client has taken what was sent, but for 64 KiB."""
+    async def wait_taken(self) -> None:
+        """Waits until the client has taken what was sent, but for 64 KiB."""
         await self._taken()
         self._holding.hold(0)

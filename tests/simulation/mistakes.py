@@ -566,13 +566,13 @@ def queues_emptied_for_nobody() -> list[Change]:
     """Other routes: what waits in the queues leaves them, and nothing loads it again."""
 
     def mistaken(_right: Any) -> Any:
-        def routes_changed(residency: Residency) -> None:
+        def reroute(residency: Residency) -> None:
             for group in residency.groups.values():
                 group.give_up_waiting()
 
-        return routes_changed
+        return reroute
 
-    return [(Residency, "routes_changed", mistaken)]
+    return [(Residency, "reroute", mistaken)]
 
 
 def back_to_a_group_that_is_gone() -> list[Change]:

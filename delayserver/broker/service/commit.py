@@ -200,7 +200,7 @@ class BrokerCommit:
             await self._workers.run(plan.run)
             finished = True
             if not self.pace.quick:  # otherwise small groups measure it themselves
-                self.pace.took(self._clock.monotonic_us() - started_us)
+                self.pace.add_sync(self._clock.monotonic_us() - started_us)
         finally:
             if finished:
                 self._durability.finish_sync()

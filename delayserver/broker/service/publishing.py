@@ -165,7 +165,7 @@ class Publishing:
     def _took(self, duration_us: int) -> None:
         """A small group was written and synced on the event loop."""
         self.sync_us_max = max(self.sync_us_max, duration_us)
-        self._commit.pace.took(duration_us)
+        self._commit.pace.add_sync(duration_us)
 
     def _batch(self, group: list[_Part], sequence: int, now_us: int) -> StoredBatch | StoredRows:
         columns = group[0].columns

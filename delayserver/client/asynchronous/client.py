@@ -275,7 +275,7 @@ class AsyncClient(AsyncOperations):
             except ConnectionLost as error:
                 failures.append(error)
             else:
-                self._addresses.opened(place)
+                self._addresses.begin_at(place)
                 return stream
         raise none_connects(failures)
 

@@ -199,7 +199,7 @@ class AsyncPublishOperations(ABC):
         try:
             await node._reach()
         except ConnectionLost:
-            self._published_at.failed(subject, address)
+            self._published_at.distrust(subject, address)
             return False
         return True
 
@@ -209,7 +209,7 @@ class AsyncPublishOperations(ABC):
         try:
             result = await node._run(call)
         except DelayServerError:
-            self._published_at.failed(subject, address)
+            self._published_at.distrust(subject, address)
             raise
-        self._published_at.worked(address)
+        self._published_at.trust(address)
         return result

@@ -168,7 +168,7 @@ class Client(BlockingOperations):
             except ConnectionLost as error:
                 failures.append(error)
             else:
-                self._addresses.opened(place)
+                self._addresses.begin_at(place)
                 return connection
         raise none_connects(failures)
 

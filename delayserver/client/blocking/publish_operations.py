@@ -200,7 +200,7 @@ class BlockingPublishOperations(ABC):
         try:
             node._reach()
         except ConnectionLost:
-            self._published_at.failed(subject, address)
+            self._published_at.distrust(subject, address)
             return False
         return True
 
@@ -210,7 +210,7 @@ class BlockingPublishOperations(ABC):
         try:
             result = node._run(call)
         except DelayServerError:
-            self._published_at.failed(subject, address)
+            self._published_at.distrust(subject, address)
             raise
-        self._published_at.worked(address)
+        self._published_at.trust(address)
         return result

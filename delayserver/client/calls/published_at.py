@@ -56,12 +56,13 @@ class PublishedAt:
             self._nodes.clear()
         self._nodes[subject] = address
 
-    def worked(self, address: str) -> None:
-        """A node stored messages."""
+    def trust(self, address: str) -> None:
+        """Forgets the failure of a node, because it stored messages."""
         self._failed.discard(address)
 
-    def failed(self, subject: str, address: str) -> None:
-        """A node failed or refused: the next publish of the subject asks for the route, and prefers other nodes."""
+    def distrust(self, subject: str, address: str) -> None:
+        """Remembers that a node failed or refused. The next publish of the subject asks for the route, and prefers
+        other nodes."""
         self._nodes.pop(subject, None)
         if len(self._failed) >= FAILED_MAX:
             self._failed.clear()

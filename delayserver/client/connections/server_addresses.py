@@ -60,8 +60,8 @@ class Addresses:
         """All addresses once, the current one first."""
         return self._places[self._current :] + self._places[: self._current]
 
-    def opened(self, place: HostAndPort) -> None:
-        """A connection was opened to this address."""
+    def begin_at(self, place: HostAndPort) -> None:
+        """Begins at this address from now on, because a connection was opened to it."""
         self._current = self._places.index(place)
 
     def useless(self, place: HostAndPort) -> None:

@@ -97,7 +97,7 @@ class ConsumingHandlers:
         answer = self._consuming.pull(
             pull,
             acks,
-            reply.handed,
+            reply.give,
             PullRoom(connection.reply_bytes, connection.when_room),
             waiting,
             connection.work(),

@@ -56,7 +56,7 @@ class MessagesReply:
         """The result without messages."""
         return self._result(None)
 
-    def handed(self, pulled: Pulled, lost: Callable[[], None]) -> None:
+    def give(self, pulled: Pulled, lost: Callable[[], None]) -> None:
         """Replies with leased messages in this step, or has `finish` do so if they are many rows. There is room for them.
 
         Calls `lost` if the client never gets them all."""
@@ -67,7 +67,7 @@ class MessagesReply:
             self._connection.begin_making(_size_of(pulled))
 
     async def finish(self) -> None:
-        """Makes the reply that `handed` has left."""
+        """Makes the reply that `give` has left."""
         if self._later is not None:
             pulled, lost = self._later
             try:
@@ -80,7 +80,7 @@ class MessagesReply:
             self._connection.end_making()
 
     def give_up(self) -> None:
-        """The reply that `handed` has left will not be made."""
+        """The reply that `give` has left will not be made."""
         if self._later is not None:
             (_, lost), self._later = self._later, None
             self._connection.end_making()

@@ -114,7 +114,7 @@ class TokenBook:
         self._bound[number] = _Bound(token, end)
         self._changed.ring()
 
-    def closed(self, number: int) -> None:
+    def forget(self, number: int) -> None:
         """Forgets a connection."""
         self._bound.pop(number, None)
 

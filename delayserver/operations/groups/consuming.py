@@ -152,12 +152,12 @@ class Consuming:
 
         def answer(pulled: Pulled) -> None:
             nonlocal answered
-            self._redelivery.leased()
+            self._redelivery.recompute_deadline()
             if owner:
                 self._note_owned(owner, (subject, group))
             if len(pulled):
                 self._broker.recently.add_pull(subject, group, pulled, self._clock.now_us())
-            handed(pulled, partial(self._redelivery.not_received, subject, group, pulled.delivery))
+            handed(pulled, partial(self._redelivery.redeliver_unreceived, subject, group, pulled.delivery))
             answered = True
 
         expired = self._groups.expired_messages
@@ -254,5 +254,5 @@ class Consuming:
                 raise QueueFull(
                     "too many leases of the group have an end of their own; ack some, or pull fewer at once"
                 )
-        self._redelivery.leased()
+        self._redelivery.recompute_deadline()
         return Extended(extended, len(deliveries) - extended)

@@ -81,7 +81,7 @@ class DeadLetterOperations:
                 self._queue.give_back(claim)
                 raise
             self._queue.settle(claim)
-            self._redelivery.sent(messages)
+            self._redelivery.count_sent(messages)
             await self._redelivery.durable()
         next_ms = asked.first_ms + round(len(letters) * step_ms)
         return ResendResult(len(letters), self._letters.waiting(key), next_ms, unreadable)

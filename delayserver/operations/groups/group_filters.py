@@ -36,7 +36,7 @@ class GroupFilters:
 
         Raises FilterInUse, GroupsFull, DiskFull, StorageFailed, and as `compile`."""
         key = (subject, group)
-        await self._policies.filter_settled(subject, group)
+        await self._policies.wait_for_filter(subject, group)
         if given is not None and given.text != self._table.filter_text(key):
             await self._policies.set_filter(subject, group, given, partial(self._require_unused, subject, group))
         while self._consuming.lacks_filter(key):  # the first pull since the start

@@ -90,8 +90,8 @@ class GroupPolicies:
             finally:
                 self._filter_changes.discard(key)
 
-    async def filter_settled(self, subject: int, group: int) -> None:
-        """Wait while the filter of a group changes."""
+    async def wait_for_filter(self, subject: int, group: int) -> None:
+        """Waits while the filter of a group changes."""
         while (subject, group) in self._filter_changes:
             async with self._changing:
                 pass

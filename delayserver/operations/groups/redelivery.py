@@ -119,8 +119,8 @@ class Redelivery:
             nursery.start_soon(self._hear_of_earlier)
             nursery.start_soon(self._end_gone)
 
-    def leased(self) -> None:
-        """Recomputes the next end of a lease, because new leases have begun."""
+    def recompute_deadline(self) -> None:
+        """Has the next end of a lease computed again, because new leases have begun."""
         self._leases.set()
 
     async def _hear_of_earlier(self) -> None:
@@ -130,7 +130,7 @@ class Redelivery:
             self._ended.hush()
             self._leases.set()
 
-    def not_received(self, subject: int, group: int, deliveries: I64) -> None:
+    def redeliver_unreceived(self, subject: int, group: int, deliveries: I64) -> None:
         """Redelivers the deliveries of a reply that was not sent completely, so no client has read it."""
         if len(self._unreceived) < UNRECEIVED_MAX:
             self._unreceived.append((subject, group, deliveries))
@@ -197,9 +197,9 @@ class Redelivery:
             await self.durable()
         await self._pipeline.commit(messages)
 
-    def sent(self, messages: MessageBatch) -> None:
+    def count_sent(self, messages: MessageBatch) -> None:
         """Counts committed records as on their way. Call it in the step in which their old deliveries are settled."""
-        self._redeliveries.sent(messages)
+        self._redeliveries.count_sent(messages)
 
     def whole(self, row: GroupRow) -> GroupRow:
         """A group's row with the redeliveries on their way through the delay pipeline, which the broker does not know."""
@@ -219,7 +219,7 @@ class Redelivery:
                 raise
         self._retries.settle(batch)
         if batch.messages is not None:
-            self.sent(batch.messages)
+            self.count_sent(batch.messages)
         self._broker.pulls.wake_group(batch.subject, batch.group)
         await self.durable()
         if not buried:
@@ -252,7 +252,7 @@ class Redelivery:
             return False
         except StoreError as error:  # as after a failed delivery: the server ends, and a restart recovers
             failed = StorageFailed(str(error))
-            self._pipeline.storage_failed(failed)
+            self._pipeline.refuse_from_now(failed)
             raise failed from error
         self._broker.pulls.wake(arrived, count)
         self._broker.lookers.wake(arrived)

@@ -31,7 +31,7 @@ class Cancel:
 
     async def by_number(self, sequence: I64, due_ms: I64, access: Access = EVERYTHING) -> U8:
         """Cancels messages by sequence and due time, i64[n] each: outcome codes u8[n]. Raises errors of the commit."""
-        return await self._cancellation.cancel(await self._naming.opened(sequence, due_ms, access), due_ms)
+        return await self._cancellation.cancel(await self._naming.without_closed(sequence, due_ms, access), due_ms)
 
     async def by_name(self, given: Given, work: Work, access: Access = EVERYTHING) -> Cancelled:
         """Cancels messages by name. If a reschedule gives the name to another message meanwhile, cancels that one.
@@ -39,7 +39,7 @@ class Cancel:
         named = await self._naming.find(given, work, access)
         outcome = await self._cancellation.cancel(named.sequence, named.due_ms)
         again = np.flatnonzero(outcome == int(Outcome.ALREADY_CANCELLED))
-        while len(again := await self._naming.replaced(named, again)):
+        while len(again := await self._naming.look_up_again(named, again)):
             outcome[again] = await self._cancellation.cancel(named.sequence[again], named.due_ms[again])
             again = again[outcome[again] == int(Outcome.ALREADY_CANCELLED)]
         return Cancelled(named, outcome)

@@ -166,7 +166,7 @@ class Cancellation:
                     try:
                         indexes[key] = await stack.enter_async_context(self._decided.pinned(key))
                     except CorruptionError:
-                        told[key] = await self._decided.told(key, message[rows])
+                        told[key] = await self._decided.readable_codes(key, message[rows])
                 if self._decided.holds.any_held(message):
                     # Another cancel of one of these messages is in progress and decides first.
                     await self._decided.holds.wait_released()

@@ -67,7 +67,7 @@ class Lookup:
 
     async def by_number(self, sequence: I64, due_ms: I64, work: Work, access: Access = EVERYTHING) -> list[FoundState]:
         """The states of messages by sequence and due time, i64[n] each."""
-        sequence = await self._naming.opened(sequence, due_ms, access)
+        sequence = await self._naming.without_closed(sequence, due_ms, access)
         found = await self._states.find(sequence, due_ms, work)
         return await self._states.with_rows(found, due_ms.tolist(), work)
 
@@ -85,7 +85,7 @@ class Lookup:
         named = await self._naming.find(given, work, access)
         found = await self._states.find(named.sequence, named.due_ms, work)
         again = _cancelled(found, np.arange(len(found)))
-        while len(again := await self._naming.replaced(named, again)):
+        while len(again := await self._naming.look_up_again(named, again)):
             others = await self._states.find(named.sequence[again], named.due_ms[again], work)
             for place, other in zip(again.tolist(), others, strict=True):
                 found[place] = other

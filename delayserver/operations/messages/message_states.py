@@ -157,7 +157,7 @@ class MessageStates:
                     free = self._decided.holds.not_held(message[rest])
                     code[rest[free]] = self._decided.outcome_of(key, index, message[rest[free]])
             except CorruptionError:  # reported; the outcomes of most messages are unknown
-                code[rest] = await self._decided.told(key, message[rest])
+                code[rest] = await self._decided.readable_codes(key, message[rest])
                 return code
             rest = rest[~free]
             if not len(rest):

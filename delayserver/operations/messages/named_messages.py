@@ -99,7 +99,7 @@ class Naming:
                 named.names.pop(place, None)
         return named
 
-    async def opened(self, sequence: I64, due_ms: I64, access: Access) -> I64:
+    async def without_closed(self, sequence: I64, due_ms: I64, access: Access) -> I64:
         """The sequences of messages, i64[n] each, with 0 for those whose subject is closed to the client."""
         if access.everything:
             return sequence
@@ -131,7 +131,7 @@ class Naming:
             await self._put_names(named, given.names, work, access)
         return named
 
-    async def replaced(self, named: NamedMessages, places: Places) -> Places:
+    async def look_up_again(self, named: NamedMessages, places: Places) -> Places:
         """Looks the names of cancelled messages at these places up again. Returns the places whose message has changed, and
         updates `named`. This happens if a reschedule to the same time was in progress at the first look. A place gets an
         error where damage may hide the message that has the name now."""

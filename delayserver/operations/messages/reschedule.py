@@ -84,7 +84,7 @@ class Reschedule:
             again = places[moved.outcome[places] == int(Outcome.ALREADY_CANCELLED)]
             # A message that this request names twice moves once.
             again = again[~np.isin(moved.message[again], moved.message[moved.new_sequence != 0])]
-            places = await self._naming.replaced(named, again)
+            places = await self._naming.look_up_again(named, again)
 
     def _read(self, moves: Moves, place: int, change: Change) -> None:
         """Checks a change and enters it in `moves`. Raises named errors."""
@@ -101,7 +101,7 @@ class Reschedule:
     ) -> Rescheduled:
         """Moves messages by sequence and due time, i64[n] each, to `due`. Raises the errors of `by_name`."""
         self._admission.require()
-        sequence = await self._naming.opened(sequence, due_ms, access)
+        sequence = await self._naming.without_closed(sequence, due_ms, access)
         count = len(sequence)
         errors: dict[int, DelayServerError] = {}
         new_due_ms = self._intake.due_column(due, errors)

@@ -170,7 +170,7 @@ class Rescheduling:
 
     def _refused(self, new_due_ms: I64, found: NDArray[np.bool_]) -> dict[int, DelayServerError]:
         """Errors of messages that cannot be sent: damaged bytes, or a new due time in a window closed meanwhile."""
-        refused: dict[int, DelayServerError] = self._intake.refused_due(new_due_ms)
+        refused: dict[int, DelayServerError] = self._intake.check_due_again(new_due_ms)
         for index in np.flatnonzero(~found).tolist():
             refused[index] = MessageDamaged("the part of the schedule file that holds it is damaged")
         return refused

@@ -131,7 +131,7 @@ class TimerFiles:
                     if self._decided.key_of(start_ms) == key:  # else its day was sealed meanwhile
                         return self._decided.outcome_of(key, index, sequence)
             except CorruptionError:  # reported
-                return await self._decided.told(key, sequence)
+                return await self._decided.readable_codes(key, sequence)
 
 
 def _is_at(key: ScheduleKey, place: TimerPlace) -> bool:

@@ -147,7 +147,7 @@ class Delivering:
             raise
         except StoreError as error:  # the server ends, as after a failure of its own deliveries; a restart recovers
             failed = StorageFailed(str(error))
-            self._pipeline.storage_failed(failed)
+            self._pipeline.refuse_from_now(failed)
             raise failed from error
 
     def _answer(

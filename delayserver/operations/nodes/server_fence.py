@@ -112,7 +112,7 @@ class ServerFence:
             retry_after_ms=HOLD_MS,
         )
 
-    def closed(self, connection: int, now_us: int) -> None:
+    def close_connection(self, connection: int, now_us: int) -> None:
         """Notes the end of a connection."""
         server_id = self._owners.pop(connection, None)
         if server_id is not None:

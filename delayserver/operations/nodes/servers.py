@@ -166,10 +166,10 @@ class Servers:
                 )
             raise
 
-    def closed(self, peer: Peer) -> None:
+    def forget(self, peer: Peer) -> None:
         """Forgets a peer whose connection has ended."""
         self._claims.pop(peer.number, None)
-        self.fence.closed(peer.number, self._clock.monotonic_us())
+        self.fence.close_connection(peer.number, self._clock.monotonic_us())
 
     def duplicates(self) -> list[dict[str, Any]]:
         """Server ids claimed by several processes, for `status`."""

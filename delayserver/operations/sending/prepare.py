@@ -136,7 +136,7 @@ class PreparedSend:
             if isinstance(result, DelayServerError):
                 answer(result)
             else:
-                answer(SentRows(self._send.sent(rows, result.first_sequence), rejections))
+                answer(SentRows(self._send.answer_for(rows, result.first_sequence), rejections))
 
         self._commit.submit(self._with_timers(to_batch([MessageRows(rows, 1, 0)])), done)
 

@@ -73,15 +73,15 @@ class Send:
         rows, rejections = self._intake.rows(messages)
 
         def done(first: int | DelayServerError) -> None:
-            answer(first if isinstance(first, DelayServerError) else SentRows(self.sent(rows, first), rejections))
+            answer(first if isinstance(first, DelayServerError) else SentRows(self.answer_for(rows, first), rejections))
 
         if rows:
             self._commit.submit_rows(rows, done)
         else:
             done(0)
 
-    def sent(self, rows: list[Row], sequence: int) -> list[SentMessage]:
-        """The answer for accepted rows. Their sequences begin with this one."""
+    def answer_for(self, rows: list[Row], sequence: int) -> list[SentMessage]:
+        """Returns the answer for accepted rows. Their sequences begin with `sequence`."""
         server_id, name_of, sent = self._server_id, self._names.name, []
         for due_ms, subject, _, message_id, _, _, _, _ in rows:
             receipt, derived_id = receipt_and_id(server_id, due_ms, sequence)

@@ -58,13 +58,13 @@ def lost_messages(taken: Capture, units: Units) -> list[tuple[str, int]]:
     drained = _Places(
         {key: missing[key] for key in gone if key.source == ScheduleSource.FROM_DAY}, lambda key: key.start_ms
     )
-    for _, _, columns in Reader(taken).logged(("sequence", "due_ms")) if gone else ():
+    for _, _, columns in Reader(taken).read_log(("sequence", "due_ms")) if gone else ():
         sequence, due_ms = columns["sequence"], columns["due_ms"]
         codes = units.codes_of(due_ms, sequence)
         whole.add(codes, sequence)
         coarse = (codes & 1).astype(np.bool_)
         drained.add(window_starts(due_ms[coarse], taken.files.window_ms), sequence[coarse])
-    lost = {**whole.lost(), **drained.lost()}
+    lost = {**whole.missing(), **drained.missing()}
     return [(taken.schedule_path(key), lost[key]) for key in gone if lost[key] > 0]
 
 
@@ -85,8 +85,8 @@ class _Places:
             there = (self._numbers[places] == numbers) & (sequence <= self._last[places])
             self._rows -= np.bincount(places[there], minlength=len(self._keys))
 
-    def lost(self) -> dict[ScheduleKey, int]:
-        """How many rows of each were not met."""
+    def missing(self) -> dict[ScheduleKey, int]:
+        """Returns how many rows of each file were not met."""
         return dict(zip(self._keys, self._rows.tolist(), strict=True))
 
 

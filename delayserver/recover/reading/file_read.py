@@ -104,7 +104,7 @@ class Reader:
         for part, expected in log_parts(self.taken):
             yield part, self.file(part.path, part.size, expected)
 
-    def logged(self, names: Sequence[str]) -> Iterator[tuple[LogPart, Records, Columns]]:
+    def read_log(self, names: Sequence[str]) -> Iterator[tuple[LogPart, Records, Columns]]:
         """The messages of message_log: segment, records, and these columns of all their rows. The bytes of the messages are
         not verified. Records whose columns make no sense are passed over: `check` reports them."""
         for part, read in self.segments():

@@ -94,8 +94,8 @@ class MemoryShare:
         """A frame of this length begins to wait, with this place in line."""
         self.length, self.key = length, key
 
-    def came(self, come_bytes: int) -> None:
-        """So much has come of the frame."""
+    def note_come(self, come_bytes: int) -> None:
+        """Keeps how many bytes of the frame have come."""
         self.come_bytes = come_bytes
 
     def grant(self, *, granted: bool) -> None:
@@ -204,14 +204,14 @@ class ConnectionMemory:
         if self._waits(share):
             return False
         if share.granted:
-            share.came(come)
+            share.note_come(come)
             return True
         if share.held_bytes - share.frame_bytes + length <= self.allowance_bytes:
             self._hold(share, length, share.ready_bytes, share.unsent_bytes)
             return True
         self._hold(share, come, share.ready_bytes, share.unsent_bytes)
         share.begin(length, self._passed_bytes + SIZE_WEIGHT * length)
-        share.came(come)
+        share.note_come(come)
         party = share.party
         self._behind.setdefault(party, {})[share] = None
         self._advance(party)

@@ -22,12 +22,12 @@ class Connections:
         # Messages of one-way requests that were refused.
         self.one_way_refused = 0
 
-    def began(self) -> None:
-        """A connection was accepted."""
+    def count_opened(self) -> None:
+        """Counts an accepted connection."""
         self.open += 1
 
-    def ended(self) -> None:
-        """A connection has ended."""
+    def count_closed(self) -> None:
+        """Counts the end of a connection."""
         self.open -= 1
 
     def count_error(self, name: str) -> None:

@@ -37,8 +37,8 @@ class Balance:
         """Messages that were accepted; 0 while the start still counts them."""
         return self._before + self._committed
 
-    def found(self, accepted: int) -> None:
-        """The start has counted what was accepted before it."""
+    def start_from(self, accepted: int) -> None:
+        """Takes what was accepted before this start. Writer: the start."""
         self._before = accepted
 
     def commit(self, accepted: int) -> None:
@@ -52,8 +52,8 @@ class Balance:
         self.internal += internal
         self.replaced += replaced
 
-    def timed(self, until_ms: int) -> None:
-        """Timers were placed, the last of them due then. Writers: the start, then the replay."""
+    def extend_timers(self, until_ms: int) -> None:
+        """Counts placed timers, the last of which is due at `until_ms`. Writers: the start, then the replay."""
         self.timers_until_ms = max(self.timers_until_ms, until_ms)
 
     def check_invariants(self) -> None:

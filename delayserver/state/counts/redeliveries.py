@@ -73,8 +73,8 @@ class Redeliveries:
         the start."""
         self._before, self._ended_before = before, ended
 
-    def found(self, pending: WaitingAges) -> None:
-        """So many were pending before the first round of the replay. Writer: the start."""
+    def start_from(self, pending: WaitingAges) -> None:
+        """Takes those that were pending before the first round of the replay. Writer: the start."""
         self._pending.merge(pending)
         self._waiting.merge(pending)
 
@@ -92,12 +92,13 @@ class Redeliveries:
             old = rows.take(np.flatnonzero(rows.sequence <= self._before))
             self._waiting.add(old.subject, old.group, old.since_us, 1)
 
-    def sent(self, batch: MessageBatch) -> None:
-        """Their old deliveries are settled in this step. Writer: the redelivery."""
+    def count_sent(self, batch: MessageBatch) -> None:
+        """Counts committed redeliveries, in the step in which their old deliveries are settled. Writer: the
+        redelivery."""
         self._waiting.add(batch.subject, batch.target_group, batch.accepted_us, 1)
 
-    def arrived(self, batch: StoredBatch, taken: I64) -> None:
-        """The local broker has these rows of a hand-over in its queues. Writer: the embedded node."""
+    def count_arrived(self, batch: StoredBatch, taken: I64) -> None:
+        """Counts the rows of a hand-over that the local broker has in its queues. Writer: the embedded node."""
         rows = RedeliveryRows.of_messages(batch.take(taken) if len(taken) < len(batch) else batch)
         if rows is None:
             return
@@ -105,8 +106,9 @@ class Redeliveries:
         self._landed.update(fresh.sequence.tolist())
         self._waiting.add(fresh.subject, fresh.group, fresh.since_us, -1)
 
-    def decided(self, rows: RedeliveryRows) -> None:
-        """They have an outcome: this broker has them, or another node, or they are given up. Writer: `Decided`."""
+    def count_decided(self, rows: RedeliveryRows) -> None:
+        """Counts redeliveries that have an outcome: this broker has them, or another node, or they are given up.
+        Writer: `Decided`."""
         fresh = _without(rows, self._landed)
         self._landed.difference_update(rows.sequence.tolist())
         self._waiting.add(fresh.subject, fresh.group, fresh.since_us, -1)
@@ -122,8 +124,9 @@ class Redeliveries:
         self._ended = WaitingAges()
         return self.pending()
 
-    def counted(self, pending: WaitingAges, known: WaitingAges) -> None:
-        """So many were pending, by the files, when `known` was copied from `pending`. Writer: the counting of the files."""
+    def rebase(self, pending: WaitingAges, known: WaitingAges) -> None:
+        """Counts on from the files: `pending` were pending by them when `known` was copied from `pending`. Writer: the
+        counting of the files."""
         for table in (self._pending, self._waiting):
             table.merge(pending)
             table.merge(known, -1)
@@ -143,8 +146,8 @@ class Redeliveries:
         """How many wait for all groups."""
         return max(0, self._waiting.total())
 
-    def ended(self) -> WaitingAges:
-        """A copy of those that ended durably since a checkpoint began."""
+    def ended_ages(self) -> WaitingAges:
+        """Returns a copy of those that ended durably since a checkpoint began."""
         return self._ended.copy()
 
     def pending(self) -> WaitingAges:

@@ -140,11 +140,11 @@ class SubjectCounts:
         elif batches:
             self._ended.add(np.concatenate([ended_subjects(batch) for batch in batches]))
 
-    def found(self, pending: I64, redeliveries: WaitingAges) -> None:
-        """So many messages were pending before the first round of the replay, i64[n] by code, and so many redeliveries.
-        Writer: the start."""
+    def start_from(self, pending: I64, redeliveries: WaitingAges) -> None:
+        """Takes the messages that were pending before the first round of the replay, i64[n] by code, and the
+        redeliveries. Writer: the start."""
         self._base.add_counts(pending)
-        self.redeliveries.found(redeliveries)
+        self.redeliveries.start_from(redeliveries)
         self._is_found = True
 
     def doubt(self) -> None:
@@ -156,26 +156,26 @@ class SubjectCounts:
         """Whether the counts of the start are exact so far."""
         return self._is_found
 
-    def replayed(self) -> None:
-        """The start has replayed all that was accepted before it. Writer: the start."""
+    def end_replay(self) -> None:
+        """Ends the replay of the start: all that was accepted before it is placed. Writer: the start."""
         self._accepted = Tally()
         self._accepted.add_counts(self._placed.copy())
         self.is_counted = self._is_found
 
-    def counted(self, pending: I64, placed: I64, ended: I64, redeliveries: WaitingAges, known: WaitingAges) -> None:
-        """So many messages were placed and had no durable outcome, i64[n] by code, when `placed` and `ended` were copied;
-        and so many redeliveries, when `known` was."""
+    def rebase(self, pending: I64, placed: I64, ended: I64, redeliveries: WaitingAges, known: WaitingAges) -> None:
+        """Counts on from the files. `pending`, i64[n] by code: the messages that were placed and had no durable outcome
+        when `placed` and `ended` were copied. `redeliveries`: those that were pending when `known` was copied."""
         base = Tally()
         base.add_counts(pending)
         base.add_counts(-placed)
         base.add_counts(ended)
         self._base, self.is_counted = base, True
-        self.redeliveries.counted(redeliveries, known)
+        self.redeliveries.rebase(redeliveries, known)
 
     # -- readers
 
     def placed_and_ended(self) -> tuple[I64, I64]:
-        """Copies of two counters, for `counted`."""
+        """Copies of two counters, for `rebase`."""
         return self._placed.copy(), self._ended.copy()
 
     def placed_pending(self) -> I64 | None:
@@ -184,8 +184,8 @@ class SubjectCounts:
             return None
         return total_of(self._base, self._placed)
 
-    def ended(self) -> I64:
-        """A copy of the messages that ended since the start."""
+    def ended_counts(self) -> I64:
+        """Returns a copy of the messages that ended since the start, i64[n] by code."""
         return self._ended.copy()
 
     def pending(self) -> I64:

@@ -136,7 +136,7 @@ class Decided:
         if groups is not None:
             redelivered = RedeliveryRows.of(batch.sequence, batch.subject, groups, batch.accepted_us)
             if redelivered is not None:
-                self._subjects.redeliveries.decided(redelivered)
+                self._subjects.redeliveries.count_decided(redelivered)
                 self._buffer_redelivered.append(redelivered)
         if self._indexes or self._loading:
             self._feed_indexes(batch)
@@ -167,8 +167,9 @@ class Decided:
         copies, self._copies_ahead = self._copies_ahead or {}, None
         return [suppressed_outcomes(each, self._clock.now_us()) for each in copies.values()]
 
-    def opened(self, messages: MessageBatch) -> None:
-        """A round of the message_log is published: its messages have no outcome, but for early ones."""
+    def open_round(self, messages: MessageBatch) -> None:
+        """Adds the messages of a published round of the message_log to the open messages, without those that had an
+        early outcome."""
         self.open_messages.add(messages)
         for early in self._early:
             self.open_messages.remove(early)
@@ -225,8 +226,9 @@ class Decided:
         while self.rows_waiting > self._rows_max:
             await self.written.reached(self._added - self._rows_max)
 
-    async def all_written(self) -> None:
-        """Return when all that is decided now is durable. Where the disk fails for good the server ends first."""
+    async def wait_all_written(self) -> None:
+        """Waits until all that is decided now is durable, and has it written at once. If the disk fails for good, the
+        server ends first."""
         if self.rows_waiting:
             self.hurry.ring()
             self.wanted.ring()
@@ -269,9 +271,9 @@ class Decided:
         self._writing_since_us = self._waiting_since_us
         return self._unwritten.begin_write()
 
-    def wrote(self, totals: I64) -> None:
-        """The write that was begun is durable; `totals` are the counts of that moment."""
-        rows = self._unwritten.wrote()
+    def end_write(self, totals: I64) -> None:
+        """Ends the write that was begun: it is durable. `totals` are the counts of that moment."""
+        rows = self._unwritten.end_write()
         self._subjects.end(self._writing_counted, self._writing_redelivered)
         self._writing_counted, self._writing_redelivered = [], []
         self.durable_totals = totals
@@ -360,16 +362,16 @@ class Decided:
                 if key in self._indexes and not len(self._indexes[key]):
                     del self._indexes[key]  # it costs nothing to make it anew, and a step for each outcome to keep it
 
-    async def told(self, key: DispatchKey, sequences: I64) -> U8:
-        """Outcome codes u8[n] where `pinned` raises. The outcomes that can be read are true all the same. The others are
-        TOO_LATE, since an attempt may have been made."""
+    async def readable_codes(self, key: DispatchKey, sequences: I64) -> U8:
+        """Outcome codes u8[n], for a file of which `pinned` raises. The outcomes that can be read are true all the
+        same. The others are TOO_LATE, since an attempt may have been made."""
         # Before the file is read, because rows move from memory to the file.
-        read = partial(self._told, key, sequences, self.unwritten_near(key))
+        read = partial(self._read_codes, key, sequences, self.unwritten_near(key))
         with trio.CancelScope(shield=True):
             codes = await self._workers.run(read)
         return codes
 
-    def _told(self, key: DispatchKey, sequences: I64, unwritten: list[OutcomeBatch]) -> U8:
+    def _read_codes(self, key: DispatchKey, sequences: I64, unwritten: list[OutcomeBatch]) -> U8:
         written = []
         with suppress(CorruptionError, FormatError, KeyError):  # `pinned` has reported it
             written.append(self._log.rows_of(key, sequences, damages=[]))

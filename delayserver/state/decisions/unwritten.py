@@ -34,13 +34,13 @@ class Unwritten:
         self._waiting.all.append(batch)
 
     def begin_write(self) -> list[OutcomeBatch]:
-        """Puts all that waits into the next write, and returns it. `wrote` must come before the next call."""
+        """Puts all that waits into the next write, and returns it. `end_write` must come before the next call."""
         assert not self._writing.all
         self._writing, self._waiting = self._waiting, _Batches()
         return self._writing.all
 
-    def wrote(self) -> int:
-        """Forget the batches of the running write. Returns how many rows they had."""
+    def end_write(self) -> int:
+        """Forgets the batches of the running write. Returns how many rows they had."""
         rows = sum(map(len, self._writing.all))
         self._writing = _Batches()
         return rows

@@ -42,8 +42,8 @@ class Attempted:
         where = zip(rows["unanswered_node"].tolist(), rows["unanswered"].tolist(), strict=True)
         self._unknown.update(zip(sequence.tolist(), where, strict=True))
 
-    def settled(self, sequence: I64) -> None:
-        """These are delivered."""
+    def forget_delivered(self, sequence: I64) -> None:
+        """Forgets messages, i64[n], that are delivered."""
         if self._unknown:
             for known in self._unknown.keys() & set(sequence.tolist()):
                 del self._unknown[known]

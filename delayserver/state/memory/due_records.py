@@ -35,8 +35,8 @@ class DueBatch:
         self.refusal, self.is_certain = reason, certain
         self._ended.set()
 
-    async def answered(self) -> U8 | None:
-        """Return the answer when the task has given it; None if it refused the batch."""
+    async def wait_answer(self) -> U8 | None:
+        """Waits for the answer of the task and returns it; None if the task refused the batch."""
         await self._ended.wait()
         return self._codes
 

@@ -36,23 +36,23 @@ class GroupCounters:
     failed_over: int = 0
     dropped_from_memory: int = 0
 
-    def attempt_failed(self) -> None:
-        """A node did not take what it was offered, or not all of it."""
+    def count_failed_attempt(self) -> None:
+        """Counts an attempt of which a node did not take all."""
         self.attempts_failed += 1
 
-    def were_delivered(self, rows: int, duplicates: int, maybe_twice: int) -> None:
-        """A node has these rows. It had the duplicates before; another node may have some too."""
+    def count_delivered(self, rows: int, duplicates: int, maybe_twice: int) -> None:
+        """Counts rows that a node has. It had the `duplicates` before; another node may have `maybe_twice` too."""
         self.delivered += rows
         self.duplicates_suppressed += duplicates
         self.maybe_delivered_twice += maybe_twice
 
-    def were_given(self, rows: int, uncertain: int) -> None:
-        """These rows went to a fallback group."""
+    def count_failed_over(self, rows: int, uncertain: int) -> None:
+        """Counts rows that went to a fallback group."""
         self.failed_over += rows
         self.uncertain_failovers += uncertain
 
-    def were_dropped(self, rows: int) -> None:
-        """These rows left memory."""
+    def count_dropped(self, rows: int) -> None:
+        """Counts rows that left memory."""
         self.dropped_from_memory += rows
 
 
@@ -165,13 +165,13 @@ class GroupRows:
         """The last key that the wheel released to the group. A row behind that of every group is in no queue."""
         return self._released_to
 
-    def released(self, last: Key) -> None:
-        """The wheel released rows up to and with this key."""
+    def advance_released(self, last: Key) -> None:
+        """Moves `released_to` on: the wheel has released rows up to and with this key."""
         self._released_to = max(self._released_to, last)
 
     def give_up_waiting(self) -> None:
         """All rows that wait leave memory, and with them what is known of those that left it before."""
-        self.counters.were_dropped(self.rows_queued)
+        self.counters.count_dropped(self.rows_queued)
         self.queue.clear()
         self.spilled.clear()
 

@@ -95,8 +95,8 @@ class NodeHealth:
         if state != self.state:
             self.state, self.since_us = state, now_us
 
-    def succeeded(self, now_us: int) -> None:
-        """An attempt worked."""
+    def record_success(self, now_us: int) -> None:
+        """Ends the pause and the failures, because an attempt worked."""
         if self.open_circuit:
             events.warning("node_up", "broker node {node} takes messages again", node=self.address)
         self.failures = 0
@@ -113,11 +113,11 @@ class NodeHealth:
         """The node was chosen among nodes with this total weight."""
         self._share -= total
 
-    def failed(self, reason: str, now_us: int, began_us: int) -> None:
-        """An attempt failed: pause, twice as long each time, spread by jitter so that servers do not come in step.
+    def record_failure(self, reason: str, now_us: int, began_us: int) -> None:
+        """Begins a pause after a failed attempt, twice as long each time. Jitter spreads it, so that servers do not
+        come in step.
 
-        Attempts that ran side by side fail together: one that began before the last failure says nothing new.
-        """
+        Attempts that ran side by side fail together: one that began before the last failure says nothing new."""
         self.failures_total += 1
         self.last_error = reason
         if self.failures and began_us <= self._failed_us:

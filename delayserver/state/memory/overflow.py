@@ -64,16 +64,16 @@ class Overflow:
         """A load waits for more room than this; None: no load waits."""
         self._room_wanted = rows
 
-    def freed(self) -> None:
-        """Memory was freed: a load that waits for room may go on."""
+    def offer_room(self) -> None:
+        """Wakes a load that waits for room, if there is enough now."""
         if self._room_wanted is not None and not self.lacks(self._room_wanted):
             self._residency.loadable.ring()
 
     # -- what leaves
 
-    def bound(self) -> None:
-        """Called after rows went straight to the wheel: past the bound, drop the far end. Due rows with an order key leave
-        only if that is not enough. They would be read back at once, and the far end has time."""
+    def enforce_bound(self) -> None:
+        """Drops the far end if memory is past its bound. Call it after rows went straight to the wheel. Due rows with
+        an order key leave only if that is not enough. They would be read back at once, and the far end has time."""
         if self.room < 0:
             self._make_room()
         if self.room < 0:
@@ -115,8 +115,8 @@ class Overflow:
             from_ms = to_ms if spilled is None else min(to_ms, spilled.due_ms - 1)
             rows = self._wheel.drop_keyed(code, from_ms, now_ms, room - self.room)
             if len(rows):
-                group.released(last_key(rows.due_ms, rows.sequence))
-                group.counters.were_dropped(len(rows))
+                group.advance_released(last_key(rows.due_ms, rows.sequence))
+                group.counters.count_dropped(len(rows))
                 for _code, place, window, first in windows_of([rows], self._wheel.routes):
                     group.spilled.add(window, place, first)
 
@@ -124,7 +124,7 @@ class Overflow:
         """Let the last rows of a queue past a bound leave memory, and note their windows."""
         dropped = group.queue.drop_behind(rows_max)
         if dropped:
-            group.counters.were_dropped(sum(map(len, dropped)))
+            group.counters.count_dropped(sum(map(len, dropped)))
             for code, place, window, first in windows_of(dropped, self._wheel.routes):
                 owner = self._residency.groups[code]
                 owner.spilled.add(window, place, first)

@@ -50,7 +50,7 @@ class Queueing:
         now_us = self._clock.now_us()
         rows.payload["released_us"] = np.maximum(rows.due_ms * 1000, now_us)
         self._stages.wheel.add(now_us - int(rows.due_ms[0]) * 1000)
-        group.released(Key(int(rows.due_ms[-1]), int(rows.sequence[-1])))
+        group.advance_released(Key(int(rows.due_ms[-1]), int(rows.sequence[-1])))
         # At once: the queue of a group that is down may be full of rows that have no fallback, and would drop these.
         rest = self._fail_over(group, rows) if group.down and not has_order_key(rows.payload[:1]).any() else rows
         if len(rest):
@@ -92,7 +92,7 @@ class Queueing:
         for code in np.unique(codes[~stays]).tolist():
             mine = rows.take(np.flatnonzero(codes == code))
             other = self._residency.groups[code]
-            other.released(last_key(mine.due_ms, mine.sequence))
+            other.advance_released(last_key(mine.due_ms, mine.sequence))
             self.push(other, mine)
         return rows.take(np.flatnonzero(stays))
 
@@ -101,9 +101,9 @@ class Queueing:
         group.idle.unpark()
         self._overflow.keep(group, group.rows_max)
 
-    def queue_emptied(self) -> None:
-        """A group has no row left that waits."""
-        self._overflow.freed()
+    def announce_emptied(self) -> None:
+        """Wakes loads and the refill, because a group has no row left that waits."""
+        self._overflow.offer_room()
         self.emptied.ring()
 
     # -- away from attempts
@@ -121,7 +121,7 @@ class Queueing:
         places, windows = self._routes.places(rows.payload["subject"]), rows.payload["window_ms"]
         for code, place, window, _first in windows_of([rows], self._routes):
             if self._routes.have_changed:
-                self._residency.groups[code].released(last_key(rows.due_ms, rows.sequence))
+                self._residency.groups[code].advance_released(last_key(rows.due_ms, rows.sequence))
             mine = (places == place) & (windows == window)
             self._residency.left.leave((code, place, window), rows.sequence[mine], until_us)
 
@@ -162,5 +162,5 @@ class Queueing:
 
     def give(self, group: GroupRows, other: GroupRows, rows: DueRows) -> None:
         """Rows of a group go to the queue of a fallback group."""
-        group.counters.were_given(len(rows), int(rows.payload["uncertain"].sum()))
+        group.counters.count_failed_over(len(rows), int(rows.payload["uncertain"].sum()))
         self.push(other, rows)

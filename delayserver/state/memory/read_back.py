@@ -85,7 +85,7 @@ class ReadBack:
         return other if other is not None and self._is_idle(other) else None
 
     def read_later(self, group: GroupRows, places: list[int], window_ms: int, error: Exception) -> None:
-        """A spilled window cannot be read now, for this reason: read it again after a pause."""
+        """Has a spilled window read again after a pause, because it cannot be read now, for this reason."""
         for place in places:
             if group.code in self._residency.groups:  # what a group that is gone has left is loaded
                 until_us = self._clock.monotonic_us() + again_us(error)
@@ -124,5 +124,5 @@ class ReadBack:
             self._queueing.push(group, now)
         elif taker is not None and len(now):
             self._queueing.give(group, taker, now)
-        self._overflow.bound()
+        self._overflow.enforce_bound()
         return len(now) > 0, Key(int(later.due_ms[0]), int(later.sequence[0])) if len(later) else None

@@ -67,9 +67,9 @@ class Residency:
         self._released_to_gone = max(self._released_to_gone, group.released_to)
         del self.groups[group.code]
 
-    def routes_changed(self) -> None:
-        """Subjects go other ways: what waits in memory leaves it, and a load brings it again, to the groups of now. Rows
-        in flight stay; see `Queueing.push_front`."""
+    def reroute(self) -> None:
+        """Drops what waits in memory, because subjects go other ways. A load brings it again, to the groups of now.
+        Rows in flight stay; see `Queueing.push_front`."""
         for group in self.groups.values():
             group.give_up_waiting()
         self.left.clear()
@@ -137,8 +137,8 @@ class Residency:
             self.wheel.add(rows.due_ms, rows.sequence, rows.payload)
 
     def put_back_keyed(self, group: GroupRows, first: Key) -> None:
-        """A row at this key comes back to a group. Rows with an order key that wait behind it go back to their wheel: they
-        would go out before it."""
+        """Puts rows with an order key behind this key back to the wheel of a group. A row at this key comes back, and
+        they would go out before it."""
         for rows in group.queue.keyed.drop_from(first):
             self.put_back(rows)
 
@@ -171,14 +171,14 @@ class Residency:
         """Drop everything behind `key` from the wheel. A load brings it again."""
         self.wheel.evict_after(key.due_ms, key.sequence)
         self._cursors.evict_after(key)
-        self._windows.book.left_memory(self._windows.book.start_of(key.due_ms))
+        self._windows.book.mark_unloaded(self._windows.book.start_of(key.due_ms))
         self.evictions += 1
 
     def evict_between(self, key: Key, until_ms: int) -> None:
         """Drop what is behind `key` and due before `until_ms` from the wheel. A load brings it again."""
         self.wheel.evict_between(key.due_ms, key.sequence, until_ms)
         self._cursors.evict_between(key, until_ms)
-        self._windows.book.left_memory(self._windows.book.start_of(key.due_ms), until_ms)
+        self._windows.book.mark_unloaded(self._windows.book.start_of(key.due_ms), until_ms)
         self.evictions += 1
 
     # -- cancels and lookups

@@ -81,8 +81,8 @@ class Spilled:
                 del self._windows[route]
         return window_ms, had
 
-    def was_read(self) -> None:
-        """The rows of the window that was taken are back, or cannot be read."""
+    def end_read(self) -> None:
+        """Ends the read of the window that was taken: its rows are back, or cannot be read."""
         self._reading = None
         self.reads.advance(self.reads.value + 1)
 

@@ -59,7 +59,8 @@ class Positions:
         return max(self.durable.value - self.replayed.value, 0)
 
     def skip_unused(self, sequence: int) -> None:
-        """The replay of a start is over: no part waits for sequences up to this one, which a crash may have left unused."""
+        """Ends the replay of a start: no part waits for sequences up to this one, which a crash may have left
+        unused."""
         self.replayed_sequence.advance(sequence)
 
     # -- times of acceptance
@@ -75,12 +76,13 @@ class Positions:
 
     # -- rows of a sealed day, which come to the files of their minutes a second time
 
-    def drained(self, sequence: I64) -> None:
-        """These rows (i64[n]) of a day are about to stand in the files of their minutes. Writer: the replay."""
+    def begin_drained(self, sequence: I64) -> None:
+        """Takes the rows (i64[n]) of a day that are about to stand in the files of their minutes. Writer: the
+        replay."""
         self._drained = np.concatenate([self._drained, sequence])
 
-    def published_drained(self) -> None:
-        """The rows of the day that were placed are handed on."""
+    def end_drained(self) -> None:
+        """Forgets the rows of the day that were placed, because they are handed on."""
         self._drained = np.empty(0, np.int64)
 
     # -- of messages found in the files of windows

@@ -187,8 +187,8 @@ class WindowBook:
             else:
                 yield start
 
-    def left_memory(self, from_ms: int, until_ms: int | None = None) -> None:
-        """Windows that begin in [from_ms, until_ms) may not be loaded any more."""
+    def mark_unloaded(self, from_ms: int, until_ms: int | None = None) -> None:
+        """Marks the windows that begin in [from_ms, until_ms) as not loaded any more."""
         self._unloaded.update(self._incomplete.irange(from_ms, until_ms, inclusive=(True, False)))
 
     def incomplete_between(self, from_ms: int, to_ms: int, count_max: int) -> list[int]:
@@ -204,13 +204,13 @@ class WindowBook:
 
     # -- windows that cannot be read; the loader is the only writer
 
-    def could_not_be_read(self, start_ms: int) -> None:
-        """A load could not read a window."""
+    def mark_unreadable(self, start_ms: int) -> None:
+        """Marks a window that a load could not read."""
         self._unreadable.add(start_ms)
         self.load_ends.advance(self.load_ends.value + 1)
 
-    def was_read(self, start_ms: int) -> None:
-        """A load has read a window."""
+    def mark_read(self, start_ms: int) -> None:
+        """Marks a window as readable: a load has read it."""
         self._unreadable.discard(start_ms)
         self.load_ends.advance(self.load_ends.value + 1)
 

@@ -36,7 +36,9 @@ class EmbeddedNode(Target):
             else:
                 delivered = self._broker.deliver(batch)
             if has_any(batch.target_group):  # in the step in which the queues have them
-                self._redeliveries.arrived(batch, np.flatnonzero(delivered.outcome != int(DeliverOutcome.REFUSED)))
+                self._redeliveries.count_arrived(
+                    batch, np.flatnonzero(delivered.outcome != int(DeliverOutcome.REFUSED))
+                )
             if delivered.no_room:
                 raise DeliveryError("the broker's disk is full", known=True)
             await self._broker.commit.wait_stored(delivered.end)

@@ -391,26 +391,26 @@ def test_the_pause_after_failures_doubles_with_jitter_up_to_its_bound() -> None:
         node = NodeHealth("n:1", 1, settings, lambda chance=chance: chance)  # type: ignore[misc]
         pauses = []
         for count in range(1, 12):
-            node.failed("down", count, count)
+            node.record_failure("down", count, count)
             pauses.append((node.closed_until_us - count) / 1_000)
             assert node.open_circuit == (count >= 3)
             assert not node.ready(0)
         assert pauses[:6] == pytest.approx([low * 100 * 2**i for i in range(6)], rel=0.02)
         assert max(pauses) <= 5_000
-        node.succeeded(0)
+        node.record_success(0)
         assert node.ready(0)
         assert not node.open_circuit
 
 
 def test_the_log_says_once_that_a_node_is_down_and_once_that_it_is_back(caplog: pytest.LogCaptureFixture) -> None:
     node = NodeHealth("n:1", 1, DispatchSettings(breaker_failures=3), lambda: 0.0)
-    node.failed("no route", 1, 1)
-    node.succeeded(0)
+    node.record_failure("no route", 1, 1)
+    node.record_success(0)
     assert not caplog.messages
     for now_us in range(2, 9):
-        node.failed("no route", now_us, now_us)
-    node.succeeded(0)
-    node.succeeded(0)
+        node.record_failure("no route", now_us, now_us)
+    node.record_success(0)
+    node.record_success(0)
     assert caplog.messages == ["broker node n:1 counts as down: no route", "broker node n:1 takes messages again"]
 
 
@@ -423,11 +423,11 @@ def test_smooth_round_robin_spreads_by_weight_over_the_ready_nodes() -> None:
     taken = [nodes.index(node) for _ in range(14) if (node := choose(nodes, 0))]
     assert Counter(taken) == {0: 10, 1: 2, 2: 2}
     assert "0, 0, 0, 0, 0" not in str(taken)[1:-1], "the heavy one is not asked in one run"
-    nodes[0].health.failed("x", 0, 0)
+    nodes[0].health.record_failure("x", 0, 0)
     light = [choose(nodes, 1) for _ in range(4)]
     assert {nodes.index(node) for node in light if node is not None} == {1, 2}
     for node in nodes:
-        node.health.failed("x", 0, 0)
+        node.health.record_failure("x", 0, 0)
     assert choose(nodes, 1) is None
 
 
@@ -485,12 +485,12 @@ def test_a_node_is_known_by_its_last_attempts_and_since_when() -> None:
     node = NodeHealth("n:1", 1, DispatchSettings(breaker_failures=2), lambda: 0.0, now_us=5)
     seen = [(node.state, node.since_us)]
     steps: list[Callable[[], None]] = [
-        lambda: node.succeeded(10),
-        lambda: node.succeeded(20),
-        lambda: node.failed("x", 30, 29),
-        lambda: node.failed("x", 40, 39),
-        lambda: node.failed("x", 50, 49),
-        lambda: node.succeeded(60),
+        lambda: node.record_success(10),
+        lambda: node.record_success(20),
+        lambda: node.record_failure("x", 30, 29),
+        lambda: node.record_failure("x", 40, 39),
+        lambda: node.record_failure("x", 50, 49),
+        lambda: node.record_success(60),
     ]
     for step in steps:
         step()

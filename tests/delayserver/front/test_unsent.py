@@ -17,7 +17,7 @@ def test_frames_go_out_in_order_and_byte_by_byte_the_same() -> None:
     while unsent.bytes:
         count = min(chance.randrange(1, COPY_BYTES_MIN), len(unsent.first()))
         sent += bytes(unsent.first()[:count])
-        unsent.sent(count)
+        unsent.remove_sent(count)
         unsent.check_invariants()
     assert sent == b"".join(frames)
 
@@ -27,8 +27,8 @@ def test_a_frame_counts_as_sent_with_its_last_byte_and_not_before() -> None:
     unsent = Unsent()
     for name in ("whole", "part", "none"):
         unsent.add(memoryview(b"12345"), lambda name=name: lost.append(name))  # type: ignore[misc]
-    unsent.sent(5)
-    unsent.sent(4)
+    unsent.remove_sent(5)
+    unsent.remove_sent(4)
     for give_back in unsent.drop():
         give_back()
     assert lost == ["part", "none"]
@@ -40,5 +40,5 @@ def test_the_rest_of_a_large_frame_does_not_keep_the_whole() -> None:
     unsent = Unsent()
     unsent.add(memoryview(frame), None)
     assert unsent.first().obj is frame
-    unsent.sent(3 * COPY_BYTES_MIN)
+    unsent.remove_sent(3 * COPY_BYTES_MIN)
     assert len(memoryview(unsent.first().obj)) == COPY_BYTES_MIN

@@ -274,7 +274,7 @@ async def test_a_row_that_a_load_in_steps_passed_over_goes_back_to_the_wheel(
     await host.until(lambda: len(residency.wheel) == 20)
     (group,) = server.parts.dispatch.groups
     ((_code, first),) = residency.wheel.advance(host.now_ms + 3_000, 1)
-    group.rows.released(Key(int(first.due_ms[0]), int(first.sequence[0])))
+    group.rows.advance_released(Key(int(first.due_ms[0]), int(first.sequence[0])))
     attempt = group.rows.begin(first.sequence)
     steps, add = [], residency.add
 

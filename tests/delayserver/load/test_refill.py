@@ -244,7 +244,7 @@ def test_windows_that_left_memory_are_known_by_the_routes_of_their_rows() -> Non
             assert sorted(had) == sorted(place for window, place in rest if window == taken)
             being_read = [known.pop((taken, place)) for place in had]
             assert spilled.first == min([*known.values(), *being_read])
-            spilled.was_read()
+            spilled.end_read()
         assert spilled.first == spilled.first_waiting == min(known.values(), default=None)
         assert spilled.first_window_ms == min([window for window, _ in known], default=None)
         assert (bool(spilled), len(spilled)) == (bool(known), len({window for window, _ in known}))

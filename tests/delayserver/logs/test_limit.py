@@ -71,11 +71,11 @@ def test_each_line_is_written_or_counted_as_left_out(steps: list[tuple[str, floa
     written, told = dict.fromkeys("abc", 0), dict.fromkeys("abc", 0)
     for event, pause_s in steps:
         now_s += pause_s
-        for ended, count in limit.ended(now_s).items():
+        for ended, count in limit.take_ended(now_s).items():
             told[ended] += count
         written[event] += limit.admits(event, now_s)
         limit.check_invariants()
-    for ended, count in limit.ended(float("inf")).items():
+    for ended, count in limit.take_ended(float("inf")).items():
         told[ended] += count
     for event in "abc":
         assert written[event] + told[event] == [each for each, _ in steps].count(event)

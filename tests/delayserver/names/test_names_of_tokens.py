@@ -29,7 +29,7 @@ def test_a_stop_at_any_moment_forgets_fewer_than_a_step(tmp_path: Path, added: l
         true[token_id, kind] = true.get((token_id, kind), 0) + number
         if text := counts.to_write(token_id, kind):
             names.intern(OWN, text)
-            counts.written(token_id, kind)
+            counts.mark_written(token_id, kind)
         assert counts.to_write(token_id, kind) == []
     assert names.count(OWN) <= sum(true.values()) / STEP
     names.close()

@@ -103,7 +103,7 @@ async def test_a_moment_that_stays_hot_does_not_put_the_outcomes_off_for_ever(bo
         waited = max(waited, decided.rows_waiting)
     assert many * (OUTCOMES_LATE_MS // 10) <= waited <= many * (OUTCOMES_LATE_MS // 10 + 4)
     began_ms = host.now_ms
-    await decided.all_written()  # a part that needs them on disk waits for nothing else
+    await decided.wait_all_written()  # a part that needs them on disk waits for nothing else
     assert host.now_ms == began_ms
     assert decided.rows_waiting == 0
 

@@ -143,7 +143,7 @@ async def test_a_refill_leaves_unpublished_rows_of_a_drained_day_to_their_public
         nonlocal refills
         done = await place(batch)
         (group,) = server.parts.dispatch.groups
-        group.rows.released(Key(host.now_ms, 0))
+        group.rows.advance_released(Key(host.now_ms, 0))
         for placed in done.placed:
             group.rows.spilled.add(placed.key.start_ms)
             await server.parts.load.refill.read_back(group.rows, None)

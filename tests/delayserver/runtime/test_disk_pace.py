@@ -15,7 +15,7 @@ any_us = st.integers(0, 1 << 40)
 def pace_after(*durations_us: int) -> DiskPace:
     pace = DiskPace()
     for duration_us in durations_us:
-        pace.took(duration_us)
+        pace.add_sync(duration_us)
     return pace
 
 
@@ -43,5 +43,5 @@ def test_a_slow_minute_is_forgotten_after_some_quick_syncs(before_us: list[int],
 def test_a_disk_within_the_bound_is_quick_at_every_moment(durations_us: list[int]) -> None:
     pace = DiskPace()
     for duration_us in durations_us:
-        pace.took(duration_us)
+        pace.add_sync(duration_us)
         assert pace.quick

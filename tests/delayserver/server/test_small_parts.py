@@ -172,10 +172,10 @@ def test_incomplete_windows_that_are_loaded_are_not_looked_at_again_until_they_l
         assert list(book.unloaded_before(starts[7], cursors)) == [starts[1], starts[6]]
     assert asked == [starts[1], starts[6]]
     cursors.evict_between(Key(starts[2], 0), starts[4])
-    book.left_memory(starts[2], starts[4])
+    book.mark_unloaded(starts[2], starts[4])
     assert list(book.unloaded_before(starts[7], cursors)) == [*starts[1:4], starts[6]]
     cursors.evict_after(Key(starts[5], 0))
-    book.left_memory(starts[5])
+    book.mark_unloaded(starts[5])
     assert next(book.unloaded_before(starts[7], cursors)) == starts[1]
     assert list(book.unloaded_before(1 << 62, cursors)) == [*starts[1:4], *starts[5:]]
     dispatch.append(DispatchKey(starts[1], False), outcomes([starts[1]], due_ms=starts[1]))

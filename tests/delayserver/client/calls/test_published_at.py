@@ -35,10 +35,10 @@ def test_a_node_in_trouble_comes_behind_the_others() -> None:
     assert at.choices("s", [drained], "own:1") == ["a:1"], "but for a group that has no other"
     nodes = Node("a:1", 1, "unknown"), Node("b:1", 1, "unknown")
     at.learn("s", "a:1")
-    at.failed("s", "a:1")
+    at.distrust("s", "a:1")
     assert at.get("s") is None
     assert {first(at, subject, *nodes) for subject in SUBJECTS} == {"b:1"}, "also those of other subjects"
-    at.worked("a:1")
+    at.trust("a:1")
     assert {first(at, subject, *nodes) for subject in SUBJECTS} == {"a:1", "b:1"}
 
 
@@ -48,7 +48,7 @@ def test_what_is_remembered_has_a_bound() -> None:
         at.learn(f"{number}", "a:1")
     assert at.get("0") is None and at.get(f"{SUBJECTS_MAX}") == "a:1"
     for number in range(FAILED_MAX + 1):
-        at.failed("s", f"{number}:1")
+        at.distrust("s", f"{number}:1")
     node = Node("0:1", 1, "up"), Node("fresh:1", 1, "up")
     assert {first(at, subject, *node) for subject in SUBJECTS} == {"0:1", "fresh:1"}
 

@@ -70,7 +70,7 @@ def test_a_server_that_does_not_greet_gives_way_to_the_next(
 
 def test_it_stays_with_the_address_that_worked() -> None:
     addresses = Addresses("a:1,b:2,c:3")
-    addresses.opened(("b", 2))
+    addresses.begin_at(("b", 2))
     assert addresses.current_text == "b:2"
     assert addresses.in_turn() == (("b", 2), ("c", 3), ("a", 1))
     addresses.useless(("c", 3))

@@ -42,7 +42,7 @@ def test_an_older_process_comes_back_when_the_newer_one_was_gone_for_a_minute() 
     fence = ServerFence()
     fence.admit(1, "old", 5, 0)
     fence.admit(1, "new", 6, 10)
-    fence.closed(6, 20)
+    fence.close_connection(6, 20)
     with pytest.raises(DuplicateServerId):
         fence.admit(1, "old", 7, 20 + HOLD_US - 1)
     assert fence.admit(1, "old", 7, 20 + HOLD_US), "the operator may not have seen it yet"
@@ -73,7 +73,7 @@ def test_the_fence_stays_bounded_and_consistent_under_any_requests() -> None:
         with contextlib.suppress(Superseded, DuplicateServerId, InvalidArgument):
             fence.admit(server_id, instance, connection - chance.choice([0, 0, 1, 50]), now_us)
         if chance.random() < 0.5:
-            fence.closed(connection - chance.randrange(3), now_us)
+            fence.close_connection(connection - chance.randrange(3), now_us)
         if not connection % 97:
             fence.check_invariants()
     fence.check_invariants()

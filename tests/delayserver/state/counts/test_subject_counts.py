@@ -16,15 +16,15 @@ STEPS = st.lists(st.tuples(st.sampled_from(["accept", "rows", "place", "end", "c
 
 def sizes(counts: SubjectCounts) -> list[int]:
     """Lengths of the answers of all readers: those of the tallies."""
-    answers = [counts.pending(), counts.placed_pending(), *counts.placed_and_ended(), counts.ended()]
+    answers = [counts.pending(), counts.placed_pending(), *counts.placed_and_ended(), counts.ended_counts()]
     return [len(answer) for answer in answers if answer is not None]
 
 
 @given(STEPS)
 def test_reading_grows_nothing_and_counting_grows_by_the_codes(steps: list[tuple[str, int]]) -> None:
     counts, highest = SubjectCounts(), 1023
-    counts.found(np.zeros(0, np.int64), WaitingAges())
-    counts.replayed()
+    counts.start_from(np.zeros(0, np.int64), WaitingAges())
+    counts.end_replay()
     for step, code in steps:
         highest = max(highest, code)
         subject = np.array([code], np.uint32)
@@ -40,7 +40,7 @@ def test_reading_grows_nothing_and_counting_grows_by_the_codes(steps: list[tuple
             placed, ended = counts.placed_and_ended()
             pending = counts.placed_pending()
             assert pending is not None
-            counts.counted(pending, placed, ended, WaitingAges(), WaitingAges())
+            counts.rebase(pending, placed, ended, WaitingAges(), WaitingAges())
         before = sizes(counts)
         for _ in range(3):
             assert sizes(counts) == before

@@ -40,22 +40,22 @@ def redelivery(sequence: int) -> StoredBatch:
 def test_a_redelivery_that_a_queue_has_twice_counts_once() -> None:
     """A hand-over whose sync failed is repeated, and the node then says that it has it."""
     counts = Redeliveries()
-    counts.sent(MessageBatch.filled(1, subject=3, target_group=5, accepted_us=7_000_000))
+    counts.count_sent(MessageBatch.filled(1, subject=3, target_group=5, accepted_us=7_000_000))
     assert (counts.waiting(KEY), counts.oldest_ms(KEY)) == (1, 7_000)
     for _ in range(2):
-        counts.arrived(redelivery(9), np.arange(1))
+        counts.count_arrived(redelivery(9), np.arange(1))
         assert counts.waiting(KEY) == 0
     rows = RedeliveryRows.of_messages(redelivery(9))
     assert rows is not None
-    counts.decided(rows)
+    counts.count_decided(rows)
     assert counts.waiting(KEY) == 0
     counts.check_invariants()
 
 
 def test_a_redelivery_that_another_node_has_waits_no_more() -> None:
     counts = Redeliveries()
-    counts.sent(MessageBatch.filled(2, subject=3, target_group=5, accepted_us=7_000_000))
+    counts.count_sent(MessageBatch.filled(2, subject=3, target_group=5, accepted_us=7_000_000))
     rows = RedeliveryRows.of_messages(redelivery(9))
     assert rows is not None
-    counts.decided(rows)
+    counts.count_decided(rows)
     assert counts.waiting(KEY) == 1

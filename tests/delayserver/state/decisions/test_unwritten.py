@@ -42,7 +42,7 @@ def test_questions_are_answered_as_by_a_list_of_rows(steps: list[list[int] | tup
             assert sum(map(len, unwritten.begin_write())) == len(waiting)
             writing, waiting = waiting, []
         elif step == "wrote" and writing is not None:
-            assert unwritten.wrote() == len(writing)
+            assert unwritten.end_write() == len(writing)
             writing = None
         unwritten.check_invariants()
         assert unwritten.waits == bool(waiting)
