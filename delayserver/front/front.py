@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from typing import Protocol
 
 import trio
 
@@ -73,11 +72,16 @@ _SERVED = {
 }
 
 
-class HandlersByName(Protocol):
+@dataclass(frozen=True, slots=True)
+class HandlersByName:
     """Handlers by operation name. `quick` handlers run in the step of the request; `slow` handlers are awaited."""
 
     quick: dict[str, QuickHandler]
     slow: dict[str, SlowHandler]
+
+    def __or__(self, other: HandlersByName) -> HandlersByName:
+        """The handlers of both. No operation is in both."""
+        return HandlersByName(self.quick | other.quick, self.slow | other.slow)
 
 
 @dataclass(frozen=True, slots=True)

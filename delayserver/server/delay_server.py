@@ -20,7 +20,7 @@ from delayserver.config.settings import (
     for_frames,
 )
 from delayserver.front.front import BROKER, SERVER, Front, Service
-from delayserver.front.handlers.table import HandlerTable
+from delayserver.front.handlers.table import handler_table
 from delayserver.logs.events import EventLogger
 from delayserver.net.transport import Connect, StreamListener, connect_socket
 from delayserver.operations.access.tokens import OwnTokens
@@ -179,7 +179,7 @@ class DelayServer:
                     failure = error
                 else:
                     parts = self.parts
-                    table = HandlerTable(operations_of(parts, listener.addresses), self.settings, self.clock)
+                    table = handler_table(operations_of(parts, listener.addresses), self.settings, self.clock)
                     steps = Steps((parts.receive.commit, parts.broker.publishing))
                     self.front.open(Service(steps, table, parts.groups.tokens, self._trusting))
                     if opened is not None:

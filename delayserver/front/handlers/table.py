@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from delayserver.config.settings import Settings
+from delayserver.config.settings import BrokerSettings, Settings
 from delayserver.config.units import parse_delay_levels
-from delayserver.front.connection import QuickHandler, SlowHandler
+from delayserver.front.front import HandlersByName
 from delayserver.front.handlers.cancel import CancelHandlers
 from delayserver.front.handlers.consuming import ConsumingHandlers
 from delayserver.front.handlers.delivering import DeliveringHandlers
@@ -36,73 +36,87 @@ from delayserver.protocol.schema.waiting_keys import ListWaitingKeys, RetryWaiti
 from delayserver.runtime.clock import Clock
 
 
-class HandlerTable:
-    """Handlers by operation name. `quick` handlers run in the step of the request; `slow` handlers are awaited."""
+def handler_table(operations: Operations, settings: Settings, clock: Clock) -> HandlersByName:
+    """The handlers of all operations. Those that `operations.delay` has are left out where it is None."""
+    limits = limits_of(settings)
+    levels_ms = parse_delay_levels(settings.message.delay_levels)
+    table = _of_nodes(operations, limits, levels_ms, clock) | _of_groups(operations, settings.broker, levels_ms)
+    if operations.delay is not None:
+        table |= _of_delay(operations.delay, operations.identity.server_id, limits)
+    return table
 
-    def __init__(self, operations: Operations, settings: Settings, clock: Clock) -> None:
-        limits = limits_of(settings)
-        levels_ms = parse_delay_levels(settings.message.delay_levels)
-        greeting = GreetingHandlers(
-            operations.identity, limits, levels_ms, operations.servers, operations.tokens, clock
-        )
-        looking = LookingHandlers(operations.status, operations.routing)
-        consuming = ConsumingHandlers(operations.consuming, operations.broadcasting, settings.broker, levels_ms)
-        delivering = DeliveringHandlers(operations.delivering, operations.servers)
-        self.quick: dict[str, QuickHandler] = {
+
+def _of_nodes(operations: Operations, limits: Limits, levels_ms: tuple[int, ...], clock: Clock) -> HandlersByName:
+    """What a node says of itself, and what others send to it."""
+    servers, tokens = operations.servers, operations.tokens
+    greeting = GreetingHandlers(operations.identity, limits, levels_ms, servers, tokens, clock)
+    looking = LookingHandlers(operations.status, operations.routing)
+    delivering = DeliveringHandlers(operations.delivering, servers)
+    return HandlersByName(
+        {
             names_of.HELLO: greeting.hello,
             names_of.PROVE: greeting.prove,
             names_of.STATUS: looking.status,
             names_of.ROUTE: looking.route,
             names_of.PUBLISH: PublishHandlers(operations.publish, limits.batch_messages_max).publish,
-            names_of.CANCEL_WAIT: consuming.cancel_wait,
             names_of.WINDOW_COMPLETE: delivering.window_complete,
-        }
-        self.slow: dict[str, SlowHandler] = {
+        },
+        {
+            names_of.DELIVER: delivering.deliver,
+            names_of.METRICS: MetricsHandlers(operations.metrics).metrics,
+            names_of.SUBJECTS: described({ListSubjects: for_client(operations.subjects.page)}),
+            names_of.TOKEN: described(token_acts(tokens, servers)),
+        },
+    )
+
+
+def _of_groups(operations: Operations, settings: BrokerSettings, levels_ms: tuple[int, ...]) -> HandlersByName:
+    """What consumers do, and what is done with their groups and the messages in the broker."""
+    consuming = ConsumingHandlers(operations.consuming, operations.broadcasting, settings, levels_ms)
+    groups, letters, keys = operations.groups, operations.dead_letters, operations.waiting_keys
+    return HandlersByName(
+        {names_of.CANCEL_WAIT: consuming.cancel_wait},
+        {
             names_of.PULL: consuming.pull,
             names_of.ACK: consuming.ack,
             names_of.NACK: consuming.nack,
             names_of.EXTEND: consuming.extend,
-            names_of.GROUPS: described({ListGroups: for_client(operations.groups.page)}),
-            names_of.GROUP: described({ShowGroup: alike(operations.groups.one)}),
-            names_of.SEEK: described({SeekGroup: alike(operations.groups.seek)}),
-            names_of.REMOVE_GROUP: described({RemoveGroup: alike(operations.groups.remove)}),
-            names_of.METRICS: MetricsHandlers(operations.metrics).metrics,
+            names_of.READ: ReadHandlers(operations.reads, settings).read,
             names_of.FIND: FindingHandlers(operations.finding).find,
-            names_of.SUBJECTS: described({ListSubjects: for_client(operations.subjects.page)}),
+            names_of.GROUPS: described({ListGroups: for_client(groups.page)}),
+            names_of.GROUP: described({ShowGroup: alike(groups.one)}),
+            names_of.SEEK: described({SeekGroup: alike(groups.seek)}),
+            names_of.REMOVE_GROUP: described({RemoveGroup: alike(groups.remove)}),
             names_of.POLICY: described({ShowPolicy: alike(operations.policies.policy)}),
             names_of.DEAD_LETTERS: described(
                 {
-                    ListDeadLetters: alike(operations.dead_letters.page),
-                    ResendDeadLetters: alike(operations.dead_letters.resend),
-                    DropDeadLetters: alike(operations.dead_letters.drop),
+                    ListDeadLetters: alike(letters.page),
+                    ResendDeadLetters: alike(letters.resend),
+                    DropDeadLetters: alike(letters.drop),
                 }
             ),
             names_of.WAITING_KEYS: described(
                 {
-                    ListWaitingKeys: alike(operations.waiting_keys.page),
-                    SkipWaitingKeys: alike(operations.waiting_keys.skip),
-                    RetryWaitingKeys: alike(operations.waiting_keys.retry),
+                    ListWaitingKeys: alike(keys.page),
+                    SkipWaitingKeys: alike(keys.skip),
+                    RetryWaitingKeys: alike(keys.retry),
                 }
             ),
-            names_of.DELIVER: delivering.deliver,
-            names_of.READ: ReadHandlers(operations.reads, settings.broker).read,
-            names_of.TOKEN: described(token_acts(operations.tokens, operations.servers)),
-        }
-        if operations.delay is not None:
-            self._add_delay(operations, operations.delay, limits)
+        },
+    )
 
-    def _add_delay(self, operations: Operations, delay: DelayOperations, limits: Limits) -> None:
-        server_id = operations.identity.server_id
-        reader = GivenMessages(server_id, limits.batch_messages_max)
-        self.quick[names_of.SEND] = SendHandlers(delay.send, limits.batch_messages_max, server_id, delay.repeats).send
-        transactions = TransactionHandlers(
-            delay.prepare,
-            delay.transactions,
-            reader,
-            (server_id, limits.batch_messages_max),
-        )
-        self.quick[names_of.PREPARE] = transactions.prepare
-        self.slow |= {
+
+def _of_delay(delay: DelayOperations, server_id: str, limits: Limits) -> HandlersByName:
+    """What a server that delays messages does, and a lone broker does not."""
+    messages_max = limits.batch_messages_max
+    reader = GivenMessages(server_id, messages_max)
+    transactions = TransactionHandlers(delay.prepare, delay.transactions, reader, (server_id, messages_max))
+    return HandlersByName(
+        {
+            names_of.SEND: SendHandlers(delay.send, messages_max, server_id, delay.repeats).send,
+            names_of.PREPARE: transactions.prepare,
+        },
+        {
             names_of.CANCEL: CancelHandlers(delay.cancel, reader, server_id).cancel,
             names_of.RESCHEDULE: RescheduleHandlers(delay.reschedule, reader, server_id).reschedule,
             names_of.LOOKUP: LookupHandlers(delay.lookup, reader, server_id).lookup,
@@ -112,7 +126,8 @@ class HandlerTable:
             names_of.COMMIT: transactions.commit,
             names_of.ROLLBACK: transactions.rollback,
             names_of.TRANSACTIONS: described({ListTransactions: for_client(delay.open_transactions.page)}),
-        }
+        },
+    )
 
 
 def limits_of(settings: Settings) -> Limits:
