@@ -75,7 +75,7 @@ class Producer:
     async def act(self) -> None:
         """One request."""
         kind = self._chance.random()
-        try:
+        with self._client.noted(self._note):
             if kind < 0.55 or not self.rows:
                 await (self._send_rows([]) if self._chance.random() < 0.6 else self._send_columns())
             elif kind < 0.70:
@@ -90,19 +90,11 @@ class Producer:
                 await self._route()
             else:
                 await self._redispatch()
-        except Lost as error:
-            self._note(self._client.name, "no answer", why=str(error))
-        except DelayServerError as error:
-            self._note(self._client.name, "refused", error=error.name, message=error.message[:80])
 
     async def send_within(self, due_ms: list[int]) -> None:
         """Send messages that are due at some of these times, or a moment later."""
-        try:
+        with self._client.noted(self._note):
             await self._send_rows(list(due_ms), len(due_ms))
-        except Lost as error:
-            self._note(self._client.name, "no answer", why=str(error))
-        except DelayServerError as error:
-            self._note(self._client.name, "refused", error=error.name, message=error.message[:80])
 
     # -- send
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import trio
@@ -55,17 +57,51 @@ class Client:
 
     async def request(self, operation: str, arguments: dict[str, Any], timeout_s: float = 30.0) -> dict[str, Any]:
         """The result of one operation. Raises DelayServerError as the server names it, Lost."""
+        async with self._exchange(timeout_s) as transport:
+            self._last_id += 1
+            await self._send(transport, encode_request(self._last_id, operation, arguments))
+            return await self._reply(transport, self._last_id)
+
+    async def request_all(
+        self, operation: str, many: list[dict[str, Any]], timeout_s: float = 30.0
+    ) -> list[dict[str, Any] | DelayServerError | None]:
+        """Sends several requests at once. The result or the error of each; None for those without an answer. Raises Lost
+        if none of them was sent for certain."""
+        ids = [self._last_id + place for place in range(1, len(many) + 1)]
+        self._last_id = ids[-1]
+        answers: dict[int, dict[str, Any] | DelayServerError] = {}
+        frames = [encode_request(number, operation, each) for number, each in zip(ids, many, strict=True)]
+        try:
+            async with self._exchange(timeout_s) as transport:
+                await self._send(transport, b"".join(frames))
+                while len(answers) < len(many):
+                    number, answer = await self._any_reply(transport)
+                    answers[number] = answer
+        except Lost as lost:
+            if not lost.sent:
+                raise
+        return [answers.get(number) for number in ids]
+
+    async def post(self, operation: str, arguments: dict[str, Any], timeout_s: float = 30.0) -> None:
+        """Send a request that gets no reply. Raises Lost."""
+        async with self._exchange(timeout_s) as transport:
+            self._last_id += 1
+            self._posted.add(self._last_id)
+            await self._send(transport, encode_request(self._last_id, operation, arguments | {"one_way": True}))
+
+    @asynccontextmanager
+    async def _exchange(self, timeout_s: float) -> AsyncIterator[SimulatedTransport]:
+        """The connection for requests and their replies. It ends with an error in between, and after that time. Raises
+        Lost."""
         try:
             transport = self._transport or await self._connect()
         except OSError as error:
             raise Lost(f"cannot connect: {error}", sent=False) from error
-        self._last_id += 1
         time = self._network.time
         # Closed under the feet of who waits: a timer costs a fraction of a scope.
         timeout = time.at(time.now_s + timeout_s, transport.close)
         try:
-            await self._send(transport, encode_request(self._last_id, operation, arguments))
-            return await self._reply(transport, self._last_id)
+            yield transport
         except OSError as error:
             self.close()
             raise Lost(f"no answer: {error!r}", sent=True) from error
@@ -75,55 +111,15 @@ class Client:
         finally:
             timeout.action = None
 
-    async def request_all(
-        self, operation: str, many: list[dict[str, Any]], timeout_s: float = 30.0
-    ) -> list[dict[str, Any] | DelayServerError | None]:
-        """Sends several requests at once. The result or the error of each; None for those without an answer. Raises Lost
-        if none of them was sent for certain."""
+    @contextmanager
+    def noted(self, note: Callable[..., None]) -> Iterator[None]:
+        """Note that an act had no answer or was refused, and go on."""
         try:
-            transport = self._transport or await self._connect()
-        except OSError as error:
-            raise Lost(f"cannot connect: {error}", sent=False) from error
-        ids = [self._last_id + place for place in range(1, len(many) + 1)]
-        self._last_id = ids[-1]
-        answers: dict[int, dict[str, Any] | DelayServerError] = {}
-        time = self._network.time
-        timeout = time.at(time.now_s + timeout_s, transport.close)
-        try:
-            frames = [encode_request(number, operation, each) for number, each in zip(ids, many, strict=True)]
-            await self._send(transport, b"".join(frames))
-            while len(answers) < len(many):
-                number, answer = await self._any_reply(transport)
-                answers[number] = answer
-        except OSError:
-            self.close()
-        except trio.Cancelled:
-            self.close()
-            raise
-        finally:
-            timeout.action = None
-        return [answers.get(number) for number in ids]
-
-    async def post(self, operation: str, arguments: dict[str, Any], timeout_s: float = 30.0) -> None:
-        """Send a request that gets no reply. Raises Lost."""
-        try:
-            transport = self._transport or await self._connect()
-        except OSError as error:
-            raise Lost(f"cannot connect: {error}", sent=False) from error
-        self._last_id += 1
-        self._posted.add(self._last_id)
-        time = self._network.time
-        timeout = time.at(time.now_s + timeout_s, transport.close)
-        try:
-            await self._send(transport, encode_request(self._last_id, operation, arguments | {"one_way": True}))
-        except OSError as error:
-            self.close()
-            raise Lost(f"not sent: {error!r}", sent=True) from error
-        except trio.Cancelled:
-            self.close()
-            raise
-        finally:
-            timeout.action = None
+            yield
+        except Lost as error:
+            note(self.name, "no answer", why=str(error))
+        except DelayServerError as error:
+            note(self.name, "refused", error=error.name, message=error.message[:80])
 
     def _note_refused(self, reply: ReplyFrame) -> None:
         """Count what the reply says of requests without one."""

@@ -10,6 +10,7 @@ import math
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests.simulation.client import Client, Lost
 from tests.simulation.clocks import SimulatedTime
 from tests.simulation.failures import SimulationFailure
 from tests.simulation.host import Host
+from tests.simulation.workload import Workload
 
 SUBJECT, GROUP = "counted", "counters"
 NAMES = {"subject": SUBJECT, "group": GROUP}
@@ -74,7 +76,7 @@ class Counted:
     """So many requests to hand it back crossed its last hand-out: `low` is its attempt without those."""
 
 
-class Counting:
+class Counting(Workload):
     """The producer, two consumers of one group, and the books."""
 
     def __init__(
@@ -85,11 +87,9 @@ class Counting:
         chance: Random,
         note: Callable[..., None],
     ) -> None:
+        super().__init__(host, chance, note)
         self._producer, *self._consumers = clients
-        self._host = host
         self._time = time
-        self._chance = chance
-        self._note = note
         self._messages: dict[int, Counted] = {}
         # One pull at a time: of two replies under way nobody knows which the broker gave first.
         self._pulling = trio.Lock()
@@ -100,32 +100,13 @@ class Counting:
         self._in_place = host.settings.broker.redelivery_bytes_max == 0
         self._ends_seen = 0
         self._letters: set[int] = set()
-        self.ending = False
-        self._done = [trio.Event() for _ in clients]
         self.exact = 0
 
-    async def run(self, nursery: trio.Nursery) -> None:
+    def start(self, nursery: trio.Nursery) -> None:
         """Publish and consume until the end is near."""
-        nursery.start_soon(self._repeat, self._producer, self._publish, self._done[0])
-        for client, done in zip(self._consumers, self._done[1:], strict=True):
-            nursery.start_soon(self._repeat, client, self._turn, done)
-
-    async def _repeat(self, client: Client, act: Callable[[Client], Any], done: trio.Event) -> None:
-        while not self.ending:
-            if not await self._host.serves():
-                continue
-            await self._guarded(client, act)
-        done.set()
-
-    async def _guarded(self, client: Client, act: Callable[[Client], Any]) -> Any:
-        try:
-            return await act(client)
-        except Lost:
-            await client.sleep(0.3)
-        except DelayServerError as error:
-            self._note(client.name, "refused", error=error.name, message=error.message[:60])
-            await client.sleep(0.5)
-        return None
+        self._begin(nursery, self._producer, partial(self._publish, self._producer))
+        for client in self._consumers:
+            self._begin(nursery, client, partial(self._turn, client))
 
     async def _publish(self, client: Client) -> None:
         await client.sleep(self._chance.choice([0.3, 2.0, 10.0]))
@@ -472,23 +453,22 @@ class Counting:
     # -- the end
 
     async def settle(self, leap: Callable[[float], None]) -> None:
-        """Take what is left. Called when no more faults come: what nobody acked arrives, or is a letter."""
-        self.ending = True
-        for done in self._done:
-            await done.wait()
+        """Take what is left: what nobody acked arrives, or is a letter."""
+        await self._end()
+        consumer = self._consumers[0]
         for client in self._consumers:
             client.close()
         if self._host.clock.peak_us > self._host.clock.now_us():
             leap((self._host.clock.peak_us - self._host.clock.now_us()) / 1e6)  # pauses from a clock that was ahead
         for _ in range(TURNS_MAX):
             if self._attempts_max and self._policy_set:
-                await self._guarded(self._consumers[0], lambda _client: self._list())
+                await self._guarded(consumer, self._list)
             missing = [message for message in self._messages.values() if self._is_missing(message)]
             if not missing:
                 break
-            if not await self._guarded(self._consumers[0], self._turn):
+            if not await self._guarded(consumer, partial(self._turn, consumer)):
                 leap(25)
-                await self._consumers[0].sleep(0.7)
+                await consumer.sleep(0.7)
         else:
             self._fail(missing[0], "it was stored and never acked, and does not arrive")
         self._note("counting", "ends", exact=self.exact, letters=len(self._letters))

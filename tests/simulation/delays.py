@@ -26,6 +26,7 @@ from tests.simulation.clocks import SimulatedTime
 from tests.simulation.failures import SimulationFailure
 from tests.simulation.host import Host
 from tests.simulation.network import Network, SimulatedTransport
+from tests.simulation.workload import Workload
 
 SUBJECT: Final = "delayed"
 MESSAGES_MAX: Final = 40
@@ -124,7 +125,7 @@ class Delayed:
     accepted: bool | None = None
 
 
-class Delaying:
+class Delaying(Workload):
     """The client, the steps of the clock and the books."""
 
     def __init__(
@@ -136,25 +137,24 @@ class Delaying:
         step: Callable[[float], None],
     ) -> None:
         """`step` sets the clock of the server, by so many seconds."""
+        super().__init__(host, chance, note)
         self._client = DelayingClient(network, host.address)
         self._time = network.time
-        self._host = host
-        self._chance = chance
-        self._note = note
         self._step = step
         self._steps_left = chance.randrange(1, STEPS_MAX + 1)
         self._messages: list[Delayed] = []
         self._judged = 0
-        self.ending = False
         self._calm = False
-        self._ended = trio.Event()
 
     def calm(self) -> None:
         """Step the clock no more: from here on the clocks of the nodes are right."""
         self._calm = True
 
-    async def run(self) -> None:
+    def start(self, nursery: trio.Nursery) -> None:
         """Send until the end is near."""
+        nursery.start_soon(self._run)
+
+    async def _run(self) -> None:
         async with self._client.unconnected():
             while not self.ending:
                 await self._time.sleep(self._chance.choice([0.1, 3.0, 10.0, 20.0]))
@@ -217,9 +217,8 @@ class Delaying:
         return (0, possible) if name in ("delivered", "pending") else (0, 0)
 
     async def settle(self, leap: Callable[[float], None]) -> None:
-        """Send nothing more, and let all messages become due. Called when no more faults come."""
-        self.ending = True
-        await self._ended.wait()
+        """Let all messages become due."""
+        await self._end()
         leap(max(max(self.due_times_ms(), default=0) / 1000 - self._host.clock.now_us() / 1e6, 0))
         await self._time.sleep(2)
         self._note("delaying", "ends", judged=self._judged, of=len(self._messages))

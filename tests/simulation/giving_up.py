@@ -14,12 +14,12 @@ from typing import Any
 
 import trio
 
-from delayserver.protocol.errors import DelayServerError
 from tests.simulation.client import Client, Lost
 from tests.simulation.damage import POLICIES, PROGRESS
 from tests.simulation.failures import SimulationFailure
 from tests.simulation.host import Host
 from tests.simulation.model import ACCEPTED, NODE_KEEPS_US, Identity, Model
+from tests.simulation.workload import Workload
 
 SUBJECT, GROUP = "orders", "dying"
 NAMES = {"subject": SUBJECT, "group": GROUP}
@@ -55,7 +55,7 @@ class Fate:
     last_uptime_us: int = 0
 
 
-class GivingUp:
+class GivingUp(Workload):
     """The group and its books."""
 
     def __init__(
@@ -66,11 +66,9 @@ class GivingUp:
         chance: Random,
         note: Callable[..., None],
     ) -> None:
+        super().__init__(host, chance, note)
         self._client = client
         self._model = model
-        self._host = host
-        self._chance = chance
-        self._note = note
         self._fates: dict[int, Fate] = {}
         # All numbers of attempts that a policy may have had.
         self._asked: list[int] = []
@@ -80,28 +78,12 @@ class GivingUp:
         """Whether the answer of a pull was lost: what it leased may become letters that this group never saw."""
         # Positions of letters that were sent again or dropped, and the life in which that was answered.
         self._gone: dict[int, int] = {}
-        self.ending = False
-        self.ended = trio.Event()
         self.given_up = 0
         self.resent = 0
 
-    async def run(self) -> None:
+    def start(self, nursery: trio.Nursery) -> None:
         """Fail until the end is near."""
-        while not self.ending:
-            if not await self._host.serves():
-                continue
-            await self._guarded(self._act)
-        self.ended.set()
-
-    async def _guarded(self, act: Callable[[], Any]) -> Any:
-        try:
-            return await act()
-        except Lost:
-            await self._client.sleep(0.3)
-        except DelayServerError as error:
-            self._note(self._client.name, "refused", error=error.name, message=error.message[:60])
-            await self._client.sleep(0.5)
-        return None
+        self._begin(nursery, self._client, self._act)
 
     async def _act(self) -> None:
         kind = self._chance.random()
@@ -279,15 +261,14 @@ class GivingUp:
     # -- the end
 
     async def settle(self, leap: Callable[[float], None]) -> None:
-        """Fail what is left until all of it is given up, and compare. Called when no more faults come."""
-        self.ending = True
-        await self.ended.wait()
+        """Fail what is left until all of it is given up, and compare."""
+        await self._end()
         self._has_policy = False
         while not self._has_policy:
-            await self._guarded(lambda: self._set_policy(1))
+            await self._guarded(self._client, lambda: self._set_policy(1))
         quiet = 0
         for _ in range(TURNS_MAX):
-            came = await self._guarded(lambda: self._turn(200))
+            came = await self._guarded(self._client, lambda: self._turn(200))
             quiet = quiet + 1 if came == 0 else 0
             if quiet >= QUIET_TURNS:
                 break

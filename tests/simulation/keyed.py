@@ -10,17 +10,18 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Any
 
 import trio
 
-from delayserver.protocol.errors import DelayServerError
-from tests.simulation.client import Client, Lost
+from tests.simulation.client import Client
 from tests.simulation.damage import Damage
 from tests.simulation.failures import SimulationFailure
 from tests.simulation.host import Host
 from tests.simulation.settings import nodes_of_route, shares_nodes
+from tests.simulation.workload import Act, Workload
 
 EMBEDDED, REMOTE, GROUP = "keyed", "remote.keyed", "keeper"
 KEYS = ("a", "a", "b", "")
@@ -59,7 +60,7 @@ class Ahead:
         return self.due_ms, self.sequence
 
 
-class KeyedAhead:
+class KeyedAhead(Workload):
     """The clients and their books."""
 
     def __init__(
@@ -72,13 +73,11 @@ class KeyedAhead:
         note: Callable[..., None],
     ) -> None:
         """`consumers`: clients of the brokers, each with the subject that it pulls."""
+        super().__init__(host, chance, note)
         self._producer = producer
         self._consumers = consumers
         self._subjects = sorted({subject for _client, subject in consumers})
-        self._host = host
         self._damage = damage
-        self._chance = chance
-        self._note = note
         self.messages: dict[int, Ahead] = {}
         # Whether two groups of a route have had the same nodes: between what each of them hands to a node is no order.
         self._shared_nodes = False
@@ -86,11 +85,12 @@ class KeyedAhead:
         self._rerouted_us: list[tuple[int, int]] = []
         self._route: list[set[str]] = []
         self._looked_us = 0
-        self.ending = False
-        self.ended = trio.Event()
 
-    async def run(self) -> None:
+    def start(self, nursery: trio.Nursery) -> None:
         """Send and consume until the end is near."""
+        nursery.start_soon(self._run)
+
+    async def _run(self) -> None:
         while not self.ending:
             if not self._host.open.is_set():
                 await self._producer.sleep(0.5)
@@ -98,26 +98,22 @@ class KeyedAhead:
             settings = (self._host.settings, self._host.file)
             self._shared_nodes |= any(shares_nodes(each, REMOTE) for each in settings)
             self._look_at_the_route()
-            await self._guarded(self._send)
+            await self._guarded(self._producer, self._send)
             for client, subject in self._consumers:
-                await self._guarded(self._consume, client, subject)
+                await self._guarded(client, partial(self._consume, client, subject))
             await self._producer.sleep(self._chance.choice([0.01, 0.2, 2.0]))
-        self.ended.set()
+        self._ended.set()
+
+    async def _guarded(self, client: Client, act: Act) -> Any:
+        """Without a pause: the next client goes on at once."""
+        with client.noted(self._note):
+            return await act()
 
     def _look_at_the_route(self) -> None:
         route, now_us = nodes_of_route(self._host.file, REMOTE), self._host.clock.now_us()
         if route != self._route:
             self._rerouted_us.append((self._looked_us, now_us + RELOAD_US))
         self._route, self._looked_us = route, now_us
-
-    async def _guarded(self, act: Callable[..., Any], *arguments: Any) -> int:
-        try:
-            return int(await act(*arguments))
-        except Lost:
-            return 0
-        except DelayServerError as error:
-            self._note("keyed", "refused", error=error.name)
-            return 0
 
     async def _send(self) -> int:
         chance, clock = self._chance, self._host.clock
@@ -236,9 +232,8 @@ class KeyedAhead:
         return (0, len(possible)) if name == "pending" else (0, 0)
 
     async def settle(self, leap: Callable[[float], None]) -> None:
-        """Take what is left. Called when no more faults come: all that was answered must have arrived."""
-        self.ending = True
-        await self.ended.wait()
+        """Take what is left: all that was answered must have arrived."""
+        await self._end()
         for _ in range(TURNS_MAX):
             missing = [
                 message
@@ -250,7 +245,7 @@ class KeyedAhead:
                 return
             came = 0
             for client, subject in self._consumers:
-                came += await self._guarded(self._consume, client, subject)
+                came += await self._guarded(client, partial(self._consume, client, subject)) or 0
             if not came:
                 ahead_s = min(message.due_ms for message in missing) / 1000 - self._host.clock.now_us() / 1e6
                 leap(max(ahead_s, 25 if ahead_s < -1 else 0.1))

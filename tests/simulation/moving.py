@@ -14,11 +14,12 @@ from typing import Any
 import trio
 
 from delayserver.protocol.errors import DelayServerError
-from tests.simulation.client import Client, Lost
+from tests.simulation.client import Client
 from tests.simulation.damage import Damage
 from tests.simulation.failures import SimulationFailure
 from tests.simulation.host import Host
 from tests.simulation.settings import ACK_TIMEOUT_MS
+from tests.simulation.workload import Workload
 
 SUBJECT, GROUP, HEARD = "bills.late", "moving", "heard"
 NAMES = {"subject": SUBJECT, "group": GROUP}
@@ -27,7 +28,7 @@ TURNS_MAX = 400
 EMPTY_MAX = 20
 
 
-class Moving:
+class Moving(Workload):
     """The group, the reader, the broadcast group and their books.
 
     `_next` is where the group goes on. While it is `_loose`, an answer was lost: it goes on there or later, and may pass
@@ -38,11 +39,9 @@ class Moving:
         self, clients: list[Client], host: Host, damage: Damage, chance: Random, note: Callable[..., None]
     ) -> None:
         """`clients`: one for the group and the reader, one for the broadcast group."""
+        super().__init__(host, chance, note)
         self._client, self._listener = clients
-        self._host = host
         self._damage = damage
-        self._chance = chance
-        self._note = note
         # What stands at a position: its body, and whether it may expire. Below `_certain` it is durable.
         self._known: dict[int, tuple[bytes, bool]] = {}
         self._certain = 0
@@ -56,28 +55,14 @@ class Moving:
         # Deliveries of before the last seek.
         self._before: list[int] = []
         self._heard: int | None = None
-        self.ending = False
-        self.ended = trio.Event()
         self.seeks = 0
 
-    async def run(self) -> None:
+    def start(self, nursery: trio.Nursery) -> None:
         """Move about until the end is near."""
-        while not self.ending:
-            if not await self._host.serves():
-                continue
-            await self._guarded(self._act)
-        self.ended.set()
+        self._begin(nursery, self._client, self._act)
 
-    async def _guarded(self, act: Callable[[], Any]) -> Any:
-        try:
-            return await act()
-        except Lost:
-            self._heard = None
-            await self._client.sleep(0.3)
-        except DelayServerError as error:
-            self._note(self._client.name, "refused", error=error.name, message=error.message[:60])
-            await self._client.sleep(0.5)
-        return None
+    def _had_no_answer(self) -> None:
+        self._heard = None
 
     async def _act(self) -> None:
         self._notice_crash()
@@ -329,12 +314,11 @@ class Moving:
 
     # -- the end
 
-    async def settle(self) -> None:
-        """In a world that is well: from the earliest message on, the group gets everything that is there."""
-        self.ending = True
-        await self.ended.wait()
+    async def settle(self, leap: Callable[[float], None]) -> None:
+        """From the earliest message on, the group gets everything that is there."""
+        await self._end()
         for _ in range(TURNS_MAX):
-            if await self._guarded(self._all):
+            if await self._guarded(self._client, self._all):
                 return
             await self._client.sleep(1)
         raise SimulationFailure(f"{GROUP} was not done in {TURNS_MAX} tries")

@@ -64,7 +64,7 @@ class OneWayProducer(Producer):
 
     async def act(self) -> None:
         """Some requests without a reply, mostly a question about them, and what else becomes of their messages."""
-        try:
+        with self._client.noted(self._note):
             for _ in range(self._chance.choice([1, 1, 2, POSTS_AT_ONCE])):
                 await self._post_again_if_lost()
             kind = self._chance.random()
@@ -82,10 +82,6 @@ class OneWayProducer(Producer):
                 await self._look_up()
             elif kind < 0.7:
                 await self._look_up_by_id()
-        except Lost as error:
-            self._note(self._client.name, "no answer", why=str(error))
-        except DelayServerError as error:
-            self._note(self._client.name, "refused", error=error.name, message=error.message[:80])
 
     # -- sending
 

@@ -10,16 +10,18 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Any, NoReturn
 
 import trio
 
 from delayserver.protocol.errors import DelayServerError
-from tests.simulation.client import Client, Lost
+from tests.simulation.client import Client
 from tests.simulation.damage import Damage
 from tests.simulation.failures import SimulationFailure
 from tests.simulation.host import Host
+from tests.simulation.workload import Workload
 
 SUBJECT, GROUP = "ordered", "workers"
 NAMES = {"subject": SUBJECT, "group": GROUP}
@@ -62,7 +64,7 @@ class Keyed:
         return self.acked or self.skipped
 
 
-class Ordering:
+class Ordering(Workload):
     """The clients and their books."""
 
     def __init__(
@@ -80,12 +82,10 @@ class Ordering:
         """`policy`: what the group asks for before its first pull. Its `failed_key` says what a key does after the last
         attempt of its message. `exact`: an operator skips messages, so more of them fail. The books need files that lose
         nothing then, and a broker that lets go of nothing."""
+        super().__init__(host, chance, note)
         self._producer = producer
         self._consumers = consumers
-        self._host = host
         self._damage = damage
-        self._chance = chance
-        self._note = note
         self.messages: dict[int, Keyed] = {}
         self._policy = policy
         self._asked = False
@@ -96,8 +96,6 @@ class Ordering:
         self._first_unsure = False
         # Requests without an answer: each may have been a delivery of each message.
         self.lost = 0
-        self.ending = False
-        self._done = [trio.Event() for _ in range(len(consumers) + 1)]
 
     @property
     def keys_wait(self) -> bool:
@@ -109,28 +107,19 @@ class Ordering:
         """How many pull."""
         return len(self._consumers)
 
-    async def run(self, nursery: trio.Nursery) -> None:
+    def start(self, nursery: trio.Nursery) -> None:
         """Publish and consume until the end is near."""
-        nursery.start_soon(self._repeat, self._producer, self._publish, self._done[0])
-        for client, done in zip(self._consumers, self._done[1:], strict=True):
-            nursery.start_soon(self._repeat, client, self._consume, done)
+        self._begin(nursery, self._producer, partial(self._publish, self._producer))
+        for client in self._consumers:
+            self._begin(nursery, client, partial(self._consume, client))
 
-    async def _repeat(self, client: Client, act: Callable[[Client], Any], done: trio.Event) -> None:
-        while not self.ending:
-            if not await self._host.serves():
-                continue
-            try:
-                await act(client)
-            except Lost:
-                self.lost += 1
-                self._first_unsure |= self._host.may_let_go
-                await client.sleep(0.3)
-            except DelayServerError as error:
-                self._note(client.name, "refused", error=error.name)
-                if error.name == "position_out_of_range":
-                    self._first = max(self._first, error.details["first"])
-                await client.sleep(0.5)
-        done.set()
+    def _had_no_answer(self) -> None:
+        self.lost += 1
+        self._first_unsure |= self._host.may_let_go
+
+    def _was_refused(self, error: DelayServerError) -> None:
+        if error.name == "position_out_of_range":
+            self._first = max(self._first, error.details["first"])
 
     async def _publish(self, client: Client) -> None:
         await client.sleep(self._chance.choice([0.01, 0.3, 5.0]))
@@ -319,26 +308,16 @@ class Ordering:
         return None
 
     async def settle(self, leap: Callable[[float], None]) -> None:
-        """Take what is left. Called when no more faults come: all that was answered must have arrived."""
-        self.ending = True
-        for done in self._done:
-            await done.wait()
+        """Take what is left: all that was answered must have arrived."""
+        await self._end()
+        consumer = self._consumers[0]
         for _ in range(TURNS_MAX):
             missing = [message for message in self.messages.values() if self._is_missing(message)]
             if not missing:
                 return
-            try:
-                came = await self._consume(self._consumers[0])
-            except Lost:
-                self._first_unsure |= self._host.may_let_go
-                came = 0
-            except DelayServerError as error:
-                came = 0
-                if error.name == "position_out_of_range":
-                    self._first = max(self._first, error.details["first"])
-            if not came:
+            if not await self._guarded(consumer, partial(self._consume, consumer)):
                 leap(25)
-                await self._consumers[0].sleep(0.7)
+                await consumer.sleep(0.7)
         self.fail(missing[0], "it was stored, and never arrived, or never again after it had failed")
 
     def _is_missing(self, message: Keyed) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -19,6 +20,7 @@ from tests.simulation.client import Client, Lost
 from tests.simulation.damage import Damage
 from tests.simulation.failures import SimulationFailure
 from tests.simulation.host import Host
+from tests.simulation.workload import Workload
 
 SUBJECT, GROUP = "published", "readers"
 NAMES = {"subject": SUBJECT, "group": GROUP}
@@ -53,7 +55,7 @@ class Published:
     """The life of the broker that read it, of one that is posted."""
 
 
-class Publishing:
+class Publishing(Workload):
     """The producers, the group and their books."""
 
     def __init__(
@@ -65,39 +67,22 @@ class Publishing:
         chance: Random,
         note: Callable[..., None],
     ) -> None:
+        super().__init__(host, chance, note)
         self._producers = producers
         self._consumer = consumer
-        self._host = host
         self._damage = damage
-        self._chance = chance
-        self._note = note
         self._messages: dict[int, Published] = {}
         self._at: dict[int, int] = {}
         # Where the group goes on after the node kept no more for it, and when it was told, since the start.
         self._first = self._let_go_uptime_us = 0
         # The latest wall time, and the time since the start, at which a pull got no answer.
         self._lost_us = self._lost_uptime_us = 0
-        self.ending = False
-        self._done = [trio.Event() for _ in range(len(producers) + 1)]
 
-    async def run(self, nursery: trio.Nursery) -> None:
+    def start(self, nursery: trio.Nursery) -> None:
         """Publish and consume until the end is near."""
-        for client, done in zip(self._producers, self._done, strict=False):
-            nursery.start_soon(self._repeat, client, self._publish, done)
-        nursery.start_soon(self._repeat, self._consumer, self._consume, self._done[-1])
-
-    async def _repeat(self, client: Client, act: Callable[[Client], Any], done: trio.Event) -> None:
-        while not self.ending:
-            if not await self._host.serves():
-                continue
-            try:
-                await act(client)
-            except Lost:
-                await client.sleep(0.3)
-            except DelayServerError as error:
-                self._note(client.name, "refused", error=error.name)
-                await client.sleep(0.5)
-        done.set()
+        for client in self._producers:
+            self._begin(nursery, client, partial(self._publish, client))
+        self._begin(nursery, self._consumer, partial(self._consume, self._consumer))
 
     # -- producing
 
@@ -290,19 +275,13 @@ class Publishing:
         message.position, message.life = position, self._host.lives
 
     async def settle(self, leap: Callable[[float], None]) -> None:
-        """Take what is left. Called when no more faults come: all that was answered must have arrived."""
-        self.ending = True
-        for done in self._done:
-            await done.wait()
+        """Take what is left: all that was answered must have arrived."""
+        await self._end()
         for _ in range(TURNS_MAX):
             missing = [message for message in self._messages.values() if self._is_missing(message)]
             if not missing:
                 return
-            try:
-                came = await self._consume(self._consumer)
-            except (Lost, DelayServerError):
-                came = 0
-            if not came:
+            if not await self._guarded(self._consumer, partial(self._consume, self._consumer)):
                 leap(25)
                 await self._consumer.sleep(0.7)
         self._fail(missing[0], "it was answered as stored, and never arrived")

@@ -17,10 +17,11 @@ from typing import Any
 import trio
 
 from delayserver.protocol.errors import DelayServerError
-from tests.simulation.client import Client, Lost
+from tests.simulation.client import Client
 from tests.simulation.failures import SimulationFailure
 from tests.simulation.host import Host
 from tests.simulation.ordering import NAMES, Keyed, Ordering
+from tests.simulation.workload import Workload
 
 STATES = ("paused", "ready", "leased")
 SKIPPED = "skipped"
@@ -44,42 +45,25 @@ class Skip:
     took: int | None = None
 
 
-class Skipping:
+class Skipping(Workload):
     """The operator and its books. The books of the messages are those of the consumers."""
 
     def __init__(self, client: Client, books: Ordering, host: Host, chance: Random, note: Callable[..., None]) -> None:
+        super().__init__(host, chance, note)
         self._client = client
         self._books = books
-        self._host = host
         self.chance = chance
-        self._note = note
         # Set by the next answer to a skip.
         self.answered = trio.Event()
         self._skips: list[Skip] = []
-        self.ending = False
-        self._ended = trio.Event()
 
-    async def run(self) -> None:
+    def start(self, nursery: trio.Nursery) -> None:
         """Operate until the end is near."""
-        while not self.ending:
-            if not await self._host.serves():
-                continue
-            await self._guarded(self._act)
-        self._ended.set()
+        self._begin(nursery, self._client, self._act)
 
-    async def _guarded(self, act: Callable[[], Any]) -> bool:
-        try:
-            await act()
-        except Lost:
-            await self._client.sleep(0.3)
-        except DelayServerError as error:
-            self._note(self._client.name, "refused", error=error.name, message=error.message[:60])
-            if error.name == "invalid_argument":
-                raise SimulationFailure(f"a request about waiting keys is refused: {error}") from error
-            await self._client.sleep(0.5)
-        else:
-            return True
-        return False
+    def _was_refused(self, error: DelayServerError) -> None:
+        if error.name == "invalid_argument":
+            raise SimulationFailure(f"a request about waiting keys is refused: {error}") from error
 
     async def _act(self) -> None:
         await self._client.sleep(self.chance.choice([0.02, 0.3, 2.0]))
@@ -261,18 +245,18 @@ class Skipping:
 
     # -- the end
 
-    async def settle(self) -> None:
-        """Skip nothing more, and look at what the skips did. Called when no more faults come."""
-        self.ending = True
-        await self._ended.wait()
-        while not await self._guarded(self._look_at_the_end):
+    async def settle(self, leap: Callable[[float], None]) -> None:
+        """Skip nothing more, and look at what the skips did."""
+        await self._end()
+        while not await self._guarded(self._client, self._look_at_the_end):
             pass
         certain = sum(message.skipped for message in self._books.messages.values())
         self._note("skipping", "ends", skips=len(self._skips), certain=certain)
 
-    async def _look_at_the_end(self) -> None:
+    async def _look_at_the_end(self) -> bool:
         try:
             await self._look()
         except DelayServerError as error:
             if error.name not in NOTHING_DONE:
                 raise
+        return True

@@ -265,12 +265,8 @@ class Dealer:
         for _ in range(self._chance.randrange(1, 5)):
             if not self._host.alive:
                 return
-            try:
+            with self._producer.noted(self._note):
                 await self._act()
-            except Lost as error:
-                self._note("dealer", "no answer", why=str(error))
-            except DelayServerError as error:
-                self._note("dealer", "refused", error=error.name)
             await self._producer.sleep(self._chance.choice([0.0, 0.01, 0.3]))
 
     async def _act(self) -> None:

@@ -40,6 +40,7 @@ from tests.simulation.threads import SimulatedWorkers
 from tests.simulation.timeliness import LATE_US_MAX, Timeliness
 from tests.simulation.trace import Trace
 from tests.simulation.transactions import Books, Dealer
+from tests.simulation.workload import Workload
 
 # A seed that needs more simulated hops than this to deliver everything is stuck.
 HOPS_MAX = 400
@@ -177,14 +178,13 @@ class World:
             for subject in (SUBJECTS if host is self.host else REMOTE_SUBJECTS)
             for group in self.groups
         ]
-        self.giving_up = self._giving_up(seed)
-        self.publishing = self._publishing(seed)
+        giving_up, publishing = self._giving_up(seed), self._publishing(seed)
         self.skipping: Skipping | None = None
-        self.ordering = self._ordering(seed)
-        self.moving = self._moving(seed)
-        self.keyed = self._keyed(seed)
-        self.counting = self._counting(seed)
+        ordering, moving, keyed = self._ordering(seed), self._moving(seed), self._keyed(seed)
+        counting = self._counting(seed)
         self.delaying = self._delaying(seed)
+        some = (giving_up, publishing, self.skipping, ordering, moving, keyed, counting, self.delaying)
+        self.workloads: list[Workload] = [each for each in some if each is not None]
         self.one_way = self._one_way(seed, brokers)
         operator = Client(self.network, self.host.address, "operator")
         self.operator = Operator(operator, self.host, Random(f"{seed}:operator"), self.note, self.timely.changed)
@@ -206,7 +206,7 @@ class World:
         self.dealer = self._make_dealer(seed)
         clients = len(self.producers) + len(self.consumers) + 8
         rows_at_once = ROWS_AT_ONCE * len(self.producers)
-        clients += 3 if self.counting is not None else 0
+        clients += 3 if counting is not None else 0
         clients += 1 if self.delaying is not None else 0
         clients += 1 if self.skipping is not None else 0
         if self.one_way is not None:
@@ -373,22 +373,8 @@ class World:
             if self.dealer is not None:
                 nursery.start_soon(self.dealer.consume)
                 nursery.start_soon(self.dealer.answer)
-            if self.giving_up is not None:
-                nursery.start_soon(self.giving_up.run)
-            if self.publishing is not None:
-                await self.publishing.run(nursery)
-            if self.ordering is not None:
-                await self.ordering.run(nursery)
-            if self.skipping is not None:
-                nursery.start_soon(self.skipping.run)
-            if self.moving is not None:
-                nursery.start_soon(self.moving.run)
-            if self.keyed is not None:
-                nursery.start_soon(self.keyed.run)
-            if self.counting is not None:
-                await self.counting.run(nursery)
-            if self.delaying is not None:
-                nursery.start_soon(self.delaying.run)
+            for workload in self.workloads:
+                workload.start(nursery)
             for _ in range(self.chance.choice(EPISODES)):
                 await self._episode()
             await self._calm_down()
@@ -397,22 +383,8 @@ class World:
             await self._deliver_all()
             if self.dealer is not None:
                 await self.dealer.finish(self._leap)
-            if self.giving_up is not None:
-                await self.giving_up.settle(self._leap)
-            if self.publishing is not None:
-                await self.publishing.settle(self._leap)
-            if self.skipping is not None:
-                await self.skipping.settle()
-            if self.ordering is not None:
-                await self.ordering.settle(self._leap)
-            if self.moving is not None:
-                await self.moving.settle()
-            if self.keyed is not None:
-                await self.keyed.settle(self._leap)
-            if self.counting is not None:
-                await self.counting.settle(self._leap)
-            if self.delaying is not None:
-                await self.delaying.settle(self._leap)
+            for workload in self.workloads:
+                await workload.settle(self._leap)
             await self._verdict()
             nursery.cancel_scope.cancel()
 
