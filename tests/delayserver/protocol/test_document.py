@@ -25,6 +25,7 @@ from delayserver.protocol.operation_names import OPERATIONS
 from delayserver.protocol.outcomes import OUTCOME_LABELS, Outcome
 from ops.docs.frame_pages import dump_of, frames
 from ops.docs.protocol_tables import PAGES
+from ops.docs.wire_tables import MADE_BY_CLIENTS
 from tests.delayserver.cli.conftest import serve
 from tests.delayserver.protocol import vectors
 
@@ -139,7 +140,7 @@ def test_the_settings_of_the_page_are_there_and_have_the_values_that_it_tells() 
 
 def test_the_table_of_errors_is_that_of_the_code() -> None:
     told = {row[0].strip("`"): row for row in rows(section("## 10 Errors")) if row[0].startswith("`")}
-    assert told.keys() == ERRORS.keys() - vectors.MADE_BY_CLIENTS
+    assert told.keys() == ERRORS.keys() - MADE_BY_CLIENTS
     for name, (_, fault, what, again) in told.items():
         assert again.startswith("yes") == ERRORS[name].retriable, name
         assert fault in ("client", "operator", "server", "nobody")

@@ -16,10 +16,10 @@ from delayserver.protocol.limits import Limits
 from delayserver.protocol.operation_names import OPERATIONS
 from delayserver.protocol.outcomes import OUTCOME_LABELS, OUTCOMES_BY_LABEL, DeliverOutcome, Outcome
 from delayserver.protocol.schema.structs import read_reply
+from ops.docs.wire_tables import MADE_BY_CLIENTS
 from tests.delayserver.protocol import vectors
 
 PROTOCOL = vectors.told()
-MADE_BY_CLIENTS = {"connection_lost", "timed_out", "unknown_error"}
 
 
 def test_every_error_name_belongs_to_one_class_with_a_docstring() -> None:

@@ -19,6 +19,7 @@ from delayserver.protocol.limits import DEFAULT_LIMITS
 from delayserver.protocol.operation_names import OPERATIONS
 from delayserver.protocol.proof import make_proof
 from delayserver.protocol.receipts import derived_message_id, format_receipt, parse_receipt
+from ops.docs.wire_tables import MADE_BY_CLIENTS
 from tests.delayserver.protocol import vectors
 from tests.fakes.host import Boot, Host, small_settings
 
@@ -54,7 +55,7 @@ def test_every_operation_has_a_request_and_a_reply() -> None:
 
 def test_every_error_of_a_server_has_a_reply() -> None:
     errors = {value_of(name)[2]["error"] for name in REPLIES if not value_of(name)[1]}
-    assert errors >= ERRORS.keys() - vectors.MADE_BY_CLIENTS
+    assert errors >= ERRORS.keys() - MADE_BY_CLIENTS
 
 
 def test_the_delivery_ids_do_not_fit_into_doubles() -> None:

@@ -23,6 +23,7 @@ from delayserver.protocol.proof import make_proof
 from delayserver.protocol.receipts import derived_message_id, format_receipt
 from ops.docs.frame_pages import drawn
 from ops.docs.protocol_tables import PAGES
+from ops.docs.wire_tables import MADE_BY_CLIENTS
 
 ROOT = Path(__file__).parents[3]
 VECTORS = ROOT / "delayserver" / "protocol" / "vectors.json"
@@ -31,7 +32,6 @@ BLOCK = re.compile(r"```value (?P<name>[^\n]+)\n.*?```", re.DOTALL)
 # JSON numbers are doubles in many languages.
 EXACT_INT_MAX = 2**53 - 1
 
-MADE_BY_CLIENTS = {"connection_lost", "timed_out", "unknown_error"}
 # Errors of a connection, which the server then closes. `unauthenticated` also answers a request, with its id.
 OF_THE_CONNECTION = {"malformed_frame", "frame_too_large", "frame_timeout", "too_many_connections"}
 
