@@ -38,7 +38,7 @@ store.tables: store store.disk store.logs store.records
 .logs:
 .protocol:
 .protocol.schema: .protocol
-.client.values: .protocol .protocol.schema
+.client.values: .protocol
 .metrics: .protocol
 .net: .protocol
 .client.tracing: .client.values .logs

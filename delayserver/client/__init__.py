@@ -34,7 +34,6 @@ from delayserver.client.values.messages import (
     MessageKey,
     NackResult,
     PublishResult,
-    ReadPage,
     RejectedRow,
     SendResult,
     Status,
@@ -57,7 +56,7 @@ from delayserver.protocol.schema.pending import (
     PendingSubject,
     PendingSubjectsPage,
 )
-from delayserver.protocol.schema.stored import FoundMessage, ReadMessage
+from delayserver.protocol.schema.stored import FoundMessage, ReadMessage, ReadPage
 from delayserver.protocol.schema.subjects import SubjectsPage
 from delayserver.protocol.schema.tokens import Token
 from delayserver.protocol.schema.transactions import Ended, OpenTransaction, OpenTransactionsPage

@@ -11,11 +11,11 @@ from typing import TypeVar
 
 from delayserver.client.calls import position_calls
 from delayserver.client.calls.core import Call
-from delayserver.client.values.messages import ReadPage
 from delayserver.client.values.timing import Seconds, span_s
 from delayserver.protocol.limits import Limits
 from delayserver.protocol.schema.greetings import ServerInfo
 from delayserver.protocol.schema.groups import ConsumerGroup, Sought
+from delayserver.protocol.schema.stored import ReadPage
 
 T = TypeVar("T")
 

@@ -6,7 +6,6 @@ from datetime import datetime
 from typing import Any
 
 from delayserver.client.calls.core import Call, described_call
-from delayserver.client.values.messages import ReadPage
 from delayserver.client.values.pulled_columns import read_pulled
 from delayserver.client.values.timing import datetime_to_ms
 from delayserver.protocol.errors import InvalidArgument
@@ -22,7 +21,8 @@ from delayserver.protocol.schema.groups import (
     ShowGroup,
     Sought,
 )
-from delayserver.protocol.schema.stored import ReadMessage
+from delayserver.protocol.schema.stored import READ_BYTES, ReadMessage, ReadMessages, ReadPage
+from delayserver.protocol.schema.structs import arguments_of
 
 
 def start_argument(start: str | int | datetime | None) -> str | int | None:
@@ -60,21 +60,20 @@ def remove_group_call(subject: str, group: str) -> Call[GroupRemoved]:
 
 def read_call(subject: str, position: int, max_messages: int, wait_ms: int, max_bytes: int | None) -> Call[ReadPage]:
     """Read messages from a position on."""
-    arguments: dict[str, Any] = {
-        "subject": subject,
-        "position": position,
-        "max_messages": max_messages,
-        "wait_ms": wait_ms,
-        "columns": True,
-    }
-    if max_bytes is not None:
-        arguments["max_bytes"] = max_bytes
+    asked = ReadMessages(
+        subject=subject,
+        position=position,
+        max_messages=max_messages,
+        max_bytes=READ_BYTES if max_bytes is None else max_bytes,
+        wait_ms=wait_ms,
+        columns=True,
+    )
 
     def read(result: dict[str, Any], _: ServerInfo) -> ReadPage:
         messages = _messages(result, max_messages)
         return ReadPage(str(result["status"]), int(result["first"]), int(result["end"]), int(result["next"]), messages)
 
-    return Call(READ, arguments, read, wait_s=wait_ms / 1000)
+    return Call(READ, arguments_of(asked), read, wait_s=wait_ms / 1000)
 
 
 def _messages(result: dict[str, Any], count_max: int) -> list[ReadMessage]:

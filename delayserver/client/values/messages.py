@@ -18,7 +18,6 @@ from delayserver.client.values.timing import Instant, Span
 from delayserver.protocol.errors import DelayServerError
 from delayserver.protocol.outcomes import Outcome
 from delayserver.protocol.receipts import format_receipt, format_receipts
-from delayserver.protocol.schema.stored import ReadMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,22 +223,6 @@ class Delivery:
     order_key: str | None = None
     position: int | None = None
     """The place in the subject's queue at its node. None: a redelivery through the delay pipeline, or an older server."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReadPage:
-    """The answer of a read. ``status`` says of the position: ``found`` (messages stand there, though the disk may have lost
-    all of them), ``nothing_yet`` (the next message goes there), ``too_large`` (it is behind that), ``retired`` (retention
-    removed it), ``too_small`` (it is below 0).
-
-    The subject keeps the positions from ``first`` to ``end``. Go on at ``next``.
-    """
-
-    status: str
-    first: int
-    end: int
-    next: int
-    messages: list[ReadMessage]
 
 
 Status = dict[str, Any]

@@ -7,11 +7,11 @@ from functools import partial
 from delayserver.config.settings import BrokerSettings
 from delayserver.front.connection import Connection
 from delayserver.front.handlers.message_replies import MessagesReply
-from delayserver.operations.groups.queue_reads import QueueReads, Read
-from delayserver.protocol.arguments import boolean, integer
+from delayserver.operations.groups.queue_reads import QueueReads
+from delayserver.protocol.arguments import invalid
 from delayserver.protocol.frames import RequestFrame
-
-_I64_MAX = (1 << 63) - 1
+from delayserver.protocol.schema.stored import ReadMessages
+from delayserver.protocol.schema.structs import read_request
 
 
 class ReadHandlers:
@@ -19,29 +19,24 @@ class ReadHandlers:
 
     def __init__(self, reads: QueueReads, settings: BrokerSettings) -> None:
         self._reads = reads
-        self._settings = settings
+        self._bounds = (("max_messages", 1, settings.pull_messages_max), ("wait_ms", 0, settings.wait_ms_max))
 
     async def read(self, connection: Connection, request: RequestFrame) -> None:
         """Reads messages without a group."""
-        arguments, settings = request.arguments, self._settings
-        columns = boolean(arguments, "columns")
-        subject = arguments.get("subject")
-        read = Read(
-            subject,  # type: ignore[arg-type]  # the operation checks it
-            integer(arguments, "position", -_I64_MAX, _I64_MAX),
-            integer(arguments, "max_messages", 1, settings.pull_messages_max, 1),
-            integer(arguments, "max_bytes", 1, 1 << 62, 8 << 20),
-            integer(arguments, "wait_ms", 0, settings.wait_ms_max, 0),
-        )
+        asked = read_request(request.arguments, ReadMessages)
+        for name, lowest, bound in self._bounds:
+            value = getattr(asked, name)
+            if value > bound:
+                raise invalid(name, f"an integer from {lowest} to {bound}", value)
         # Below 0: no `cancel_wait` names it.
         waiting = connection.waits.begin(-request.id)
         try:
             with waiting:
-                found = await connection.in_room(partial(self._reads.read_or_wait, read))
+                found = await connection.in_room(partial(self._reads.read_or_wait, asked))
         finally:
             connection.waits.end(-request.id, waiting)
         if waiting.cancelled_caught:  # the connection has ended
             return
-        reply = MessagesReply(connection, request.id, str(subject), columns, self._reads.name, leased=False)
+        reply = MessagesReply(connection, request.id, asked.subject, asked.columns, self._reads.name, leased=False)
         fields = {"status": found.status, "first": found.first, "end": found.end, "next": found.next}
         await reply.send(found.found, fields)

@@ -18,8 +18,9 @@ from delayserver.broker.service.group_positions import LATEST, Goal, out_of_rang
 from delayserver.broker.service.local_broker import LocalBroker
 from delayserver.names.name_desk import NameDesk
 from delayserver.operations.groups.consuming import Pull
-from delayserver.operations.groups.queue_reads import QueueReads, Read, ReadResult
+from delayserver.operations.groups.queue_reads import QueueReads, ReadResult
 from delayserver.protocol.errors import GroupsFull
+from delayserver.protocol.schema.stored import ReadMessages
 from delayserver.runtime.runtime import Runtime
 from delayserver.state.connections.broadcasts import BROADCASTS_MAX, Broadcasts
 from store.records.expiry import expired_rows
@@ -53,7 +54,13 @@ class Broadcasting:
         place = await self._place(groups, name, pull.start)
         while True:
             wait_ms = max((until_us - self._clock.monotonic_us()) // 1000, 0)
-            read = Read(pull.subject, place, pull.max_messages, pull.max_bytes, wait_ms)
+            read = ReadMessages(
+                subject=pull.subject,
+                position=place,
+                max_messages=pull.max_messages,
+                max_bytes=pull.max_bytes,
+                wait_ms=wait_ms,
+            )
             found = await in_room(partial(self._reads.read_or_wait, read))
             now_at = groups.place(name)
             if now_at is None:  # the consumer is gone

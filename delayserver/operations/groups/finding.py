@@ -11,9 +11,9 @@ import numpy as np
 from delayserver.broker.actions.find_plan import Place, StoredQuery
 from delayserver.broker.service.local_broker import LocalBroker
 from delayserver.names.name_desk import NameDesk
-from delayserver.operations.groups.queue_reads import QueueReads, Read
+from delayserver.operations.groups.queue_reads import QueueReads
 from delayserver.protocol.receipts import parse_derived_message_id
-from delayserver.protocol.schema.stored import FindMessages
+from delayserver.protocol.schema.stored import FindMessages, ReadMessages
 from store.records.batches import StoredBatch
 
 FOUND_BYTES_MAX: Final = 4 << 20
@@ -72,7 +72,10 @@ class StoreSearch:
             position = await self._broker.positions.at_time(subject, search.from_ms * 1000)
         else:
             position = after[0]
-        looked = await self._reads.read(Read(search.subject, position, search.max, FOUND_BYTES_MAX, 0))
+        asked = ReadMessages(
+            subject=search.subject, position=position, max_messages=search.max, max_bytes=FOUND_BYTES_MAX
+        )
+        looked = await self._reads.read(asked)
         if looked.found is None:
             return self._page(StoredBatch.filled(0), (looked.next, 0) if looked.next > position else None)
         batch = looked.found.batch

@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from delayserver.broker.actions.group_moves import NOTHING_YET, Looked
 from delayserver.broker.service.local_broker import LocalBroker
 from delayserver.names.name_desk import NameDesk
 from delayserver.operations.groups.first_messages import FirstMessages
+from delayserver.protocol.schema.stored import ReadMessages
 from delayserver.runtime.runtime import Runtime
 from delayserver.runtime.turns import LARGE_ROWS
-
-
-class Read(NamedTuple):
-    """A request for the messages of a subject from a position on. If none stand there yet, it waits for `wait_ms`."""
-
-    subject: str
-    position: int
-    max_messages: int
-    max_bytes: int
-    wait_ms: int
-
 
 ReadResult = Looked
 
@@ -40,7 +31,7 @@ class QueueReads:
         """The text of a tag's code."""
         return self._names.name(code)
 
-    async def read(self, read: Read) -> ReadResult:
+    async def read(self, read: ReadMessages) -> ReadResult:
         """The messages from a position on; leases nothing. Raises SubjectInvalid, QueueFull, StoreError."""
         subject = self._names.known_subject(read.subject)
         found = await self._look(subject, read)
@@ -56,11 +47,11 @@ class QueueReads:
             found = await self._look(subject, read)
         return found
 
-    async def read_or_wait(self, read: Read, may_wait: bool) -> ReadResult:
+    async def read_or_wait(self, read: ReadMessages, may_wait: bool) -> ReadResult:
         """`read`, which waits only if it may."""
-        return await self.read(read if may_wait else read._replace(wait_ms=0))
+        return await self.read(read if may_wait else replace(read, wait_ms=0))
 
-    async def _look(self, subject: int, read: Read) -> ReadResult:
+    async def _look(self, subject: int, read: ReadMessages) -> ReadResult:
         first, end = self._positions.bounds(subject)
         if first <= read.position < end and min(end - read.position, read.max_messages) > LARGE_ROWS:
             await self._turns.take()

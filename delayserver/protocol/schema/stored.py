@@ -1,4 +1,4 @@
-"""Messages that a node stores, as `find` and `read` show them, and the operation `find`."""
+"""Messages that a node stores, and the operations `find` and `read`, which show them."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ FOUND_AT_ONCE_MAX: Final = 1_000
 _TEXT_BYTES_MAX: Final = 1024
 # Milliseconds; as microseconds it has 63 bits.
 _TIME_MAX: Final = 1 << 52
+_AT_LEAST_1: Final = "an integer of at least 1"
 
 Key: TypeAlias = Annotated[
     str, says("One word of the property `keys`.", "order-7", bytes_max=_TEXT_BYTES_MAX, min_length=1)
@@ -108,6 +109,50 @@ class StoredMessage(Reply, frozen=True):
 
 class ReadMessage(StoredMessage, frozen=True):
     """One message of a subject, read at its ``position`` without a group and without a lease."""
+
+
+READ_BYTES: Final = 8 << 20
+"""Bytes of bodies after which a read takes no further message, if the request does not say."""
+_I64_MAX: Final = (1 << 63) - 1
+
+
+class ReadMessages(Request, frozen=True):
+    """The messages of a subject from a position on. If none stand there yet, it waits for ``wait_ms``."""
+
+    subject: Subject
+    position: Annotated[int, says("Where to begin.", 41, ge=-_I64_MAX, le=_I64_MAX)]
+    max_messages: Annotated[
+        int,
+        says("At most so many messages: 1 (the default) to `pull_messages_max`.", 100, expected=_AT_LEAST_1, ge=1),
+    ] = 1
+    max_bytes: Annotated[int, says("As for `pull`.", READ_BYTES, ge=1, le=1 << 62)] = READ_BYTES
+    wait_ms: Annotated[
+        int,
+        says(
+            "So long it waits at the end for the next message: 0 (the default) to `wait_ms_max`.",
+            20_000,
+            expected="an integer of at least 0",
+            ge=0,
+        ),
+    ] = 0
+    columns: Annotated[bool, says("True: the messages are in columns, as for `pull`.", True)] = False
+
+
+class ReadPage(Reply, frozen=True):
+    """The answer of a read. ``status`` says of the position: ``found`` (messages stand there, though the disk may have lost
+    all of them), ``nothing_yet`` (the next message goes there), ``too_large`` (it is behind that), ``retired`` (retention
+    removed it), ``too_small`` (it is below 0).
+
+    The subject keeps the positions from ``first`` to ``end``. Go on at ``next``.
+    """
+
+    status: Annotated[str, says("What is at the position.", "found")]
+    first: Annotated[int, says("The first position that this node keeps of the subject.", 0)]
+    end: Annotated[int, says("Where the next message of the subject goes.", 1_000)]
+    next: Annotated[int, says("Go on here.", 42)]
+    messages: Annotated[
+        list[ReadMessage], says("The messages. In rows or columns as for `pull`, without `attempt` and `delivery`.")
+    ]
 
 
 class FoundMessage(StoredMessage, frozen=True):
