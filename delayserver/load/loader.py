@@ -81,8 +81,7 @@ class Loader:
             short_since_us = None if not short else now_us if short_since_us is None else short_since_us
             if short_since_us is not None and now_us >= short_since_us + NEAR_LOOK_MS * 1000 * near_waits:
                 self._put_before_later(windows[-1])
-            waits = bool(windows) and overflow.lacks(wanted)
-            overflow.want_room(wanted if waits else None)
+            waits = overflow.must_wait(wanted if windows else None)
             if windows and not waits:
                 if windows is overdue:  # what memory holds of the near future stays
                     turn = LoadTurn(room_beside_near(rows_max) if near_waits else 0, self._book.end(windows[-1]))

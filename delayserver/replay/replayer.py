@@ -88,10 +88,7 @@ class Replayer:
             return []
         position, stop = self._positions.replayed.value, self._positions.durable.value
         entries = await self._reader.read(position, stop)
-        if position >= stop:
-            self._queue.caught_up()
-            return []
-        if not entries:
+        if not self._queue.catch_up() and not entries:
             self._positions.replayed.advance(stop)  # only the header of a new segment, or damage, lies between
         return entries
 

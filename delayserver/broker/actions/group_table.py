@@ -9,7 +9,7 @@ from sortedcontainers import SortedDict
 from delayserver.broker.actions.notes import ProgressNotes
 from delayserver.broker.broker_limits import BrokerLimits
 from delayserver.broker.queues.deadlines import Deadlines
-from delayserver.broker.queues.group_cursors import Cursor, GroupCursors, GroupKey
+from delayserver.broker.queues.group_cursors import GroupCursors, GroupKey
 from delayserver.broker.queues.queue_table import QueueTable
 from delayserver.broker.queues.ranges import Range
 from delayserver.broker.redelivery_policy import KeptBytes
@@ -181,7 +181,7 @@ class GroupTable:
 
     def recover(self, key: GroupKey, main: int, retry: int, moves: int = 0) -> GroupCursors:
         """Add a group that goes on at these positions of its two queues."""
-        group = self._groups[key] = GroupCursors(Cursor(main, moves), Cursor(retry, moves))
+        group = self._groups[key] = GroupCursors(main, retry, moves)
         return group
 
     def recover_removal(self, key: GroupKey, retry_end: int) -> None:

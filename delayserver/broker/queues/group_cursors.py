@@ -73,7 +73,8 @@ class Cursor:
         "seen",
     )
 
-    def __init__(self, committed: int, moves: int = 0) -> None:
+    def __init__(self, committed: int, moves: int = 0, keys: OrderKeys | None = None) -> None:
+        """`keys`: those that both cursors of a group share."""
         self.committed = committed
         self.moves = moves
         self.passed: Range | None = None
@@ -92,7 +93,7 @@ class Cursor:
         self._places: Places | None = None
         # Made when a message with an order key is first looked at.
         self._order: KeyOrder | None = None
-        self._keys: OrderKeys | None = None
+        self._keys = keys
         # Positions in their place that the filter has not let through as far as is known: a claim went ahead of it, or the
         # progress log does not say that they were handed out.
         self._unasked: RangeSet | None = None
@@ -237,10 +238,6 @@ class Cursor:
         self._settled += place.stop - place.start
 
     # -- order keys
-
-    def share_keys(self, keys: OrderKeys) -> None:
-        """Both cursors of a group share its order keys."""
-        self._keys = keys
 
     def begin_pull(self, owner: int = 0) -> None:
         """A pull begins. Its leases belong to `owner`, a number; 0: to nobody."""
@@ -904,12 +901,11 @@ class GroupCursors:
 
     __slots__ = ("_fresh_first", "_kept", "_keys", "expired", "filtered", "main", "retry")
 
-    def __init__(self, main: Cursor, retry: Cursor) -> None:
-        self.main = main
-        self.retry = retry
+    def __init__(self, main: int, retry: int, moves: int = 0) -> None:
+        """`main`, `retry`: the positions at which the group goes on. `moves`: how often it was moved before."""
         self._keys = OrderKeys()
-        for cursor in (main, retry):
-            cursor.share_keys(self._keys)
+        self.main = Cursor(main, moves, self._keys)
+        self.retry = Cursor(retry, moves, self._keys)
         self.expired = 0
         self.filtered = 0
         self._kept: KeptBytes | None = None

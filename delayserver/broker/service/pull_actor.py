@@ -48,7 +48,6 @@ class WaitingPull:
         "answer",
         "deadline_ms",
         "error",
-        "in_mailbox",
         "lease",
         "max_bytes",
         "max_messages",
@@ -76,8 +75,6 @@ class WaitingPull:
         self.patient = True
         self.answer = answer
         self.outlet = outlet
-        # False while it waits for room in its outlet.
-        self.in_mailbox = False
         self.pulled: PulledBatch | None = None
         self.error: Exception | None = None
 
@@ -95,13 +92,10 @@ class WaitingPull:
         assert error is not None
         return error
 
-    def end_patience(self) -> None:
+    async def wait_for_turn(self) -> None:
         """It waits only until its turn from now on."""
         self.patient = False
-
-    def set_in_mailbox(self, *, in_mailbox: bool) -> None:
-        """Keeps whether the pull stands in the mailbox of its group."""
-        self.in_mailbox = in_mailbox
+        await self.served.wait()
 
 
 class PullActor:
@@ -113,7 +107,8 @@ class PullActor:
         self.key = key
         # The event-loop time and the bytes that its pulls used lately.
         self.account = Account()
-        # In the order in which they came. Any of them may leave, a thousand at a time when a connection ends.
+        # In the order in which they came, but for those that wait for room in their outlet. Any of them may leave, a
+        # thousand at a time when a connection ends.
         self.mailbox: OrderedDict[WaitingPull, None] = OrderedDict()
         # Pulls that wait, also those that wait for room in their outlet, in the order in which they came.
         self.waiting: dict[WaitingPull, None] = {}
@@ -166,4 +161,4 @@ class PullActor:
         assert self.ticket is None or not self.suspended, "in line and suspended at once"
         assert not self.suspended or self.reading is not None
         assert len(self.mailbox) <= self.pulls
-        assert all(pull.in_mailbox and not pull.served.is_set() for pull in self.mailbox)
+        assert all(pull in self.waiting and not pull.served.is_set() for pull in self.mailbox)

@@ -197,17 +197,16 @@ class PullService:
             if wait_ms > 0:
                 with trio.move_on_after(self._wait_s(pull, wait_ms)):
                     await pull.served.wait()
-            if pull.in_mailbox and self._has_passed(pull) and self._consuming.waiting_rows(actor.key):
+            if pull in actor.mailbox and self._has_passed(pull) and self._consuming.waiting_rows(actor.key):
                 self._drop(actor, pull)  # there are messages, and its turn did not come in time
             if not pull.served.is_set() and (wait_ms <= 0 or actor.suspended):
                 # It waits only until its turn; or there are messages, and the disk has not read them yet.
-                pull.end_patience()
-                await pull.served.wait()
+                await pull.wait_for_turn()
         finally:
             self.waiting -= 1
             if not pull.served.is_set():
                 pull.served.set()  # an outlet that has room later must not rejoin it
-                if pull.in_mailbox:
+                if pull in actor.mailbox:
                     self._leave(actor, pull)
             actor.leave(pull)
         if pull.error is not None:
@@ -268,7 +267,7 @@ class PullService:
             return
         for pull in actor.waiting:
             pull.served.set()
-            if pull.in_mailbox:
+            if pull in actor.mailbox:
                 self._leave(actor, pull)
 
     def _make_ready(self, actor: PullActor) -> None:
@@ -401,7 +400,6 @@ class PullService:
     def _join(self, actor: PullActor, pull: WaitingPull) -> None:
         actor.mailbox[pull] = None
         self._groups_of.setdefault(actor.key[0], set()).add(actor.key[1])
-        pull.set_in_mailbox(in_mailbox=True)
 
     def _rejoin(self, actor: PullActor, pull: WaitingPull) -> None:
         """Put a pull back into the mailbox: its outlet has room again."""
@@ -410,7 +408,6 @@ class PullService:
             self._make_ready(actor)
 
     def _leave(self, actor: PullActor, pull: WaitingPull) -> None:
-        pull.set_in_mailbox(in_mailbox=False)
         del actor.mailbox[pull]
         if not actor.mailbox:
             self._leave_line(actor)

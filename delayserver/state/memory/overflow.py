@@ -60,9 +60,10 @@ class Overflow:
         self._shed_keyed(wanted + 1)
         return self.room <= wanted
 
-    def want_room(self, rows: int | None) -> None:
-        """A load waits for more room than this; None: no load waits."""
-        self._room_wanted = rows
+    def must_wait(self, wanted: int | None) -> bool:
+        """Whether a load lacks room, and waits for more than this; None: there is nothing to load."""
+        self._room_wanted = wanted if wanted is not None and self.lacks(wanted) else None
+        return self._room_wanted is not None
 
     def offer_room(self) -> None:
         """Wakes a load that waits for room, if there is enough now."""

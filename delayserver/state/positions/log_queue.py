@@ -82,10 +82,13 @@ class LogQueue:
         self._size_bytes -= size
         return entries
 
-    def caught_up(self) -> None:
-        """The replay has read the log up to the mark `durable`: from this step on entries are put here."""
+    def catch_up(self) -> bool:
+        """Whether the replay has read the log up to the mark `durable`. Then entries are put here from this step on."""
+        if self.positions.replayed.value < self.positions.durable.value:
+            return False
         assert not self._entries
         self.overflowed = False
+        return True
 
     async def linger(self) -> None:
         """Let a few more rows gather, unless a part waits for the replay, or a row is due soon."""

@@ -47,7 +47,7 @@ class Member:
         settings, runtime = StorageSettings(), Runtime.on(clock=SimulatedClock())
         self.positions = Positions(durable=0, accepted_sequence=0, replayed=0, replayed_sequence=0)
         self.queue = LogQueue(self.positions, runtime.clock)
-        self.queue.caught_up()
+        self.queue.catch_up()
         self.balance = Balance()
         gathering = Gathering(settings, runtime.clock)
         self.accepted = AcceptedLog(self.queue, self.balance, gathering)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from delayserver.broker.queues.group_cursors import Cursor, GroupCursors
+from delayserver.broker.queues.group_cursors import GroupCursors
 
 
 def group_with(keys: list[int], deadline_us: int = 100) -> GroupCursors:
     """A group that was handed out messages with these keys, 0 for none. What may go out is leased."""
-    group = GroupCursors(Cursor(0), Cursor(0))
+    group = GroupCursors(0, 0)
     look(group, keys, deadline_us)
     return group
 

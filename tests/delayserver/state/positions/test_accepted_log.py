@@ -23,7 +23,7 @@ ROW = (1_000, 1, 0, b"", b"", b"body", 0, b"")
 
 def fresh(gathering: Gathering | None = None) -> tuple[AcceptedLog, LogQueue, Balance]:
     queue = LogQueue(Positions(durable=0, accepted_sequence=0, replayed=0, replayed_sequence=0), SimulatedClock())
-    queue.caught_up()
+    queue.catch_up()
     balance = Balance()
     if gathering is None:
         gathering = Gathering(StorageSettings(), SimulatedClock())

@@ -18,7 +18,7 @@ from tests.fakes.rows import messages
 def fresh(bytes_max: int = 1_000, clock: SimulatedClock | None = None) -> tuple[Positions, LogQueue]:
     positions = Positions(durable=0, accepted_sequence=0, replayed=0, replayed_sequence=0)
     queue = LogQueue(positions, clock or SimulatedClock(), bytes_max)
-    queue.caught_up()
+    queue.catch_up()
     return positions, queue
 
 
@@ -43,7 +43,7 @@ async def test_every_entry_is_taken_once_and_in_order_from_the_queue_or_from_the
             if not taken and queue.overflowed:
                 taken = [entry for entry in log if entry.start >= positions.replayed.value][:3]
                 if not taken:
-                    queue.caught_up()
+                    queue.catch_up()
             replayed += taken
             if taken:
                 positions.replayed.advance(taken[-1].end)
