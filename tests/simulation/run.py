@@ -35,6 +35,12 @@ class Result:
     flips: int = 0
 
 
+def schedule_by(seed: int) -> None:
+    """Let trio run the tasks of the next run in an order that the seed decides."""
+    trio_run._ALLOW_DETERMINISTIC_SCHEDULING = True  # type: ignore[misc]
+    trio_run._r.seed(seed)
+
+
 def run_seed(seed: int) -> Result:
     """Run one seed from beginning to end; a broken promise is in `failure`, with the trace."""
     time = SimulatedTime()
@@ -42,8 +48,7 @@ def run_seed(seed: int) -> Result:
     result = Result(seed)
     world = World(seed, time, trace)
     started = process_time.process_time()
-    trio_run._ALLOW_DETERMINISTIC_SCHEDULING = True  # type: ignore[misc]
-    trio_run._r.seed(seed)
+    schedule_by(seed)
     gc.disable()
     # A run that ends in a deadlock leaves coroutines behind; their complaints would bury the one that matters.
     hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
