@@ -39,7 +39,7 @@ REQUEST_BYTES_MAX = 1 << 20
 STATUS = struct.Struct("<i")
 PID = struct.Struct("<i")
 # The gateway's libraries take as long again, and only the gateway needs them.
-NOT_IMPORTED = ("delayserver.web", "delayserver.__main__")
+NOT_IMPORTED = ("delayserver.kafka", "delayserver.web", "delayserver.__main__")
 
 
 # The second one comes as well where a process is stopped for 100 ms between its looks at two clocks.

@@ -50,6 +50,7 @@ store.tables: store store.disk store.logs store.records
 .broker.queues: store store.disk store.logs store.records .broker
 .client.asynchronous: .client.calls .client.connections .client.tracing .client.values .protocol .protocol.schema
 .runtime: store store.disk store.logs .logs .protocol
+.kafka: .logs .runtime
 .targets: store.records .broker.queues .logs .net .protocol .runtime
 .config: store.logs .protocol .targets
 .broker.files: store store.disk store.logs store.records .broker .broker.queues

@@ -26,8 +26,7 @@ def topics(nodes: KafkaNodes) -> set[str]:
 
 
 def test_a_killed_node_comes_back_with_its_data(kafka: KafkaNodes) -> None:
-    from confluent_kafka.admin import AdminClient
-    from confluent_kafka.cimpl import NewTopic
+    from confluent_kafka.admin import AdminClient, NewTopic
 
     client = AdminClient({"bootstrap.servers": kafka.bootstrap})
     client.create_topics([NewTopic("kept")])["kept"].result()
