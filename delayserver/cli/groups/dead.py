@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
 from msgspec.structs import asdict
 
+from delayserver.cli.groups import chosen_messages
 from delayserver.cli.terminal import options
-from delayserver.cli.terminal.failures import FAILED
 from delayserver.cli.terminal.output import body_fields, print_json, visible
 from delayserver.config.units import format_instant
 
 if TYPE_CHECKING:
     from delayserver.client import DeadLetter
-
-_group = click.option("--group", required=True, metavar="NAME", help="The consumer group that gave them up.")
-
-_positions = click.option(
-    "--position", "positions", multiple=True, type=options.Whole(min=0), metavar="N", help="These; may be repeated."
-)
 
 
 @click.group
@@ -29,10 +22,8 @@ def dead() -> None:
 
 
 @dead.command("list")
-@click.argument("subject")
-@_group
-@click.option("--max", "maximum", type=options.Whole(min=1), default=1000, show_default=True, help="At most so many.")
-@click.option("--after", type=options.Whole(min=0), metavar="POSITION", help="Those behind this one.")
+@chosen_messages.of_group
+@chosen_messages.page
 @options.server
 @options.as_json
 def list_letters(subject: str, group: str, maximum: int, after: int | None, server: str, as_json: bool) -> None:
@@ -60,10 +51,9 @@ def _line(letter: DeadLetter) -> str:
 
 
 @dead.command
-@click.argument("subject")
-@_group
-@click.option("--max", "maximum", type=options.Whole(min=1), help="At most so many.  [default: all]")
-@_positions
+@chosen_messages.of_group
+@chosen_messages.max_option
+@chosen_messages.positions
 @click.option("--rate", type=click.FLOAT, metavar="N", help="So many a second.  [default: all at once]")
 @options.yes
 @options.server
@@ -88,21 +78,13 @@ def resend(
     with options.connect(server) as client:
         options.confirm(f"Send dead letters of {visible(group)} in {visible(subject)} again?", yes)
         done = client.resend_dead_letters(subject, group, maximum, positions=positions or None, rate=rate)
-    if as_json:
-        print_json(asdict(done))
-        context.exit(_code(done.resent, positions, done.unreadable))
-    click.echo(f"resent  {done.resent:,}")
-    click.echo(f"left    {done.left:,}")
-    if done.unreadable:
-        click.echo(f"{done.unreadable:,} cannot be read; `delayserver recover check` names the file", err=True)
-    context.exit(_code(done.resent, positions, done.unreadable))
+    chosen_messages.answer(context, done, positions, as_json)
 
 
 @dead.command
-@click.argument("subject")
-@_group
-@click.option("--max", "maximum", type=options.Whole(min=1), help="At most so many.  [default: all]")
-@_positions
+@chosen_messages.of_group
+@chosen_messages.max_option
+@chosen_messages.positions
 @options.yes
 @options.server
 @options.as_json
@@ -124,13 +106,4 @@ def drop(
     with options.connect(server) as client:
         options.confirm(f"Drop dead letters of {visible(group)} in {visible(subject)} for good?", yes)
         done = client.drop_dead_letters(subject, group, maximum, positions=positions or None)
-    if as_json:
-        print_json(asdict(done))
-        context.exit(_code(done.dropped, positions))
-    click.echo(f"dropped  {done.dropped:,}")
-    click.echo(f"left     {done.left:,}")
-    context.exit(_code(done.dropped, positions))
-
-
-def _code(done: int, positions: Sequence[int], unreadable: int = 0) -> int:
-    return FAILED if unreadable or done < len(set(positions)) else 0
+    chosen_messages.answer(context, done, positions, as_json)

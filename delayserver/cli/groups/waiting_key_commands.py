@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
 from msgspec.structs import asdict
 
+from delayserver.cli.groups import chosen_messages
 from delayserver.cli.terminal import options
-from delayserver.cli.terminal.failures import FAILED
 from delayserver.cli.terminal.output import print_json, visible
 from delayserver.config.units import format_instant
 
 if TYPE_CHECKING:
     from delayserver.client import WaitingKey
 
-_group = click.option("--group", required=True, metavar="NAME", help="The consumer group.")
-
-_positions = click.option(
-    "--position", "positions", multiple=True, type=options.Whole(min=0), metavar="N", help="These; may be repeated."
-)
-
 
 @click.command("waiting")
-@click.argument("subject")
-@_group
-@click.option("--max", "maximum", type=options.Whole(min=1), default=1000, show_default=True, help="At most so many.")
-@click.option("--after", type=options.Whole(min=0), metavar="POSITION", help="Those behind this one.")
+@chosen_messages.of_group
+@chosen_messages.page
 @options.server
 @options.as_json
 def list_waiting(subject: str, group: str, maximum: int, after: int | None, server: str, as_json: bool) -> None:
@@ -57,10 +48,9 @@ def _line(key: WaitingKey) -> str:
 
 
 @click.command("skip")
-@click.argument("subject")
-@_group
-@click.option("--max", "maximum", type=options.Whole(min=1), help="At most so many.  [default: all]")
-@_positions
+@chosen_messages.of_group
+@chosen_messages.max_option
+@chosen_messages.positions
 @click.option("--reason", default="", metavar="TEXT", help="Kept with the dead letters.")
 @options.yes
 @options.server
@@ -85,18 +75,12 @@ def skip_waiting(
     with options.connect(server) as client:
         options.confirm(f"Skip messages for which keys of {visible(group)} in {visible(subject)} wait?", yes)
         done = client.skip_waiting_keys(subject, group, maximum, positions=positions or None, reason=reason)
-    if as_json:
-        print_json(asdict(done))
-        context.exit(_code(done.skipped, positions))
-    click.echo(f"skipped  {done.skipped:,}")
-    click.echo(f"left     {done.left:,}")
-    context.exit(_code(done.skipped, positions))
+    chosen_messages.answer(context, done, positions, as_json)
 
 
 @click.command("retry")
-@click.argument("subject")
-@_group
-@_positions
+@chosen_messages.of_group
+@chosen_messages.positions
 @options.server
 @options.as_json
 @click.pass_context
@@ -109,13 +93,4 @@ def retry_waiting(
     """
     with options.connect(server) as client:
         done = client.retry_waiting_keys(subject, group, positions=positions or None)
-    if as_json:
-        print_json(asdict(done))
-        context.exit(_code(done.retried, positions))
-    click.echo(f"retried  {done.retried:,}")
-    click.echo(f"left     {done.left:,}")
-    context.exit(_code(done.retried, positions))
-
-
-def _code(done: int, positions: Sequence[int]) -> int:
-    return FAILED if done < len(set(positions)) else 0
+    chosen_messages.answer(context, done, positions, as_json)
