@@ -14,7 +14,6 @@ from delayserver.front.connection import Connection
 from delayserver.front.handlers.message_replies import MessagesReply
 from delayserver.front.handlers.name_arguments import read_name, read_names
 from delayserver.operations.groups.broadcasting import Broadcasting
-from delayserver.operations.groups.consumer_groups import EARLIEST, LATEST, TIME, Goal
 from delayserver.operations.groups.consuming import (
     ACK_TIMEOUT_MS_MAX,
     DELAY_MS_MAX,
@@ -22,12 +21,13 @@ from delayserver.operations.groups.consuming import (
     Pull,
     PullFilter,
     PullRoom,
+    start_of,
 )
 from delayserver.protocol.arguments import boolean, integer, invalid
 from delayserver.protocol.columns import I64, unpack_column, unpack_count
 from delayserver.protocol.errors import InvalidArgument
 from delayserver.protocol.frames import REQUEST_ID_MAX, RequestFrame, encode_reply
-from delayserver.protocol.schema.words import REASON_BYTES_MAX, TIME_MS_MAX
+from delayserver.protocol.schema.words import REASON_BYTES_MAX
 
 # So long may leases outlive the connection that wants them to end with it. The server remembers it meanwhile.
 OUTLIVE_MS_MAX = 60_000
@@ -189,17 +189,6 @@ def _filter(arguments: dict[str, Any]) -> PullFilter | None:
         if text is not None and type(text) is not str:
             raise invalid(name, "a text", text)
     return PullFilter(tags, where)
-
-
-def start_of(start: object) -> Goal | None:
-    """Where a pull lets a new group begin. Raises InvalidArgument."""
-    if start is None:
-        return None
-    if start in (EARLIEST, LATEST):
-        return Goal(str(start))
-    if type(start) is int and 0 <= start < TIME_MS_MAX:
-        return Goal(TIME, start * 1000)
-    raise invalid("start", f'"{EARLIEST}", "{LATEST}" or milliseconds since 1970', start)
 
 
 def _deliveries(arguments: dict[str, Any]) -> NDArray[np.int64]:

@@ -8,7 +8,7 @@ from typing import Final
 
 from delayserver.broker.actions.group_backlog import GroupRow
 from delayserver.broker.queues.group_cursors import GroupKey
-from delayserver.broker.service.group_positions import EARLIEST, LATEST, POSITION, TIME, Goal, unknown_group
+from delayserver.broker.service.group_positions import POSITION, TIME, Goal, unknown_group
 from delayserver.broker.service.local_broker import LocalBroker
 from delayserver.names.name_desk import NameDesk
 from delayserver.operations.access.access import Access
@@ -27,8 +27,6 @@ from delayserver.protocol.schema.groups import (
 )
 from delayserver.protocol.schema.structs import arguments_of
 from delayserver.runtime.fair_turns import Work
-
-__all__ = ["EARLIEST", "LATEST", "TIME", "ConsumerGroups", "Goal"]
 
 # A group with its backlog costs as much as so many small items.
 GROUP_ITEMS: Final = 20

@@ -15,7 +15,7 @@ from delayserver.broker.filters.filter import FilterText
 from delayserver.broker.pulled_batch import PulledBatch
 from delayserver.broker.queues.delivery_id import PIECE_ROWS_MAX, pieces_of
 from delayserver.broker.queues.group_cursors import GroupKey
-from delayserver.broker.service.group_positions import EARLIEST, LATEST, Goal
+from delayserver.broker.service.group_positions import EARLIEST, LATEST, TIME, Goal
 from delayserver.broker.service.local_broker import LocalBroker
 from delayserver.broker.service.pull_actor import Outlet
 from delayserver.broker.service.pulls import TOO_MANY_GROUPS
@@ -23,7 +23,9 @@ from delayserver.names.name_desk import NameDesk
 from delayserver.operations.groups.first_messages import FirstMessages
 from delayserver.operations.groups.group_filters import GroupFilters
 from delayserver.operations.groups.redelivery import Nacked, Redelivery, commit_errors
+from delayserver.protocol.arguments import invalid
 from delayserver.protocol.errors import GroupsFull, QueueFull
+from delayserver.protocol.schema.words import TIME_MS_MAX
 from delayserver.runtime.fair_turns import Work
 from delayserver.runtime.runtime import Runtime
 from delayserver.runtime.turns import LARGE_ROWS
@@ -43,6 +45,17 @@ PullRoom: TypeAlias = Outlet
 
 PullFilter: TypeAlias = FilterText
 """A tag subscription and a property expression, as text."""
+
+
+def start_of(start: object) -> Goal | None:
+    """Where a pull lets a new group begin. Raises InvalidArgument."""
+    if start is None:
+        return None
+    if start in (EARLIEST, LATEST):
+        return Goal(str(start))
+    if type(start) is int and 0 <= start < TIME_MS_MAX:
+        return Goal(TIME, start * 1000)
+    raise invalid("start", f'"{EARLIEST}", "{LATEST}" or milliseconds since 1970', start)
 
 
 class Pull(NamedTuple):

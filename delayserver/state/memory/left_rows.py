@@ -47,7 +47,7 @@ class LeftRows:
         """The window cannot be read before then."""
         self._until_us[place] = until_us
 
-    def take_over(self, now_us: int) -> list[Place]:
+    def end_rests(self, now_us: int) -> list[Place]:
         """The windows whose time is over; their rows rest no more."""
         over = [place for place, until_us in self._until_us.items() if until_us <= now_us]
         for place in over:

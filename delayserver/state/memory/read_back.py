@@ -49,7 +49,7 @@ class ReadBack:
 
     def spilled(self) -> list[tuple[GroupRows, int | None]]:
         """Groups with windows to read back now, and the place of a route whose rows alone are to be read; None: all rows."""
-        for code, place, window in self._residency.left.take_over(self._clock.monotonic_us()):
+        for code, place, window in self._residency.left.end_rests(self._clock.monotonic_us()):
             self._residency.groups[code].spilled.add(window, place)
         ways = [(group, place) for group in self._residency.groups.values() for place in (None, *group.spilled.places)]
         return [way for way in ways if self.may_read_back(*way)]

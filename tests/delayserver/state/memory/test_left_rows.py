@@ -19,10 +19,10 @@ def test_rows_rest_until_the_time_of_their_window() -> None:
     left.leave(A, rows(5, 3), 100)
     left.leave(B, rows(4), 200)
     assert left.resting(rows(3, 4, 5, 6)).tolist() == [True, True, True, False]
-    assert left.take_over(99) == []
-    assert left.take_over(100) == [A]
+    assert left.end_rests(99) == []
+    assert left.end_rests(100) == [A]
     assert left.resting(rows(3, 4, 5, 6)).tolist() == [False, True, False, False]
-    assert left.take_over(300) == [B]
+    assert left.end_rests(300) == [B]
     assert not left.resting(rows(3, 4, 5, 6)).any()
 
 
@@ -30,7 +30,7 @@ def test_later_rows_of_a_window_put_off_no_earlier_ones() -> None:
     left = LeftRows()
     left.leave(A, rows(1), 100)
     left.leave(A, rows(2), 200)
-    assert left.take_over(100) == [A] and not left.resting(rows(1, 2)).any()
+    assert left.end_rests(100) == [A] and not left.resting(rows(1, 2)).any()
 
 
 def test_a_window_that_cannot_be_read_is_put_off_with_its_rows() -> None:
@@ -38,8 +38,8 @@ def test_a_window_that_cannot_be_read_is_put_off_with_its_rows() -> None:
     left.put_off(B, 50)
     left.leave(A, rows(1), 100)
     left.put_off(A, 200)
-    assert left.take_over(150) == [B] and left.resting(rows(1)).all()
-    assert left.take_over(200) == [A]
+    assert left.end_rests(150) == [B] and left.resting(rows(1)).all()
+    assert left.end_rests(200) == [A]
 
 
 def test_rows_beyond_the_bound_come_back_with_the_next_read() -> None:
@@ -47,7 +47,7 @@ def test_rows_beyond_the_bound_come_back_with_the_next_read() -> None:
     left.leave(A, np.arange(left_rows.ROWS_KNOWN_MAX - 1), 100)
     left.leave(B, rows(1 << 40, 1 << 41), 100)
     assert not left.resting(rows(1 << 40, 1 << 41)).any()
-    assert left.take_over(100) == [A, B]
+    assert left.end_rests(100) == [A, B]
     left.leave(A, rows(1 << 40, 1 << 41), 200)
     assert left.resting(rows(1 << 40, 1 << 41)).all()
 
@@ -56,4 +56,4 @@ def test_nothing_rests_after_a_change_of_the_routes() -> None:
     left = LeftRows()
     left.leave(A, rows(1), 100)
     left.clear()
-    assert left.take_over(1_000) == [] and not left.resting(rows(1)).any()
+    assert left.end_rests(1_000) == [] and not left.resting(rows(1)).any()
