@@ -47,6 +47,13 @@ class BrokerGroups:
         for group in (*self._groups.values(), *self._internal.values()):
             group.stop()
 
+    async def settle(self) -> None:
+        """Begin no further attempt, and wait until each has a result."""
+        self.stop()
+        for group in (*self._groups.values(), *self._internal.values()):
+            while group.rows.running:
+                await group.rows.ended.reached(group.rows.begun)
+
     def change(self, groups: list[BrokerGroup]) -> None:
         """These are the groups from now on. Those that are missing must hold nothing: their tasks end."""
         kept = {group.rows.code: group for group in groups}

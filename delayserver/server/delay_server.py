@@ -31,7 +31,6 @@ from delayserver.runtime.room_wait import RoomWait
 from delayserver.runtime.runtime import Runtime
 from delayserver.runtime.steps import Steps
 from delayserver.runtime.watchdog import Watchdog
-from delayserver.server.clean_end import CleanEnd
 from delayserver.server.ground import Ground, Outside
 from delayserver.server.operations_of import operations_of
 from delayserver.server.parts import Parts, build_parts
@@ -281,11 +280,11 @@ class DelayServer:
             )
 
     async def _settle(self) -> None:
-        end = CleanEnd(self.parts)
-        await end.settle_messages()
-        uncertain = await end.write_checkpoint()
+        end = self.parts.end
+        await end.settling.messages()
+        uncertain = await end.checkpoint.write()
         self.handlers.close()
-        await end.close_broker(uncertain)
+        await end.broker.close(uncertain)
 
     async def _leave(self) -> None:
         """A stop in the middle of a start: there is nothing to write down but what was delivered meanwhile."""
@@ -295,7 +294,7 @@ class DelayServer:
             reason=self.readiness.reason,
         )
         if self.readiness.stage == Stage.DELIVERING:
-            await CleanEnd(self.parts).settle_attempts()
+            await self.parts.end.settling.attempts()
 
     def close(self) -> None:
         """Close all files. A clean end has closed those of the broker already; a crash has not."""

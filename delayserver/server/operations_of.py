@@ -90,7 +90,7 @@ def _delay_operations(parts: Parts, admission: Admission) -> DelayOperations:
         pending=PendingByTime(files, state.windows, state.balance),
         prepare=Prepare(send, admission, intake, commit, terms, runtime.clock),
         open_transactions=OpenTransactions(
-            TimerFiles(files, state.book, state.balance, state.decided, runtime.damage),
+            TimerFiles(files, state.book, state.balance, states, runtime.damage),
             state.positions,
             cancellation,
             messages.locator,

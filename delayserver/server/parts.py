@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from delayserver.server.broker_parts import BrokerParts, build_broker
+from delayserver.server.clean_end import BrokerEnd, CleanEnd, LastCheckpoint, Settling
 from delayserver.server.dispatch_parts import DispatchParts, build_dispatch
 from delayserver.server.figure_parts import FigureParts, build_figures
 from delayserver.server.ground import Ground
@@ -41,6 +42,7 @@ class Parts:
     messages: MessageParts
     groups: GroupParts
     figures: FigureParts
+    end: CleanEnd
 
     @property
     def opened(self) -> Opened:
@@ -70,7 +72,21 @@ def build_parts(ground: Ground) -> Parts:
     messages = build_messages(ground, state, upkeep, receive)
     groups = build_groups(ground, state, upkeep, receive, broker)
     figures = build_figures(ground, state, load, upkeep, receive, broker, dispatch, groups)
-    return Parts(ground, state, replay, load, outcomes, upkeep, receive, broker, dispatch, messages, groups, figures)
+    end = CleanEnd(
+        Settling(
+            receive.commit,
+            state.positions,
+            ground.outside.replay_room,
+            dispatch.groups,
+            outcomes.recorder,
+            broker.broker_commit,
+        ),
+        LastCheckpoint(upkeep.checkpointing, ground.opened, state.book),
+        BrokerEnd(upkeep.segments_ahead, broker.publishing, broker.local_broker, ground.opened),
+    )
+    return Parts(
+        ground, state, replay, load, outcomes, upkeep, receive, broker, dispatch, messages, groups, figures, end
+    )
 
 
 def _begin_counts(ground: Ground, state: StateParts, totals: I64) -> None:

@@ -116,7 +116,7 @@ class MessageStates:
             rows = order[begin:end]
             mine = rows[own[rows]]
             if len(mine):
-                code[mine] = await self._outcomes(start, message[mine])
+                code[mine] = await self.outcomes(start, message[mine])
             retired[rows] = self._retired.are(start, sequence[rows])
             await work.items(WINDOW_ITEMS)
         has_row = own & (code != 0) & (code != TOO_LATE)
@@ -143,8 +143,8 @@ class MessageStates:
             found.append(FoundState(Outcome(code), sequence, name, has_row=decided, prepared=prepared, error=error))
         return found
 
-    async def _outcomes(self, start_ms: int, message: I64) -> U8:
-        """Codes u8[n] of messages of one window: 0 without an outcome, TOO_LATE where the file is damaged. Waits for
+    async def outcomes(self, start_ms: int, message: I64) -> U8:
+        """Outcome codes u8[n] of messages of one window: 0 without an outcome, TOO_LATE where the file is damaged. Waits for
         cancels in progress."""
         code = np.zeros(len(message), dtype=np.uint8)
         rest = np.arange(len(message))

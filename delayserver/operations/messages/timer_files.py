@@ -13,18 +13,18 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from delayserver.operations.messages.message_states import MessageStates
 from delayserver.protocol.errors import InvalidArgument
 from delayserver.protocol.outcomes import Outcome
 from delayserver.runtime.damage import DamageReport
 from delayserver.runtime.fair_turns import Work
 from delayserver.state.counts.balance import Balance
-from delayserver.state.decisions.decided import Decided
 from delayserver.state.files import Files
 from delayserver.state.windows.window_book import WindowBook
 from store.errors import CorruptionError, FormatError
 from store.logs.due_windows import day_of, window_starts
 from store.logs.schedule_log import ScheduleKey, ScheduleSource, SubjectRows
-from store.records.batches import I64, U8, MessageBatch
+from store.records.batches import I64, MessageBatch
 from store.records.scan import Damage
 
 WINDOW_ITEMS: Final = 16
@@ -60,13 +60,13 @@ class TimerFiles:
     """Reads them, and which of them have no outcome."""
 
     def __init__(
-        self, files: Files, book: WindowBook, balance: Balance, decided: Decided, damage: DamageReport
+        self, files: Files, book: WindowBook, balance: Balance, states: MessageStates, damage: DamageReport
     ) -> None:
         self._schedule = files.schedule
         self._days = files.days
         self._book = book
         self._balance = balance
-        self._decided = decided
+        self._states = states
         self._damage = damage
 
     def file_from(self, place: TimerPlace) -> ScheduleKey | None:
@@ -119,19 +119,9 @@ class TimerFiles:
         for start in np.unique(starts).tolist():
             await work.items(WINDOW_ITEMS)
             mine = np.flatnonzero(starts == start)
-            code[mine] = await self._outcomes(start, rows.sequence[mine])
+            code[mine] = await self._states.outcomes(start, rows.sequence[mine])
         unanswered: Mask = (code == 0) | (code == _TOO_LATE)
         return unanswered
-
-    async def _outcomes(self, start_ms: int, sequence: I64) -> U8:
-        while True:
-            key = self._decided.key_of(start_ms)
-            try:
-                async with self._decided.pinned(key) as index:
-                    if self._decided.key_of(start_ms) == key:  # else its day was sealed meanwhile
-                        return self._decided.outcome_of(key, index, sequence)
-            except CorruptionError:  # reported
-                return await self._decided.readable_codes(key, sequence)
 
 
 def _is_at(key: ScheduleKey, place: TimerPlace) -> bool:
