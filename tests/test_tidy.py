@@ -33,7 +33,7 @@ store.disk: store
 store.records: store store.disk
 store.indexes: store.records
 store.logs: store store.disk store.indexes store.records
-store.shared: store store.disk store.records
+store.shared: store store.disk store.logs store.records
 store.tables: store store.disk store.logs store.records
 .logs:
 .protocol:
@@ -49,7 +49,7 @@ store.tables: store store.disk store.logs store.records
 .client.connections: .client.calls .protocol
 .broker.queues: store store.disk store.logs store.records .broker
 .client.asynchronous: .client.calls .client.connections .client.tracing .client.values .protocol .protocol.schema
-.runtime: store store.disk store.logs .logs .protocol
+.runtime: store store.disk store.logs store.records .logs .protocol
 .kafka: .logs .runtime
 .targets: store.records .broker.queues .logs .net .protocol .runtime
 .config: store.logs .protocol .targets
@@ -70,12 +70,15 @@ store.tables: store store.disk store.logs store.records
 .recover.checking: store store.disk store.indexes store.logs store.records store.tables .broker.files .protocol
     .recover.reading
 .state.positions: store.logs store.records .config .protocol .runtime .state.counts
+.state.shard: store.disk store.logs store.records store.shared .protocol .runtime
 .broker.service: store store.disk store.records store.tables .broker .broker.actions .broker.files .broker.queues .config
     .logs .protocol .runtime
 .targets.embedded: store store.records .broker.service .protocol .state.counts .targets
 .client: .client.asynchronous .client.blocking .client.calls .client.consuming .client.listening .client.values
     .protocol .protocol.schema
 .receive: store store.logs store.records store.tables .config .names .protocol .runtime .state.positions .state.windows
+.follow: store store.logs store.records store.shared .protocol .runtime .state.positions .state.shard
+.lead: store.shared .config .protocol .runtime .state.shard
 .recover.mending: store store.disk store.logs store.records store.tables .broker.files .config .recover.checking
     .recover.reading .runtime
 .recover.telling: store store.disk store.logs store.records store.tables .broker.files .protocol .recover.checking
@@ -162,7 +165,10 @@ def full_name(room: str) -> str:
 MAY_IMPORT = table(ROOMS)
 
 # Stages meet in `state`: none imports another.
-STAGES = {f"delayserver.{room}" for room in ("receive", "replay", "load", "dispatch", "outcomes", "upkeep", "startup")}
+STAGES = {
+    f"delayserver.{room}"
+    for room in ("receive", "follow", "lead", "replay", "load", "dispatch", "outcomes", "upkeep", "startup")
+}
 
 # What the tests of a package may import. The tests of `delayserver` and `ops` may import all packages, and each other's
 # builders. Nothing imports what runs whole servers: it stands at the top.

@@ -27,11 +27,11 @@ from delayserver.state.positions.accepted_log import AcceptedLog
 from delayserver.state.positions.gathering import CommitGroup, Committed, Done, Gathering, RowsDone
 from delayserver.state.positions.positions import Positions
 from delayserver.state.positions.record_writer import RecordWriter
+from delayserver.state.positions.sequence_source import SequenceSource
 from store.errors import DiskFullError, StoreError
 from store.records.batches import CancelBatch, MessageBatch
 from store.records.column_batch import ColumnBatch
 from store.records.message_rows import ROWS_MAX, MessageRows, Row, to_batch
-from store.tables.identity import SequenceReservation
 
 # Memory of one row or item besides its bytes, for the bound on gathered bytes.
 ROW_OVERHEAD_BYTES = 120
@@ -43,7 +43,7 @@ class GroupCommit:
     def __init__(
         self,
         gathering: Gathering,
-        sequences: SequenceReservation,
+        sequences: SequenceSource,
         writer: RecordWriter,
         accepted: AcceptedLog,
         positions: Positions,

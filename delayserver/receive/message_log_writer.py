@@ -10,14 +10,13 @@ from collections.abc import Sequence
 from functools import partial
 
 from delayserver.config.settings import StorageSettings
-from delayserver.runtime.disk_pace import DiskPace
-from delayserver.runtime.name_look import NameLook
+from delayserver.runtime.log_appender import AppendedRecords, LogAppender
 from delayserver.runtime.runtime import Runtime
 from delayserver.state.positions.accepted_log import AcceptedLog
 from delayserver.state.positions.gathering import CommitGroup, Gathering
 from delayserver.state.positions.positions import Positions
 from store.errors import DiskFullError
-from store.logs.message_log import LogEntry, MessageLog
+from store.logs.message_log import MessageLog
 from store.records.column_batch import ColumnBatch
 from store.records.message_rows import MessageRows
 from store.tables.identity import SequenceReservation
@@ -48,46 +47,37 @@ class MessageLogWriter:
         self._workers = runtime.workers
         self._clock = runtime.clock
         self._stages = runtime.stages
-        self._pace = DiskPace()
-        self._name = NameLook(log.require_name)
+        assumed = settings.durability == "os"
+        inline = settings.inline_sync_bytes_max
+        self._appender = LogAppender(log, inline, runtime.clock, runtime.workers, assumed=assumed)
         self.groups = 0
-        self.sync_us_max = 0
+
+    @property
+    def sync_us_max(self) -> int:
+        """The longest write and sync of a group since the start."""
+        return self._appender.sync_us_max
 
     def takes_now(self, size_bytes: int) -> bool:
         """Whether the event loop may wait for the sync: the group is small and the disk quick."""
-        return size_bytes <= self._settings.inline_sync_bytes_max and self._pace.quick
+        return self._appender.takes_now(size_bytes)
 
     def write_now(self, group: CommitGroup, records: Sequence[ColumnBatch | MessageRows]) -> None:
         """As `RecordWriter.write_now`."""
-        self._accept(group, *self._write(records))
+        if self._sequences.needs_extension():
+            self._sequences.extend()
+        self._accept(group, self._appender.append_now(records, group.size_bytes))
 
     async def write(self, group: CommitGroup, records: Sequence[ColumnBatch | MessageRows]) -> None:
         """As `RecordWriter.write`. A thread appends and syncs."""
-        self._accept(group, *await self._workers.run(partial(self._write, records)))
-
-    def _write(self, records: Sequence[ColumnBatch | MessageRows]) -> tuple[list[LogEntry], int, int]:
-        """Makes records durable. Returns them, and when their write began and ended. Runs on the event loop or in a thread,
-        never twice in parallel."""
         if self._sequences.needs_extension():
-            self._sequences.extend()
-        started_us = self._clock.monotonic_us()
-        if self._settings.durability == "sync":
-            entries = self._log.append_durably(records)
-        else:
-            entries = self._log.append_assumed(records)  # durability "os": the page cache counts as durable
-        ended_us = self._clock.monotonic_us()
-        self._name.require(ended_us)
-        return entries, started_us, ended_us
+            await self._workers.run(self._sequences.extend)
+        self._accept(group, await self._appender.append(records, group.size_bytes))
 
-    def _accept(self, group: CommitGroup, entries: list[LogEntry], started_us: int, ended_us: int) -> None:
-        self._accepted.accept(entries, group)
-        took_us = ended_us - started_us
+    def _accept(self, group: CommitGroup, appended: AppendedRecords) -> None:
+        self._accepted.accept(appended.entries, group)
         self.groups += 1
-        self._stages.commit_wait.add(started_us - group.gathered_us)
-        self._stages.sync.add(took_us)
-        self.sync_us_max = max(self.sync_us_max, took_us)
-        if group.size_bytes <= self._settings.inline_sync_bytes_max:
-            self._pace.add_sync(took_us)
+        self._stages.commit_wait.add(appended.started_us - group.gathered_us)
+        self._stages.sync.add(appended.ended_us - appended.started_us)
 
     async def warm(self) -> None:
         """Overwrites space ahead of the tail while there is nothing to commit. Raises SyncFailedError."""

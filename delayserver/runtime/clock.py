@@ -33,6 +33,9 @@ class Clock(Protocol):
     def monotonic_us(self) -> int:
         """Microseconds that never step; for durations."""
 
+    def boot_us(self) -> int:
+        """Microseconds that never step, and go on while the machine is suspended; for leases."""
+
     def wait_s(self, wall_us: int) -> float:
         """Seconds to wait for a wall time, at most LOOK_AGAIN_MS: a step of the clock is noticed within that time."""
 
@@ -96,6 +99,9 @@ class SystemClock:
 
     def monotonic_us(self) -> int:
         return time.monotonic_ns() // 1000
+
+    def boot_us(self) -> int:
+        return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000
 
     async def sleep_ms(self, duration_ms: float) -> None:
         await trio.sleep(duration_ms / 1000)

@@ -21,6 +21,7 @@ KIND_MESSAGES, KIND_CANCELS, KIND_OUTCOMES, KIND_NAMES = 1, 2, 3, 4
 KIND_STORED, KIND_PROGRESS, KIND_RUNS = 5, 6, 7  # of the embedded broker
 KIND_LEDGER = 8
 KIND_INDEX = 9  # of the embedded broker
+KIND_FOLLOWED = 10  # of a member of a cluster
 
 # Bit of `StoredBatch.flags`: a client published the message to this node. It has no window and was never handed over.
 FLAG_PUBLISHED = 1
@@ -237,3 +238,18 @@ class IndexBatch(ColumnBatch, kind=KIND_INDEX, version=1):
     hash: I64
     place: I64
     row: U32
+
+
+@dataclass(frozen=True, slots=True)
+class FollowedBatch(ColumnBatch, kind=KIND_FOLLOWED, version=1):
+    """How far a member of a cluster has followed its shared log: in its message_log, behind the records up to there.
+
+    `position` is the next one to read. `epoch`, `record_index`, `member` and `instance` are those of the last record before
+    it that counts. Nothing that is due later than `horizon_ms` was attempted before it."""
+
+    position: I64
+    epoch: U32
+    record_index: U64
+    member: U32
+    instance: U64
+    horizon_ms: I64

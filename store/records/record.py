@@ -23,6 +23,7 @@ import numpy as np
 from store.disk.filesystem import Buffer
 from store.records.batches import (
     CancelBatch,
+    FollowedBatch,
     IndexBatch,
     LedgerBatch,
     MessageBatch,
@@ -68,6 +69,7 @@ BATCHES: dict[int, type[ColumnBatch]] = {
         RunBatch,
         LedgerBatch,
         IndexBatch,
+        FollowedBatch,
     )
 }
 

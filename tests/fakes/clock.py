@@ -25,6 +25,9 @@ class SimulatedClock:
     def monotonic_us(self) -> int:
         return round(trio.current_time() * 1_000_000)
 
+    def boot_us(self) -> int:
+        return self.monotonic_us()
+
     def wait_s(self, wall_us: int) -> float:
         return min(max(wall_us - self.now_us(), 0), LOOK_AGAIN_MS * 1000) / 1_000_000
 

@@ -157,6 +157,9 @@ class WallClock:
     def monotonic_us(self) -> int:
         return self._time.now_us
 
+    def boot_us(self) -> int:
+        return self._time.now_us
+
     def wait_s(self, wall_us: int) -> float:
         return min(max(wall_us - self.now_us(), 0), LOOK_AGAIN_MS * 1000) / 1_000_000
 

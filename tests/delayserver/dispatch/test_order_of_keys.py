@@ -77,7 +77,7 @@ async def test_a_message_that_waits_for_its_sync_is_waited_for(boot: Boot, held_
 
     async def slow(name: str, work: Callable[[], Any]) -> Any:
         nonlocal held
-        if name == "_write" and held:
+        if name == "_append" and held:
             await host.clock.sleep_ms(held)
         return work()
 
@@ -102,7 +102,7 @@ async def test_a_message_that_was_accepted_while_the_clock_was_set_back_is_waite
     held = False
 
     async def slow(name: str, work: Callable[[], Any]) -> Any:
-        if name == "_write" and held:
+        if name == "_append" and held:
             host.clock.step(200_000)
             await host.clock.sleep_ms(1_000)
         return work()

@@ -57,7 +57,7 @@ async def test_the_event_loop_waits_for_small_syncs_while_the_disk_is_quick(
             if number == 40:  # by now it is known; one of two reads of the fake network is a step of all that is ready
                 in_threads.clear()
             await client.put(f"{number}", host.now_ms + 60_000)
-        counts.append(in_threads.count("_write"))
+        counts.append(in_threads.count("_append"))
     assert counts == [2, 0, 2]
     host.check_balance(pending=127)
 

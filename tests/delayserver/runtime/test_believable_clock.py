@@ -32,6 +32,9 @@ class TwoClocks:
     def monotonic_us(self) -> int:
         return self.monotonic
 
+    def boot_us(self) -> int:
+        return self.monotonic
+
     def wait_s(self, wall_us: int) -> float:
         return LOOK_AGAIN_MS / 1000
 

@@ -240,7 +240,7 @@ async def test_entries_that_replay_read_before_their_commit_came_back_are_replay
 
     async def late(name: str, work: Callable[[], Any]) -> Any:
         result = work()
-        if name == "_write":
+        if name == "_append":
             await host.sleep_ms(20)  # the thread is done, and the task that waits for it has not run yet
         return result
 

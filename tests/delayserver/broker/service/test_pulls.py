@@ -39,6 +39,9 @@ class TrioTime:
     def monotonic_us(self) -> int:
         return self.now_us()
 
+    def boot_us(self) -> int:
+        return self.now_us()
+
     def wait_s(self, wall_us: int) -> float:
         return max(wall_us - self.now_us(), 0) / 1_000_000
 

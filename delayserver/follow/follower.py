@@ -1,0 +1,215 @@
+"""Reads the shared log, judges each record, and appends the valid ones to message_log."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import trio
+
+from delayserver.protocol.errors import StorageFailed
+from delayserver.runtime.damage import DamageReport
+from delayserver.runtime.log_appender import AppendedRecords, LogAppender
+from delayserver.runtime.marks import Bell
+from delayserver.runtime.shared_log import LogLost, LogRecord, SharedLog
+from delayserver.state.positions.accepted_log import AcceptedLog
+from delayserver.state.shard.proposals import Accepted, Proposals
+from delayserver.state.shard.standing import Standing
+from store.errors import CorruptionError
+from store.logs.message_log import LogEntry
+from store.records.record_image import RecordImage
+from store.records.segment import Appendable
+from store.shared.envelope import Envelope, EnvelopeKind, ForeignRecordError, Unwrapped, unwrap
+from store.shared.followed import FollowedTo
+from store.shared.log_order import LogOrder, Validity
+from store.shared.payload import ClaimNote, Note, decode_note, decode_records
+
+# Records that were read and wait for the disk. Past the first bound reading stops, below the second it goes on.
+WAITING_BYTES_MAX = 32 << 20
+WAITING_BYTES_LOW = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Valid:
+    """Records of one envelope. `accepted` tells their proposer in this process; None: another process wrote them."""
+
+    records: Sequence[Appendable]
+    accepted: Accepted | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """What is appended with one write: valid records, and the place of the log behind them."""
+
+    valid: list[_Valid]
+    place: FollowedTo
+    size_bytes: int
+
+    @property
+    def records(self) -> list[Appendable]:
+        return [*(record for each in self.valid for record in each.records), self.place.batch()]
+
+
+class Follower:
+    """The one writer of message_log, of the accepted log and of `Standing` in a member of a cluster."""
+
+    def __init__(
+        self,
+        start: FollowedTo,
+        appender: LogAppender,
+        accepted: AcceptedLog,
+        standing: Standing,
+        proposals: Proposals,
+        damage: DamageReport,
+    ) -> None:
+        """`start` is where the last process left the log."""
+        self._place = start
+        self._order = LogOrder(start.epoch, start.index, start.writer)
+        self._appender = appender
+        self._accepted = accepted
+        self._standing = standing
+        self._proposals = proposals
+        self._damage = damage
+        self._waiting: deque[_Valid] = deque()
+        self._waiting_bytes = 0
+        self._appending = False
+        self._paused = False
+        self._came = Bell()
+        # Records that did not count, by the reason; and those that were none of this shard.
+        self.void: Counter[Validity] = Counter()
+        self.foreign = 0
+
+    @property
+    def place(self) -> FollowedTo:
+        """Up to where the log was read and judged."""
+        return self._place
+
+    async def run(self, log: SharedLog) -> None:
+        """Follow until cancelled. Raises LogLost and the other errors of the log, and StoreError if a sync fails."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._append_waiting, log)
+            await log.run(self._place.position, lambda records: self._arrived(log, records))
+
+    # -- reading
+
+    def _arrived(self, log: SharedLog, records: Sequence[LogRecord]) -> None:
+        for record in records:
+            self._read(record)
+        standing = self._standing
+        standing.read.advance(self._place.position)
+        if not self._waiting:
+            if not self._appending:
+                standing.applied.advance(self._place.position)
+        elif not self._appending and self._appender.takes_now(self._waiting_bytes):
+            taken = self._take()
+            self._accept(taken, self._appender.append_now(taken.records, taken.size_bytes))
+        else:
+            self._came.ring()
+            if self._waiting_bytes > WAITING_BYTES_MAX and not self._paused:
+                self._paused = True
+                log.pause()
+
+    def _read(self, record: LogRecord) -> None:
+        position = record.position
+        try:
+            found = unwrap(record.data, self._standing.seat.identity, position)
+        except ForeignRecordError as error:
+            self.foreign += 1
+            self._damage.report(CorruptionError("the shared log", position, str(error)))
+            return
+        envelope = found.envelope
+        validity = self._order.judge(envelope)
+        if validity is Validity.LOST:
+            place = self._place
+            raise LogLost(
+                self._standing.seat.shard,
+                place.position,
+                position,
+                f"the record there is number {envelope.index} of epoch {envelope.epoch}, "
+                f"and the last one was number {place.index} of epoch {place.epoch}",
+            )
+        if validity is not Validity.VALID:
+            self.void[validity] += 1
+            return
+        self._place = replace(
+            self._place, position=position + 1, epoch=envelope.epoch, index=envelope.index, writer=envelope.writer
+        )
+        self._standing.heard.ring()
+        if envelope.kind is EnvelopeKind.RECORDS:
+            self._take_records(found, position, len(record.data))
+        else:
+            self._take_note(envelope, decode_note(envelope.kind, found.payload, position))
+
+    def _take_records(self, found: Unwrapped, position: int, size_bytes: int) -> None:
+        accepted: Accepted | None = None
+        if found.envelope.writer == self._standing.seat.me:
+            proposal = self._proposals.came_back(found.envelope.index)
+            records, accepted = proposal.records, proposal.accepted
+        else:
+            records = decode_records(found.payload, position)
+            if self._place.ahead:
+                known = min(self._place.ahead, len(records))
+                records = records[known:]
+                self._place = replace(self._place, ahead=self._place.ahead - known)
+        if records:
+            self._waiting.append(_Valid(records, accepted))
+            self._waiting_bytes += size_bytes
+
+    def _take_note(self, envelope: Envelope, note: Note) -> None:
+        standing, proposals = self._standing, self._proposals
+        standing.take(envelope.epoch, envelope.writer, note)
+        self._place = replace(self._place, horizon_ms=standing.horizon_ms)
+        if isinstance(note, ClaimNote):
+            doubtful = proposals.end()
+            if doubtful:  # they are told behind what came back before the claim
+                error = StorageFailed(
+                    f"member {note.member} leads since, so the result is unknown; look the message up there"
+                )
+                self._waiting.append(_Valid((), lambda _: [proposal.refused(error) for proposal in doubtful]))
+            if standing.leads:
+                proposals.begin(envelope.epoch)
+        elif envelope.writer == standing.seat.me:
+            proposals.came_back(envelope.index).accepted([])
+
+    # -- appending
+
+    async def _append_waiting(self, log: SharedLog) -> None:
+        while True:
+            self._came.hush()
+            if not self._waiting:
+                await self._came.rung()
+                continue
+            taken = self._take()
+            self._appending = True
+            try:
+                appended = await self._appender.append(taken.records, taken.size_bytes)
+            finally:
+                self._appending = False
+            self._accept(taken, appended)
+            if self._paused and self._waiting_bytes < WAITING_BYTES_LOW:
+                self._paused = False
+                log.resume()
+
+    def _take(self) -> _Taken:
+        """All that waits, and behind it the place of the log up to which it goes."""
+        valid, size = list(self._waiting), self._waiting_bytes
+        self._waiting.clear()
+        self._waiting_bytes = 0
+        return _Taken(valid, self._place, size)
+
+    def _accept(self, taken: _Taken, appended: AppendedRecords) -> None:
+        entries, first = [_as_batch(entry) for entry in appended.entries], 0
+        for each in taken.valid:
+            own = entries[first : first + len(each.records)]
+            first += len(own)
+            if each.accepted is None:
+                self._accepted.accept(own)
+            else:
+                each.accepted(own)
+        self._accepted.accept(entries[first:])
+        self._standing.applied.advance(taken.place.position if self._waiting else self._place.position)
+
+
+def _as_batch(entry: LogEntry) -> LogEntry:
+    return entry._replace(batch=entry.batch.to_batch()) if isinstance(entry.batch, RecordImage) else entry

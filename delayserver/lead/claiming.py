@@ -1,0 +1,57 @@
+"""A standby claims the shard where the log answers, and brings nothing from the primary."""
+
+from __future__ import annotations
+
+import trio
+
+from delayserver.config.cluster_settings import ClusterSettings
+from delayserver.runtime.shared_log import LogUnavailable, SharedLog
+from delayserver.state.shard.proposals import Proposals
+from delayserver.state.shard.standing import Standing
+from store.shared.payload import ClaimNote
+
+
+class Claiming:
+    """Waits for silence, and claims."""
+
+    def __init__(
+        self, log: SharedLog, standing: Standing, proposals: Proposals, settings: ClusterSettings, program: str
+    ) -> None:
+        """`program` is the version of this program."""
+        self._log = log
+        self._standing = standing
+        self._proposals = proposals
+        self._settings = settings
+        self._program = program
+
+    async def run(self) -> None:
+        """Return when this process leads. Raises LogUnusable."""
+        standing, settings = self._standing, self._settings
+        while not standing.leads:
+            reason = await self._silence()
+            epoch = standing.epoch.value + 1
+            seat = standing.seat
+            self._proposals.claim(epoch, ClaimNote(seat.name, seat.address, self._program, standing.read.value, reason))
+            # Whoever claims this epoch first leads. A claim that is lost with its connection is made once more.
+            with trio.move_on_after(settings.silence_ms / 1000):
+                await standing.epoch.reached(epoch)
+
+    async def _silence(self) -> str:
+        """Return when nothing came for long enough, while the log itself answers and has nothing unread."""
+        standing, settings = self._standing, self._settings
+        silence_ms = settings.silence_ms + settings.rank_ms * settings.rank
+        while True:
+            standing.heard.hush()
+            heir = standing.heir == standing.seat.name
+            if not heir:
+                with trio.move_on_after(silence_ms / 1000):
+                    await standing.heard.rung()
+                    continue
+            try:
+                end = await self._log.ask()
+            except LogUnavailable:  # a log that does not answer is no silence
+                continue
+            if standing.read.value >= end and not standing.heard.is_rung:
+                return "the primary handed over" if heir else f"nothing came for {silence_ms} ms"
+            if standing.read.value < end:
+                await standing.read.reached(end)

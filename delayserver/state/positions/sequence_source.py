@@ -1,0 +1,13 @@
+"""The port through which sequences are given out."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class SequenceSource(Protocol):
+    """Gives out each sequence once."""
+
+    def take(self, count: int) -> int:
+        """The first of `count` sequences, which are the caller's alone. May have to reserve some, on a disk that is full:
+        raises StoreError then, and nothing is taken."""

@@ -1,0 +1,58 @@
+"""Who leads a shard, as far as this member has read the log."""
+
+from __future__ import annotations
+
+from delayserver.runtime.marks import Bell, Mark
+from delayserver.state.shard.seat import Seat
+from store.shared.envelope import LogWriter
+from store.shared.followed import FollowedTo
+from store.shared.payload import BeatNote, ClaimNote, EndNote, Note
+
+
+class Standing:
+    """The leadership as far as the log was read. Writer: the follower.
+
+    Invariants: the epoch only grows. This member leads while the claim of the present epoch is of
+    its own process."""
+
+    __slots__ = ("applied", "claim", "epoch", "heard", "heir", "horizon_ms", "leader", "lease", "read", "seat")
+
+    def __init__(self, seat: Seat, start: FollowedTo) -> None:
+        """`start`: where the last process left the log."""
+        self.seat = seat
+        self.epoch = Mark(start.epoch)
+        self.leader: LogWriter = start.writer
+        # What the leader said of itself; None if its claim was read by an earlier process.
+        self.claim: ClaimNote | None = None
+        # The member to which the leader has handed over; empty: it has not.
+        self.heir = ""
+        # Nothing that is due later was attempted by any leader so far.
+        self.horizon_ms = start.horizon_ms
+        # The position behind the last record that was read; and behind the last one whose records are in message_log.
+        self.read = Mark(start.position)
+        self.applied = Mark(start.position)
+        # Rung by each valid record.
+        self.heard = Bell()
+        # Until then this process serves pulls and lookups and begins attempts. In microseconds of the clock that goes on
+        # during a suspend. Writer: `Beating`.
+        self.lease = Mark(0)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process leads, as far as the log was read."""
+        return self.leader == self.seat.me
+
+    def take(self, epoch: int, writer: LogWriter, note: Note) -> None:
+        """A note counts, which this writer made in this epoch."""
+        if isinstance(note, ClaimNote):
+            assert epoch == self.epoch.value + 1
+            self.leader, self.claim, self.heir = writer, note, ""
+            self.epoch.advance(epoch)
+        elif isinstance(note, BeatNote):
+            self.horizon_ms = max(self.horizon_ms, note.horizon_ms)
+        elif isinstance(note, EndNote):
+            self.heir = note.heir
+
+    def check_invariants(self) -> None:
+        """Nothing is applied that was not read."""
+        assert self.applied.value <= self.read.value

@@ -1,0 +1,67 @@
+"""How far a member has followed the shared log: found in its own message_log, which is its copy of the log."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from store.errors import CorruptionError
+from store.logs.log_scan import LogScan
+from store.logs.message_log import MessageLog
+from store.records.batches import FollowedBatch
+from store.records.segment import FILE_HEADER_BYTES
+from store.shared.envelope import LogWriter
+from store.shared.log_order import NOBODY
+
+
+@dataclass(frozen=True, slots=True)
+class FollowedTo:
+    """A place of the shared log.
+
+    `position`: the next one to read. `epoch`, `index`, `writer`: of the last valid record before it. `horizon_ms`: nothing
+    that is due later was attempted before it. `ahead`: so many of the records that come next are in message_log already."""
+
+    position: int = 0
+    epoch: int = 0
+    index: int = 0
+    writer: LogWriter = NOBODY
+    horizon_ms: int = 0
+    ahead: int = 0
+
+    def batch(self) -> FollowedBatch:
+        """As a record of message_log, which stands behind all records before this place."""
+        return FollowedBatch.filled(
+            1,
+            position=self.position,
+            epoch=self.epoch,
+            record_index=self.index,
+            member=self.writer.member,
+            instance=self.writer.instance,
+            horizon_ms=self.horizon_ms,
+        )
+
+
+def followed_to(log: MessageLog, offset: int) -> FollowedTo:
+    """Where the last process left the shared log: from the segment that holds `offset` and those behind it, or from all
+    segments where these do not say it. Raises CorruptionError where damage hides it."""
+    base, _ = log.locate(offset)
+    start = max(base + FILE_HEADER_BYTES, log.first)
+    found, marked = _scan(log, start)
+    return found if marked or start == log.first else _scan(log, log.first)[0]
+
+
+def _scan(log: MessageLog, start: int) -> tuple[FollowedTo, bool]:
+    place, marked = FollowedTo(), False
+    scan = LogScan(log, start, log.end)
+    for entry in scan:
+        batch = entry.batch
+        if isinstance(batch, FollowedBatch):
+            writer = LogWriter(int(batch.member.item(-1)), int(batch.instance.item(-1)))
+            position, epoch, index, horizon_ms = [
+                int(column.item(-1)) for column in (batch.position, batch.epoch, batch.record_index, batch.horizon_ms)
+            ]
+            place, marked = FollowedTo(position, epoch, index, writer, horizon_ms), True
+        else:
+            place = replace(place, ahead=place.ahead + 1)
+    if scan.has_gaps:
+        raise CorruptionError("message_log", start, "damage hides how far this member has followed the shared log")
+    return place, marked

@@ -1,0 +1,144 @@
+"""Members of a shard follow one log: the same records stand in the same order in each message_log."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+
+import pytest
+import trio
+import trio.testing
+
+from delayserver.follow.shard_writer import GROUPS_MAX
+from delayserver.protocol.errors import DelayServerError, StorageFailed
+from delayserver.state.positions.gathering import Committed
+from store.disk.memory_filesystem import MemoryFileSystem
+from store.records.batches import MessageBatch
+from tests.delayserver.follow.members import Member, Records, fresh_messages
+
+
+def disk() -> MemoryFileSystem:
+    return MemoryFileSystem(1 << 24)
+
+
+def sequences(member: Member) -> list[int]:
+    """The sequences of all messages of message_log, in its order."""
+    return [row for batch in member.contents() if isinstance(batch, MessageBatch) for row in batch.sequence.tolist()]
+
+
+async def led(member: Member) -> None:
+    while not member.standing.leads:
+        await member.standing.epoch.reached(member.standing.epoch.value + 1)
+
+
+async def test_a_send_is_answered_when_it_came_back_and_all_members_have_it(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    records = Records()
+    members = [Member(name, number, records, disk(), number + 10) for number, name in enumerate("abc")]
+    async with AsyncExitStack() as stack:
+        for member in members:
+            await stack.enter_async_context(member.following())
+        await led(members[0])
+        first = await members[0].send(3)
+        second = await members[0].send(2)
+        assert (first.first_sequence, second.first_sequence) == (1, 4)
+        await trio.testing.wait_all_tasks_blocked()
+        for member in members:
+            assert sequences(member) == [1, 2, 3, 4, 5]
+            assert member.standing.leader == members[0].standing.seat.me
+            assert member.positions.accepted_sequence.value == 5
+        await trio.sleep(60)
+        assert [member.standing.epoch.value for member in members] == [1, 1, 1], "beats are enough to lead"
+
+
+async def test_a_standby_goes_on_where_the_log_of_a_silent_primary_ends(autojump_clock: trio.testing.MockClock) -> None:
+    records = Records()
+    first, second = (Member(name, number, records, disk(), number + 10) for number, name in enumerate("ab"))
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(first.following())
+        await stack.enter_async_context(second.following())
+        await led(first)
+        await first.send(3)
+        first.shared.connect(False)
+        told: list[Committed | DelayServerError] = []
+        first.commit.submit(fresh_messages(1), told.append)
+        await led(second)
+        assert first.standing.epoch.value == 1, "it has not read the claim"
+        assert (await second.send(2)).first_sequence == 4
+        first.shared.connect(True)
+        await trio.testing.wait_all_tasks_blocked()
+        assert not first.standing.leads
+        assert [type(answer) for answer in told] == [StorageFailed]
+        assert sequences(first) == sequences(second) == [1, 2, 3, 4, 5]
+        assert sum(second.follower.void.values()) >= 1, "what it sent behind the claim does not count"
+
+
+async def test_five_groups_are_on_their_way_at_most(autojump_clock: trio.testing.MockClock) -> None:
+    member, told = Member("a", 0, Records(), disk(), 10), list[Committed | DelayServerError]()
+    async with member.following():
+        await led(member)
+        member.shared.connect(False)
+        await trio.testing.wait_all_tasks_blocked()
+        for _ in range(GROUPS_MAX + 3):
+            member.commit.submit(fresh_messages(1), told.append)
+            await trio.testing.wait_all_tasks_blocked()
+        assert member.positions.commits_begun.value == GROUPS_MAX, "the others gather"
+        member.shared.connect(True)
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(told) == GROUPS_MAX + 3 and sequences(member) == list(range(1, GROUPS_MAX + 4))
+        assert member.positions.commits_begun.value == GROUPS_MAX + 1, "what gathered is one group"
+
+
+async def test_a_log_that_does_not_answer_is_no_silence(autojump_clock: trio.testing.MockClock) -> None:
+    records = Records()
+    first, second = (Member(name, number, records, disk(), number + 10) for number, name in enumerate("ab"))
+    async with first.following(), second.following():
+        await led(first)
+        await first.send(1)
+        for member in (first, second):
+            member.shared.connect(False)
+        await trio.sleep(30)
+        assert second.standing.epoch.value == 1
+        for member in (first, second):
+            member.shared.connect(True)
+        await trio.sleep(30)
+        assert first.standing.leads and second.standing.epoch.value == 1
+
+
+async def test_a_member_goes_on_where_its_own_log_was_left(autojump_clock: trio.testing.MockClock) -> None:
+    records = Records()
+    first, files = Member("a", 0, records, disk(), 10), disk()
+    async with first.following():
+        await led(first)
+        second = Member("b", 1, records, files, 11)
+        async with second.following():
+            await first.send(2)
+            await trio.testing.wait_all_tasks_blocked()
+        await first.send(2)
+        again = Member("b", 1, records, files, 12)
+        assert again.follower.place.position == second.follower.place.position
+        async with again.following():
+            await trio.testing.wait_all_tasks_blocked()
+            assert sequences(again) == [1, 2, 3, 4]
+            assert again.standing.epoch.value == 1
+
+
+@pytest.mark.parametrize("kept", [1, 2, 3])
+async def test_records_that_a_crash_kept_without_their_place_come_once(
+    kept: int, autojump_clock: trio.testing.MockClock
+) -> None:
+    records = Records()
+    first = Member("a", 0, records, disk(), 10)
+    async with first.following():
+        await led(first)
+        second = Member("b", 1, records, files := disk(), 11)
+        second.log.append(first.contents())
+        for count in (1, 2, 3):
+            await first.send(count)
+        batches = first.contents()
+        second.log.append_durably(batches[:kept])
+        again = Member("b", 1, records, files, 12)
+        assert again.follower.place.ahead == kept
+        async with again.following():
+            await trio.testing.wait_all_tasks_blocked()
+            assert sequences(again) == sequences(first) == [1, 2, 3, 4, 5, 6]
