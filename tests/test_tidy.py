@@ -1200,3 +1200,29 @@ def test_a_method_that_forwards_is_found() -> None:
         ["A"],
         [],
     ]
+
+
+# Names of events. A method that acts has an imperative verb instead: `order.ended()` does not say what the call does.
+EVENTS = {
+    *("answered", "arrived", "asked", "began", "came", "delivered", "ended", "failed", "finished", "found", "freed", "gone"),
+    *("left", "lost", "made", "met", "moved", "opened", "prepared", "raised", "refused", "removed", "said", "saw", "seen"),
+    *("settled", "stand", "stands", "started", "stored", "told", "took", "went", "worked", "wrote", "written"),
+}
+# What a method with such a name may return: it is a question, or it makes the value that it names.
+MAY_ASK = {"bool", "int", "Mask", "NDArray[np.bool_]", "Self"}
+# The client's value, which its documents name.
+EVENTS_LEFT = {"ColumnsSent.told"}
+
+
+def named_for_event(tree: ast.AST) -> Iterator[str]:
+    """`Class.method` of the public methods that are named for an event and are neither a property nor a question."""
+    for made in [node for node in nodes(tree) if isinstance(node, ast.ClassDef)]:
+        for method in made.body:
+            if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef):
+                asks = method.returns is not None and ast.unparse(method.returns) in MAY_ASK
+                words = method.name.split("_")
+                event = method.name in EVENTS or words[0] in {"was", "were"} or words[-1] in EVENTS and not asks
+                if event and not asks and not any("property" in ast.unparse(each) for each in method.decorator_list):
+                    yield f"{made.name}.{method.name}"
+
+

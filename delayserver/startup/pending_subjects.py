@@ -15,7 +15,7 @@ import numpy as np
 
 from delayserver.startup.directory_opening import FoundCheckpoint
 from delayserver.state.counts.redeliveries import RedeliveryRows
-from delayserver.state.counts.subject_counts import OUTCOME_DEDUPLICATED, Tally, ended_subjects
+from delayserver.state.counts.subject_counts import Tally, ended_subjects
 from delayserver.state.counts.waiting_ages import WaitingAges
 from delayserver.state.files import Files
 from store.errors import CorruptionError, FormatError
@@ -23,6 +23,7 @@ from store.logs.dispatch_log import DispatchKey
 from store.logs.due_windows import DAY_MS, day_of
 from store.logs.schedule_log import ScheduleKey, ScheduleSource
 from store.records.batches import I64, OutcomeBatch
+from store.records.outcome_balance import in_balance
 from store.tables.checkpoint import Checkpoint, PendingRedeliveries, PendingSubjects
 from store.tables.checkpoint_marks import dispatch_marks, schedule_marks
 
@@ -69,7 +70,7 @@ def _counted_on(
         if files.dispatch.end(key) > known:
             outcomes = _not_moved(files, key, files.dispatch.outcomes(key, known or None, damages=[]))
             ended.add(ended_subjects(outcomes))
-            rows = np.flatnonzero((outcomes.origin_sequence != 0) & (outcomes.outcome != OUTCOME_DEDUPLICATED))
+            rows = np.flatnonzero(~in_balance(outcomes.origin_sequence, outcomes.outcome))
             # The replay brings these. A loss of power may have taken them from the schedule files.
             early = outcomes.sequence[rows] > checkpoint.replayed_sequence
             ended_early += outcomes.sequence[rows[early]].tolist()

@@ -24,6 +24,7 @@ from store.logs.due_windows import window_starts
 from store.logs.open_rows import unmatched
 from store.logs.schedule_log import ScheduleKey, ScheduleSource
 from store.records.batches import I64, U32, LedgerBatch
+from store.records.outcome_balance import in_balance
 
 # Pause after a compaction of the ledger that failed.
 COMPACT_AGAIN_US = 600_000_000
@@ -72,7 +73,7 @@ class LedgerEntries:
             if self._book.is_outcome_file(key) and self._retired.has(key.start_ms):
                 outcomes = self._dispatch.outcomes_left(key, damages=[])  # also of a file that lost some
                 twice = self._retired.are(key.start_ms, outcomes.sequence)
-                twice &= (outcomes.origin_sequence == 0) | (outcomes.outcome == int(Outcome.DEDUPLICATED))
+                twice &= in_balance(outcomes.origin_sequence, outcomes.outcome)
                 totals -= np.bincount(outcomes.outcome[twice], minlength=16)
         return totals
 
@@ -143,7 +144,7 @@ class LedgerEntries:
         if not len(codes):
             codes = np.zeros(1, dtype=np.uint32)  # a window with internal records only has an entry too
         places = np.searchsorted(codes, before.subject)
-        balance = (outcomes.origin_sequence == 0) | (outcomes.outcome == int(Outcome.DEDUPLICATED))
+        balance = in_balance(outcomes.origin_sequence, outcomes.outcome)
         balance &= (outcomes.sequence > retired_to) & (outcomes.sequence <= last_sequence)
 
         def per_subject(name: str, values: U32) -> I64:
@@ -198,7 +199,7 @@ class LedgerEntries:
         for name in counts:
             add(name, known, getattr(before, name))
         add("accepted", self._cells(minutes[~internal], subjects[~internal]))
-        balance = (outcomes.origin_sequence == 0) | (outcomes.outcome == int(Outcome.DEDUPLICATED))
+        balance = in_balance(outcomes.origin_sequence, outcomes.outcome)
         balance &= (outcomes.sequence > retired_to) & (outcomes.sequence <= last_sequence)
         for name, code in _COLUMNS.items():
             add(name, settled[balance & (outcomes.outcome == int(code))])

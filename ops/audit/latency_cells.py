@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from delayserver.protocol.outcomes import Outcome
 from ops.audit.grouping import Table, concatenated
 from ops.audit.histogram import buckets_of
+from store.records.outcome_balance import is_internal
 from store.records.shared_column import ATTEMPTS
 
 MINUTE_MS, HOUR_MS = 60_000, 3_600_000
@@ -114,7 +115,6 @@ def _times(rows: Columns) -> dict[str, NDArray[Any]]:
     """The rows with their lateness and stage times in microseconds, zeros for rows that were not delivered."""
     outcome, dispatched_us = rows["outcome"], rows["dispatched_us"]
     delivered = (outcome == int(Outcome.DELIVERED)) & (dispatched_us > 0)
-    internal = (rows["origin_sequence"] != 0) | (rows["redelivery"] > 0)
     due_us = np.maximum(rows["due_ms"] * 1000, rows["accepted_us"])
     in_wheel_us = np.maximum(due_us, rows["loaded_us"])
     times = {
@@ -136,8 +136,7 @@ def _times(rows: Columns) -> dict[str, NDArray[Any]]:
         "attempts": ATTEMPTS.number(rows["attempts"]),
         "elsewhere": ATTEMPTS.unanswered(rows["attempts"]),
         "delivered": delivered,
-        # A duplicate has its original in `origin_sequence`, but is a message, not an internal record.
-        "internal": internal & (outcome != int(Outcome.DEDUPLICATED)),
+        "internal": is_internal(rows["redelivery"], rows["origin_sequence"], outcome),
         "released_us": rows["released_us"],
         "dispatched_us": dispatched_us,
     }

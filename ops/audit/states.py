@@ -24,6 +24,7 @@ from store.disk.filesystem import RealFileSystem
 from store.logs.due_windows import DAY_MS
 from store.records.batches import FLAG_PREPARED, CancelBatch
 from store.records.column_batch import ColumnBatch
+from store.records.outcome_balance import is_internal
 from store.records.shared_column import ATTEMPTS
 from store.records.transaction_timer import TIMERS_SUBJECT
 from store.tables.names import OWN
@@ -209,9 +210,7 @@ def _ended(question: StateQuestion, part: Part, chunk: Chunk) -> NDArray[Any]:
     timers = open_names(part.directory, part.server_id).code(OWN, TIMERS_SUBJECT)
     columns, outcome, dispatched_us = chunk.columns, chunk.columns["outcome"], chunk.columns["dispatched_us"]
     rows = _new_rows(chunk, part.server_id, columns["subject"])
-    internal = (columns["origin_sequence"] != 0) | (columns["redelivery"] > 0)
-    # A duplicate has its original in `origin_sequence`, but is a message, not an internal record.
-    internal &= outcome != int(Outcome.DEDUPLICATED)
+    internal = is_internal(columns["redelivery"], columns["origin_sequence"], outcome)
     delivered = (outcome == int(Outcome.DELIVERED)) & (dispatched_us > 0)
     early = delivered & (dispatched_us < np.maximum(columns["due_ms"] * 1000, columns["accepted_us"]))
     counters = _one(_ENDED_COARSE if part.span_ms == DAY_MS else _ENDED) + _one(_EARLY, early)

@@ -27,6 +27,7 @@ from store.records.batches import I64, OutcomeBatch
 from store.records.column_batch import ColumnBatch
 from store.records.column_blocks import Columns
 from store.records.membership import is_member
+from store.records.outcome_balance import is_internal
 from store.records.record import BadRecordError, RecordHeader
 from store.records.record_reader import RecordReader
 from store.records.record_rows import collect_rows, in_parts
@@ -34,7 +35,6 @@ from store.records.segment import FILE_DISPATCH, Appended, Damage
 
 # Codes of outcomes fit below this; counts are arrays of this length, indexed by the code.
 OUTCOMES = 16
-OUTCOME_DEDUPLICATED = 7
 # Columns of a file that `rows_of` holds at a time.
 PART_BYTES = 4 << 20
 _CODES = ("sequence", "outcome")
@@ -108,7 +108,7 @@ def count_outcomes(batch: OutcomeBatch) -> I64:
     """
     if len(batch) and int(batch.outcome.max()) >= OUTCOMES:
         raise BadRecordError(f"outcome code {int(batch.outcome.max())} is beyond the table")
-    internal = ((batch.redelivery > 0) | (batch.origin_sequence != 0)) & (batch.outcome != OUTCOME_DEDUPLICATED)
+    internal = is_internal(batch.redelivery, batch.origin_sequence, batch.outcome)
     codes = batch.outcome + internal.astype(np.int64) * OUTCOMES
     return np.bincount(codes, minlength=2 * OUTCOMES).astype(np.int64, copy=False).reshape(2, OUTCOMES)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,10 +13,11 @@ from delayserver.recover.reading.findings import CONTRADICTORY, DOUBLY_DELIVERED
 from delayserver.recover.reading.subject_balances import COLUMN_OF_OUTCOME
 from store.logs.dispatch_log import OUTCOMES
 from store.records.batches import I64, U8, U32, OutcomeBatch
+from store.records.outcome_balance import is_internal
 
 NAMES = ("sequence", "due_ms", "dispatched_us", "origin_sequence", "subject", "redelivery", "outcome")
 _COLUMNS = ("sequence", "due_ms", "subject", "outcome", "origin_sequence", "internal", "offset", "seen")
-_DELIVERED, _DEDUPLICATED = int(Outcome.DELIVERED), int(Outcome.DEDUPLICATED)
+_DELIVERED = int(Outcome.DELIVERED)
 
 
 @dataclass(slots=True)
@@ -106,12 +106,6 @@ def _look_at_rows(
     note(CONTRADICTORY, read.path, offset, nonsense, lambda row: f"{text} {outcome[row]}")
 
 
-def internal_rows(redelivery: NDArray[Any], origin_sequence: I64, outcome: NDArray[Any]) -> NDArray[np.bool_]:
-    """Whether each outcome is of a record that the server made, bool[n]. The origin of a duplicate is its first copy."""
-    internal: NDArray[np.bool_] = ((redelivery > 0) | (origin_sequence != 0)) & (outcome != _DEDUPLICATED)
-    return internal
-
-
 def _sorted(read: FileRead, columns: dict[str, NDArray[np.int64]], offset: I64) -> OutcomeRows:
     sequence = columns["sequence"]
     if bool((sequence[1:] > sequence[:-1]).all()):
@@ -121,7 +115,7 @@ def _sorted(read: FileRead, columns: dict[str, NDArray[np.int64]], offset: I64) 
         order = _without_repetitions(read, columns, offset, order)
     outcome = columns["outcome"][order].astype(np.uint8)
     origin = columns["origin_sequence"][order]
-    internal = internal_rows(columns["redelivery"][order], origin, outcome)
+    internal = is_internal(columns["redelivery"][order], origin, outcome)
     return OutcomeRows(
         read.path,
         sequence[order],

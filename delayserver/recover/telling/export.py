@@ -23,12 +23,12 @@ from delayserver.recover.reading.code_words import outcome_name
 from delayserver.recover.reading.due_range import Range
 from delayserver.recover.reading.file_read import Expected, Progress, Reader, no_progress
 from delayserver.recover.reading.findings import MISSING, Finding, Findings
-from delayserver.recover.reading.outcomes_of_file import internal_rows
 from store.disk.filesystem import RealFileSystem
 from store.logs.due_windows import DAY_MS, day_of
 from store.records.batches import I64, KIND_OUTCOMES, MessageBatch, OutcomeBatch
 from store.records.column_batch import ragged_offsets
 from store.records.file_header import FILE_DISPATCH
+from store.records.outcome_balance import is_internal
 from store.records.shared_column import UNANSWERED_ELSEWHERE, plain_columns
 
 ACCEPTED_FILE: Final = "accepted.parquet"
@@ -190,7 +190,7 @@ class Export:
 
         numbers = plain_columns(KIND_OUTCOMES, columns)
         values: dict[str, Any] = {name: _numbers(numbers[name]) for name in _OUTCOME_NUMBERS}
-        values["internal"] = internal_rows(columns["redelivery"], columns["origin_sequence"], columns["outcome"])
+        values["internal"] = is_internal(columns["redelivery"], columns["origin_sequence"], columns["outcome"])
         values["subject"] = self._names(columns["subject"])
         values["broker_group"] = self._names(columns["broker_group"])
         values["outcome"] = [outcome_name(value) for value in columns["outcome"].tolist()]

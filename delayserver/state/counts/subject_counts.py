@@ -11,15 +11,14 @@ from array import array
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from delayserver.state.counts.redeliveries import Redeliveries, RedeliveryRows
 from delayserver.state.counts.waiting_ages import WaitingAges
 from store.records.batches import I64, U32, MessageBatch, OutcomeBatch
 from store.records.column_batch import has_any
 from store.records.message_rows import Row
+from store.records.outcome_balance import in_balance
 
-OUTCOME_DEDUPLICATED = 7
 _SUBJECTS_FIRST = 1024
 
 
@@ -216,6 +215,5 @@ def ended_subjects(batch: OutcomeBatch) -> U32:
     """Subjects of the outcomes that count: those of internal records do not."""
     if not has_any(batch.origin_sequence):
         return batch.subject
-    counts: NDArray[np.bool_] = (batch.origin_sequence == 0) | (batch.outcome == OUTCOME_DEDUPLICATED)
-    subjects: U32 = batch.subject[counts]
+    subjects: U32 = batch.subject[in_balance(batch.origin_sequence, batch.outcome)]
     return subjects

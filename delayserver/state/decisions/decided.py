@@ -37,6 +37,7 @@ from store.logs.dispatch_log import DispatchKey, DispatchLog, count_outcomes
 from store.logs.due_windows import DAY_MS, day_of, window_of, window_starts
 from store.records.batches import I64, U8, U32, MessageBatch, OutcomeBatch
 from store.records.membership import is_member
+from store.records.outcome_balance import in_balance
 from store.tables.days import DayTable
 
 # Indexes of windows that were asked for; 16 bytes a row.
@@ -128,7 +129,7 @@ class Decided:
         self._hot |= len(batch) >= HOT_ROWS
         if not moved:
             self._buffer_counted.append(batch)
-            balance = (batch.origin_sequence == 0) | (batch.outcome == int(Outcome.DEDUPLICATED))
+            balance = in_balance(batch.origin_sequence, batch.outcome)
             if batch.outcome.strides == (0,):
                 self.totals[batch.outcome[0]] += np.count_nonzero(balance)
             else:
