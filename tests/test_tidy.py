@@ -1204,13 +1204,40 @@ def test_a_method_that_forwards_is_found() -> None:
 
 # Names of events. A method that acts has an imperative verb instead: `order.ended()` does not say what the call does.
 EVENTS = {
-    *("answered", "arrived", "asked", "began", "came", "delivered", "ended", "failed", "finished", "found", "freed", "gone"),
-    *("left", "lost", "made", "met", "moved", "opened", "prepared", "raised", "refused", "removed", "said", "saw", "seen"),
+    *(
+        "answered",
+        "arrived",
+        "asked",
+        "began",
+        "came",
+        "delivered",
+        "ended",
+        "failed",
+        "finished",
+        "found",
+        "freed",
+        "gone",
+    ),
+    *(
+        "left",
+        "lost",
+        "made",
+        "met",
+        "moved",
+        "opened",
+        "prepared",
+        "raised",
+        "refused",
+        "removed",
+        "said",
+        "saw",
+        "seen",
+    ),
     *("settled", "stand", "stands", "started", "stored", "told", "took", "went", "worked", "wrote", "written"),
 }
 # What a method with such a name may return: it is a question, or it makes the value that it names.
-MAY_ASK = {"bool", "int", "Mask", "NDArray[np.bool_]", "Self"}
-# The client's value, which its documents name.
+MAY_ASK = {"bool", "int", "Mask", "NDArray[np.bool_]", "NDArray[np.bool_] | None", "Self"}
+# A value of the client, whose users know the name.
 EVENTS_LEFT = {"ColumnsSent.told"}
 
 
@@ -1219,10 +1246,30 @@ def named_for_event(tree: ast.AST) -> Iterator[str]:
     for made in [node for node in nodes(tree) if isinstance(node, ast.ClassDef)]:
         for method in made.body:
             if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef):
-                asks = method.returns is not None and ast.unparse(method.returns) in MAY_ASK
-                words = method.name.split("_")
-                event = method.name in EVENTS or words[0] in {"was", "were"} or words[-1] in EVENTS and not asks
-                if event and not asks and not any("property" in ast.unparse(each) for each in method.decorator_list):
+                answer = "" if method.returns is None else ast.unparse(method.returns)
+                is_event = method.name in EVENTS or method.name.split("_")[0] in {"was", "were", "could"}
+                if is_event and answer not in MAY_ASK and not any(map(_is_property, method.decorator_list)):
                     yield f"{made.name}.{method.name}"
 
 
+def _is_property(decorator: ast.expr) -> bool:
+    return dotted(decorator).endswith("property")
+
+
+def test_no_method_is_named_for_an_event() -> None:
+    found = {each for path in sources("delayserver", "store", "wheel") for each in named_for_event(parsed(path))}
+    assert found == EVENTS_LEFT
+
+
+@pytest.mark.parametrize(
+    ("method", "count"),
+    [
+        ("def ended(self) -> None: ...", 1),
+        ("async def were_read(self) -> list[int]: ...", 1),
+        ("def ended(self) -> bool: ...", 0),
+        ("@property\n def ended(self) -> str: ...", 0),
+        ("def end(self) -> None: ...", 0),
+    ],
+)
+def test_a_method_named_for_an_event_is_found(method: str, count: int) -> None:
+    assert len(list(named_for_event(ast.parse(f"class A:\n {method}")))) == count

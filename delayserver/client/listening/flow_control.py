@@ -125,16 +125,15 @@ class FlowControl:
             size += self._bytes_max // 2 // self._busy
         return min(messages, share.window), size
 
-    def asked(self, share: FlowShare, ask: Ask) -> None:
-        """A pull for this leaves."""
+    def begin_pull(self, share: FlowShare, ask: Ask) -> None:
+        """Counts a pull that leaves, with what it asks for."""
         share.ask(ask)
         self._messages += ask.messages
         self._bytes += ask.bytes
 
-    def answered(self, share: FlowShare, sizes: list[int]) -> None:
-        """The pull has ended with messages of these sizes. If the handlers had none meanwhile, although more wait at the
-        node, the window grows.
-        """
+    def end_pull(self, share: FlowShare, sizes: list[int]) -> None:
+        """Ends the pull, which brought messages of these sizes. If the handlers had none meanwhile, although more wait
+        at the node, the window grows."""
         ask, size = self._end(share), sum(sizes)
         filled = bool(sizes) and (len(sizes) >= ask.messages or 2 * size >= ask.bytes)
         if filled and share.backlog and not share.held_messages:
@@ -142,24 +141,24 @@ class FlowControl:
         self._see_backlog(share, backlog=filled)
         self._hold(share, len(sizes), size)
 
-    def failed(self, share: FlowShare) -> None:
-        """The pull has ended with an error."""
+    def fail_pull(self, share: FlowShare) -> None:
+        """Ends the pull with an error: it brought nothing."""
         self._end(share)
 
-    def started(self, share: FlowShare) -> None:
-        """The handler of a message begins."""
+    def start_handler(self, share: FlowShare) -> None:
+        """Counts a message whose handler begins."""
         self._hold(share, -1, 0)
 
-    def ended(self, share: FlowShare, size: int) -> None:
-        """The handler of a message of this size has ended."""
+    def end_handler(self, share: FlowShare, size: int) -> None:
+        """Counts a message of this size whose handler has ended."""
         self._hold(share, 0, -size)
 
-    def given_back(self, share: FlowShare, size: int) -> None:
-        """A waiting message goes back to its node."""
+    def give_back(self, share: FlowShare, size: int) -> None:
+        """Counts a waiting message that goes back to its node."""
         self._hold(share, -1, -size)
 
     def slow_down(self, share: FlowShare) -> None:
-        """Messages of the source wait too long for a handler."""
+        """Halves the window of a source whose messages wait too long for a handler."""
         share.set_window(max(share.window // 2, 1))
 
     def _end(self, share: FlowShare) -> Ask:

@@ -87,13 +87,13 @@ class ListenerCore:
             return None
         return self._flow.next_ask(source.share)
 
-    def asked(self, source: SubjectSource, ask: Ask) -> None:
-        """A pull for this leaves."""
-        self._flow.asked(source.share, ask)
+    def begin_pull(self, source: SubjectSource, ask: Ask) -> None:
+        """Counts a pull that leaves, with what it asks for."""
+        self._flow.begin_pull(source.share, ask)
 
-    def pull_failed(self, source: SubjectSource) -> None:
-        """The pull ended with an error, and brought nothing."""
-        self._flow.failed(source.share)
+    def fail_pull(self, source: SubjectSource) -> None:
+        """Ends the pull with an error: it brought nothing."""
+        self._flow.fail_pull(source.share)
 
     def pulled(
         self, source: SubjectSource, deliveries: Sequence[Delivery], now_s: float, connection: int = 0
@@ -108,7 +108,7 @@ class ListenerCore:
             Handling(delivery, group, node, size, now_s, lease_ends_s)
             for delivery, size in zip(deliveries, sizes, strict=True)
         ]
-        self._flow.answered(source.share, sizes)
+        self._flow.end_pull(source.share, sizes)
         source.ready.extend(handlings)
         self.stats.add("received", len(handlings))
         if self.stopping:
@@ -133,7 +133,7 @@ class ListenerCore:
             self._stand(source)
         else:
             return None
-        self._flow.started(source.share)
+        self._flow.start_handler(source.share)
         source.begin(handling)
         self._running[handling] = source
         self._stand(source)
@@ -153,7 +153,7 @@ class ListenerCore:
         self._overdue.discard(handling)
         handling.end(now_s, error)
         source.end(handling)
-        self._flow.ended(source.share, handling.size)
+        self._flow.end_handler(source.share, handling.size)
         if source in self._sources:
             source.settlements.add(handling, verdict)
             if verdict.ack:
@@ -223,7 +223,7 @@ class ListenerCore:
 
     def _nack_unseen(self, source: SubjectSource, handlings: Sequence[Handling]) -> None:
         for handling in handlings:
-            self._flow.given_back(source.share, handling.size)
+            self._flow.give_back(source.share, handling.size)
             source.settlements.add(handling, GIVE_BACK)
         self.stats.add("given_back", len(handlings))
 
@@ -237,13 +237,15 @@ class ListenerCore:
         """The acks and nacks to send now, a request each."""
         return source.settlements.take(now_s)
 
-    def settled(self, source: SubjectSource, settlement: Settlement, unknown: int, now_s: float, dead: int = 0) -> int:
-        """The node has them on disk. It did not know ``unknown`` of them any more, and ``dead`` became dead letters.
+    def finish_settlement(
+        self, source: SubjectSource, settlement: Settlement, unknown: int, now_s: float, dead: int = 0
+    ) -> int:
+        """Ends a request that the node has answered: it has the verdicts on disk. It did not know ``unknown`` of the
+        messages any more, and ``dead`` became dead letters.
 
-        Returns how many of the unknown ones were too late. The node counts them and does not name them: those whose leases
-        are over are taken to be among them. A node that restarted knows none, however early they are.
-        """
-        source.settlements.settled(settlement)
+        Returns how many of the unknown ones were too late. The node counts them and does not name them: those whose
+        leases are over are taken to be among them. A node that restarted knows none, however early they are."""
+        source.settlements.finish(settlement)
         for handling in settlement.handlings:
             handling.settle(now_s)
         self.stats.add("acked" if settlement.verdict.ack else "nacked", len(settlement.handlings) - unknown)
@@ -253,9 +255,10 @@ class ListenerCore:
         self.stats.add("dead_lettered", dead)
         return late
 
-    def settle_failed(self, source: SubjectSource, settlement: Settlement, now_s: float) -> Sequence[Handling]:
-        """The request failed, and is sent again later. The result is what is given up, because its lease is over by then."""
-        lost = source.settlements.failed(settlement, now_s)
+    def fail_settlement(self, source: SubjectSource, settlement: Settlement, now_s: float) -> Sequence[Handling]:
+        """Has a failed request sent again later. Returns the messages that are given up, because their leases are over
+        by then."""
+        lost = source.settlements.retry_later(settlement, now_s)
         self.stats.add("lost", len(lost))
         return lost
 

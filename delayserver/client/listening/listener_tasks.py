@@ -45,8 +45,8 @@ class TaskWorkers:
                 for _ in range(self._concurrency):
                     tasks.start_soon(self._work)
 
-    def arrived(self) -> None:
-        """Wake a task; of a core that stops, all."""
+    def wake(self) -> None:
+        """Wakes a task; of a core that stops, all."""
         for _ in range(len(self._idle) if self._core.stopping else min(len(self._idle), 1)):
             self._idle.popleft().set()
 
@@ -66,7 +66,7 @@ class TaskWorkers:
                 continue
             if self._idle and self._core.may_start:
                 self._idle.popleft().set()
-            self._run.took(handling)
+            self._run.pull_again(handling)
             now_s = await self._handle(handling)
             if now_s - yielded_s > RUN_S:
                 await anyio.sleep(0)
@@ -97,12 +97,12 @@ class TaskWorkers:
             if error is not None:
                 handling.end(ended_s, error)
                 self._tell(handling, error)
-            self._run.ended(handling, error, ended_s)
+            self._run.finish(handling, error, ended_s)
         return ended_s
 
     def _tell(self, handling: Handling, error: BaseException) -> None:
         try:
-            self._run.raised(handling, error)
+            self._run.report_raised(handling, error)
         except Exception as raised:  # noqa: BLE001 - a hook's; raised where the listener ends
             self._run.fail(raised)
 

@@ -39,15 +39,15 @@ class HandlerThreads:
 
     async def run(self) -> None:
         """Run handlers until the core stops and the last one has ended, or was cut off."""
-        self.arrived()
+        self.wake()
         await self._ended.wait()
         for _ in self._threads:
             self._started.put(None)
 
-    def arrived(self) -> None:
-        """Hand messages to the threads, as many as may run."""
+    def wake(self) -> None:
+        """Hands messages to the threads, as many as may run."""
         while (handling := self._run.start(self._loop.time())) is not None:
-            self._run.took(handling)
+            self._run.pull_again(handling)
             self._running.add(handling)
             if len(self._threads) < len(self._running):
                 self._add_thread()
@@ -55,7 +55,7 @@ class HandlerThreads:
                 self._started.put(handling)
             else:
                 self._running.remove(handling)
-                self._run.ended(handling, CutOff("no thread could be started for its handler"), self._loop.time())
+                self._run.finish(handling, CutOff("no thread could be started for its handler"), self._loop.time())
         if self._core.stopping and not self._running:
             self._ended.set()
 
@@ -76,7 +76,7 @@ class HandlerThreads:
     def cut_off(self) -> None:
         """Give up the handlers that still run. Their threads go on, and what they do is not counted."""
         for handling in self._running:
-            self._run.ended(handling, CutOff("the listener ended before its handler"), self._loop.time())
+            self._run.finish(handling, CutOff("the listener ended before its handler"), self._loop.time())
         self._running.clear()
         self._ended.set()
 
@@ -87,8 +87,8 @@ class HandlerThreads:
             handling, error, ended_s = self._done.popleft()
             if handling in self._running:
                 self._running.remove(handling)
-                self._run.ended(handling, error, ended_s)
-        self.arrived()
+                self._run.finish(handling, error, ended_s)
+        self.wake()
 
     # -- in the threads
 
@@ -116,7 +116,7 @@ class HandlerThreads:
             return None
         handling.end(time.monotonic(), error)
         try:
-            self._run.raised(handling, error)
+            self._run.report_raised(handling, error)
         except BaseException as raised:  # noqa: BLE001 - a hook's; raised where the listener ends
             self._fail(raised)
         return error

@@ -90,7 +90,7 @@ class Settlements:
         return max(due_s, self._not_before_s, now_s)
 
     def take(self, now_s: float) -> list[Settlement]:
-        """The requests to send now. The driver answers each by `settled` or `failed`."""
+        """The requests to send now. The driver answers each by `finish` or `retry_later`."""
         self._taken_s = now_s
         taken = [
             Settlement(verdict, handlings[first : first + AT_ONCE_MAX])
@@ -102,15 +102,14 @@ class Settlements:
         self._count = 0
         return taken
 
-    def settled(self, settlement: Settlement) -> None:
-        """The node has answered."""
+    def finish(self, settlement: Settlement) -> None:
+        """Ends a request that the node has answered."""
         self._taken_count -= len(settlement.handlings)
         self._pause_s = self._not_before_s = 0.0
 
-    def failed(self, settlement: Settlement, now_s: float) -> Sequence[Handling]:
-        """The request had no answer: it is sent again after a pause. The result is what is given up, because its lease
-        ends before that. Those messages come again by themselves.
-        """
+    def retry_later(self, settlement: Settlement, now_s: float) -> Sequence[Handling]:
+        """Has a request without an answer sent again after a pause. Returns the messages that are given up, because
+        their leases end before that. They come again by themselves."""
         self._taken_count -= len(settlement.handlings)
         self._pause_s = min(2 * self._pause_s, RETRY_CAP_S) if self._pause_s else RETRY_FIRST_S
         self._not_before_s = now_s + self._pause_s

@@ -56,11 +56,11 @@ class HandlerWorkers(Protocol):
     async def run(self) -> None:
         """Run handlers, until the core stops and the last one has ended."""
 
-    def arrived(self) -> None:
-        """There may be a message to start."""
+    def wake(self) -> None:
+        """Looks for a message to start."""
 
     def cut_off(self) -> None:
-        """The time for running handlers is over: nack their messages, and let `run` end."""
+        """Ends the time for running handlers: nacks their messages, and lets `run` end."""
 
 
 class _Feed:
@@ -185,7 +185,7 @@ class SubscriptionRun:
                 feed.scope.cancel()
         tasks.start_soon(self._end_pulls)
         self._wake_all()
-        self._workers.arrived()
+        self._workers.wake()
 
     async def _end_pulls(self) -> None:
         await anyio.sleep(END_PULLS_S)
@@ -287,7 +287,7 @@ class SubscriptionRun:
             if ask is None:
                 await feed.wait_to_pull()
                 continue
-            self.core.asked(source, ask)
+            self.core.begin_pull(source, ask)
             asked_s = anyio.current_time()
             try:
                 pulled = await node.pull_columns(
@@ -304,7 +304,7 @@ class SubscriptionRun:
                 )
                 deliveries = pulled.deliveries()
             except PositionOutOfRange as error:  # reported once; the next pull continues behind the gap
-                self.core.pull_failed(source)
+                self.core.fail_pull(source)
                 self.core.stats.add("gaps")
                 events.error(
                     "messages_lost",
@@ -315,14 +315,14 @@ class SubscriptionRun:
                 )
                 continue
             except BaseException:
-                self.core.pull_failed(source)
+                self.core.fail_pull(source)
                 raise
             handlings = self.core.pulled(source, deliveries, anyio.current_time(), node.connection_number)
             self._call(self._hooks.received, handlings)
             if self.core.stopping:
                 feed.settle()
             elif handlings:
-                self._workers.arrived()
+                self._workers.wake()
             elif anyio.current_time() - asked_s < EARLY_S:
                 await anyio.sleep(EARLY_S)
 
@@ -348,8 +348,8 @@ class SubscriptionRun:
         if self._hooks.started is not None:
             self._hooks.started(handling)
 
-    def took(self, handling: Handling) -> None:
-        """The core gave this message to a worker, so its source may pull again, or there were enough."""
+    def pull_again(self, handling: Handling) -> None:
+        """Lets the source of a message pull again, because a worker has the message. Stops if there were enough."""
         if self.core.is_enough:
             self.stop()
             return
@@ -358,15 +358,15 @@ class SubscriptionRun:
         if feed is not None and feed.parked and self.core.next_ask(source) is not None:
             feed.unpark()
 
-    def raised(self, handling: Handling, error: BaseException) -> None:
-        """A handler raised. May be called by its thread."""
+    def report_raised(self, handling: Handling, error: BaseException) -> None:
+        """Calls the hook `failed` after a handler raised. Its thread may call this."""
         if isinstance(error, Retry):
             return
         if self._hooks.failed is not None:
             self._hooks.failed(handling)
 
-    def ended(self, handling: Handling, error: BaseException | None, now_s: float) -> None:
-        """A handler has ended."""
+    def finish(self, handling: Handling, error: BaseException | None, now_s: float) -> None:
+        """Ends the work on a message whose handler has ended."""
         if error is not None and not isinstance(error, Retry):
             self.core.stats.add("failed")
             if not isinstance(error, CutOff):  # one line of the log names all that were cut off
@@ -463,12 +463,12 @@ class SubscriptionRun:
                 )  # fmt: skip
                 unknown, dead = nacked.unknown, nacked.dead_lettered
         except DelayServerError as error:
-            self._tell_lost(self.core.settle_failed(source, settlement, anyio.current_time()), str(error))
+            self._tell_lost(self.core.fail_settlement(source, settlement, anyio.current_time()), str(error))
             if isinstance(error, Refused):
                 self._failed(error)
             return
         now_s = anyio.current_time()
-        late = self.core.settled(source, settlement, unknown, now_s, dead)
+        late = self.core.finish_settlement(source, settlement, unknown, now_s, dead)
         self._call(self._hooks.acked if verdict.ack else self._hooks.nacked, settlement.handlings)
         self._tell_unknown(source, late, unknown - late, now_s)
 

@@ -11,14 +11,14 @@ from delayserver.client.listening.flow_control import Ask, FlowControl, FlowShar
 def pull(flow: FlowControl, share: FlowShare, sizes: list[int]) -> None:
     ask = flow.next_ask(share)
     assert ask is not None
-    flow.asked(share, ask)
-    flow.answered(share, sizes)
+    flow.begin_pull(share, ask)
+    flow.end_pull(share, sizes)
 
 
 def handle_all(flow: FlowControl, share: FlowShare, size: int) -> None:
     while share.held_messages:
-        flow.started(share)
-        flow.ended(share, size)
+        flow.start_handler(share)
+        flow.end_handler(share, size)
 
 
 def test_a_lone_source_asks_for_its_window_and_half_of_the_bytes() -> None:
@@ -29,9 +29,9 @@ def test_a_lone_source_asks_for_its_window_and_half_of_the_bytes() -> None:
 def test_while_a_pull_is_under_way_there_is_no_other() -> None:
     flow = FlowControl(1000, 10_000, 16)
     share = flow.join()
-    flow.asked(share, Ask(16, 100))
+    flow.begin_pull(share, Ask(16, 100))
     assert flow.next_ask(share) is None
-    flow.failed(share)
+    flow.fail_pull(share)
     assert flow.next_ask(share) == Ask(16, 5_000)
 
 
@@ -40,9 +40,9 @@ def test_a_source_asks_again_when_half_of_it_has_begun() -> None:
     share = flow.join()
     pull(flow, share, [10] * 16)
     for _ in range(7):
-        flow.started(share)
+        flow.start_handler(share)
         assert flow.next_ask(share) is None
-    flow.started(share)
+    flow.start_handler(share)
     ask = flow.next_ask(share)
     assert ask is not None and ask.messages == 8
 
@@ -55,8 +55,8 @@ def test_the_window_grows_while_handlers_wait_for_a_backlog_and_halves_when_mess
         ask = flow.next_ask(share)
         assert ask is not None
         asked.append(ask.messages)
-        flow.asked(share, ask)
-        flow.answered(share, [10] * ask.messages)
+        flow.begin_pull(share, ask)
+        flow.end_pull(share, [10] * ask.messages)
         handle_all(flow, share, 10)
     assert asked == [16, 16, 64, 256, 1000]
     flow.slow_down(share)
@@ -89,13 +89,13 @@ def test_a_source_with_running_bytes_over_its_part_waits_for_their_end() -> None
     flow = FlowControl(1000, 1000, 16)
     share = flow.join()
     pull(flow, share, [900])
-    flow.started(share)
+    flow.start_handler(share)
     assert flow.next_ask(share) == Ask(16, 100)  # the backlog allows all bytes
-    flow.asked(share, Ask(16, 100))
-    flow.answered(share, [400])
-    flow.started(share)
+    flow.begin_pull(share, Ask(16, 100))
+    flow.end_pull(share, [400])
+    flow.start_handler(share)
     assert flow.next_ask(share) is None
-    flow.ended(share, 900)
+    flow.end_handler(share, 900)
     assert flow.next_ask(share) is not None
 
 
@@ -106,8 +106,8 @@ def test_a_quiet_source_gets_its_next_message_beside_one_that_fills_all() -> Non
         ask = flow.next_ask(busy)
         if ask is None:
             break
-        flow.asked(busy, ask)
-        flow.answered(busy, [100] * ask.messages)
+        flow.begin_pull(busy, ask)
+        flow.end_pull(busy, [100] * ask.messages)
     assert busy.held_messages >= 50
     assert flow.next_ask(quiet) == Ask(25, 2500)
 
@@ -117,7 +117,7 @@ def test_a_thousand_quiet_sources_ask_for_one_message_each_and_leave_half_to_one
     shares = [flow.join() for _ in range(1000)]
     for share in shares[1:]:
         assert flow.next_ask(share) == Ask(1, 500)
-        flow.asked(share, Ask(1, 500))
+        flow.begin_pull(share, Ask(1, 500))
     busy = shares[0]
     assert flow.next_ask(busy) == Ask(1, 500)
     pull(flow, busy, [10])
@@ -152,7 +152,7 @@ def test_flow_control_never_exceeds_its_bounds_and_an_empty_source_may_always_as
                 assert ask is not None
             if ask is not None:
                 assert 1 <= ask.messages <= messages_max and 1 <= ask.bytes <= bytes_max
-                flow.asked(share, ask)
+                flow.begin_pull(share, ask)
         elif step == "answer" and share.asked is not None:
             ask = share.asked
             count = data.draw(st.integers(0, ask.messages))
@@ -162,17 +162,17 @@ def test_flow_control_never_exceeds_its_bounds_and_an_empty_source_may_always_as
                 if brought and sum(brought) + size > ask.bytes:
                     break
                 brought.append(size)
-            flow.answered(share, brought)
+            flow.end_pull(share, brought)
             held.extend(brought)
         elif step == "fail" and share.asked is not None:
-            flow.failed(share)
+            flow.fail_pull(share)
         elif step == "start" and held:
             runs.append(held.pop(0))
-            flow.started(share)
+            flow.start_handler(share)
         elif step == "end" and runs:
-            flow.ended(share, runs.pop())
+            flow.end_handler(share, runs.pop())
         elif step == "back" and held:
-            flow.given_back(share, held.pop(0))
+            flow.give_back(share, held.pop(0))
         elif step == "slow":
             flow.slow_down(share)
         elif step == "leave" and not held and not runs and share.asked is None:

@@ -26,7 +26,7 @@ def core_of(**settings: float) -> ListenerCore:
 def bring(core: ListenerCore, source: SubjectSource, *numbers: int, now_s: float = 0.0, body: bytes = b"") -> None:
     ask = core.next_ask(source)
     assert ask is not None
-    core.asked(source, ask)
+    core.begin_pull(source, ask)
     core.pulled(source, [delivery(number, subject=source.subject, body=body) for number in numbers], now_s)
     core.check_invariants()
 
@@ -35,7 +35,7 @@ def bring_keyed(core: ListenerCore, source: SubjectSource, keys: str, first: int
     """Deliveries `first` and so on with these order keys, a letter each; "-" is none."""
     ask = core.next_ask(source)
     assert ask is not None
-    core.asked(source, ask)
+    core.begin_pull(source, ask)
     rows = [delivery(number, order_key=None if key == "-" else key) for number, key in enumerate(keys, first)]
     core.pulled(source, rows, now_s)
     core.check_invariants()
@@ -224,7 +224,7 @@ def test_after_a_stop_no_handler_starts_and_waiting_and_later_messages_are_given
     source, late = core.add_source("a", "n"), core.add_source("b", "n")
     ask = core.next_ask(late)
     assert ask is not None
-    core.asked(late, ask)
+    core.begin_pull(late, ask)
     bring(core, source, 1, 2, 3)
     running = start(core)
     core.stop()
@@ -275,7 +275,7 @@ def test_a_source_is_drained_when_its_last_settlement_is_answered() -> None:
     assert not core.is_drained(source)
     (settlement,) = core.take(source, 0.0)
     assert not core.is_drained(source)
-    core.settled(source, settlement, 0, 0.0)
+    core.finish_settlement(source, settlement, 0, 0.0)
     assert core.is_drained(source)
     assert list(core.remove(source, 0.0)) == []
 
@@ -316,7 +316,7 @@ def test_a_handler_that_outlives_its_lease_is_reported_once_and_its_late_ack_cou
     core.finish(handling, ACK, 12.0)
     assert handling.late and (handling.received_s, handling.started_s, handling.ended_s) == (0.0, 3.0, 12.0)
     (settlement,) = core.take(source, 12.0)
-    core.settled(source, settlement, 1, 12.5)
+    core.finish_settlement(source, settlement, 1, 12.5)
     assert (core.stats.overdue, core.stats.too_late, core.stats.acked) == (1, 1, 0)
     assert handling.settled_s == 12.5
 
@@ -330,7 +330,7 @@ def test_an_ack_that_its_node_does_not_know_is_too_late_only_if_its_lease_is_ove
     for handling in (early, overdue):
         core.finish(handling, ACK, 12.0)
     (settlement,) = core.take(source, 12.0)
-    assert core.settled(source, settlement, 2, 12.5) == 1
+    assert core.finish_settlement(source, settlement, 2, 12.5) == 1
     assert (core.stats.too_late, core.stats.unknown, core.stats.acked) == (1, 1, 0)
 
 
@@ -493,10 +493,10 @@ class Model:
             if ask is None:
                 return
             assert not source.retired
-            core.asked(source, ask)
+            core.begin_pull(source, ask)
             count = data.draw(st.integers(-1, ask.messages))
             if count < 0:
-                core.pull_failed(source)
+                core.fail_pull(source)
                 return
             numbers = range(self.number, self.number + count)
             self.number += count
@@ -507,9 +507,9 @@ class Model:
 
     def answer(self, source: SubjectSource, settlement: Settlement, well: bool) -> None:
         if not well:
-            self.lost |= {each.delivery.delivery for each in self.core.settle_failed(source, settlement, self.now_s)}
+            self.lost |= {each.delivery.delivery for each in self.core.fail_settlement(source, settlement, self.now_s)}
             return
-        self.core.settled(source, settlement, 0, self.now_s)
+        self.core.finish_settlement(source, settlement, 0, self.now_s)
         self.answered.update(settlement.deliveries)
         if settlement.verdict.ack:
             assert set(settlement.deliveries) <= self.acked, "only what a handler acked is acked"

@@ -24,7 +24,7 @@ def test_the_first_settlement_leaves_at_once_and_the_next_after_the_interval() -
     assert rouses(line) and line.due_s(10.0) == 10.0
     (sent,) = line.take(10.0)
     assert sent.deliveries == [1]
-    line.settled(sent)
+    line.finish(sent)
     line.add(handled(2), ACK)
     line.add(handled(3), ACK)
     assert not rouses(line)
@@ -65,7 +65,7 @@ def test_an_unanswered_settlement_is_repeated_after_growing_pauses_before_later_
     now_s, pauses = 0.0, []
     for _ in range(8):
         (sent,) = line.take(now_s)
-        assert line.failed(sent, now_s) == []
+        assert line.retry_later(sent, now_s) == []
         line.add(handled(2), ACK)
         due_s = line.due_s(now_s)
         assert due_s is not None
@@ -74,7 +74,7 @@ def test_an_unanswered_settlement_is_repeated_after_growing_pauses_before_later_
     assert pauses == [RETRY_FIRST_S, 0.2, 0.4, 0.8, 1.6, 3.2, RETRY_CAP_S, RETRY_CAP_S]
     (sent,) = line.take(now_s)
     assert sent.deliveries == [1] + [2] * 8
-    line.settled(sent)
+    line.finish(sent)
     line.add(handled(3), ACK)
     assert line.due_s(now_s) == now_s, "after an answer all is as before"
     assert len(line) == 1
@@ -86,7 +86,7 @@ def test_a_failed_settlement_goes_before_those_added_meanwhile() -> None:
     (sent,) = line.take(0.0)
     line.add(handled(2), ACK)
     line.add(handled(3), NACK)
-    assert line.failed(sent, 0.0) == []
+    assert line.retry_later(sent, 0.0) == []
     line.check_invariants()
     assert {each.verdict: each.deliveries for each in line.take(1.0)} == {ACK: [1, 2], NACK: [3]}
 
@@ -97,7 +97,7 @@ def test_a_settlement_without_an_answer_before_its_lease_ends_is_given_up() -> N
     line.add(short, NACK)
     line.add(long, NACK)
     (sent,) = line.take(5.0)
-    assert line.failed(sent, 5.0) == [short]
+    assert line.retry_later(sent, 5.0) == [short]
     assert len(line) == 1
     assert line.abandon() == [long]
     assert len(line) == 0 and line.due_s(9.0) is None
@@ -124,6 +124,6 @@ def test_requests_stay_few_where_those_of_before_failed() -> None:
         for number in range(KINDS_MAX):
             line.add(handled(number), Verdict(ack=False, reason=f"meanwhile {failures} {number}"))
         for request in requests:
-            assert line.failed(request, 10.0 * failures) == []
+            assert line.retry_later(request, 10.0 * failures) == []
         line.check_invariants()
     assert len(line) == 6 * KINDS_MAX
