@@ -115,7 +115,7 @@ class KafkaLog:
         """Which topic it is. Waits until Kafka answers."""
         while True:
             try:
-                return await self._topic.found(self._shard)
+                return await self._topic.identity(self._shard)
             except LogUnavailable:
                 await trio.sleep(AGAIN_S)
 

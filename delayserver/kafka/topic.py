@@ -78,7 +78,7 @@ class KafkaTopic:
         with self._within(ANSWER_MS_MAX):
             await self._answer(self._opened.create_topics([topic]), final=True)
 
-    async def found(self, shard: int) -> str:
+    async def identity(self, shard: int) -> str:
         """The identity of the topic, which no other topic of this name ever has. Raises LogUnusable, LogUnavailable."""
         with self._within(ANSWER_MS_MAX):
             about = await self._about(shard)
