@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -31,6 +30,6 @@ def aged(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 
 @pytest.fixture
-def damaged(stopped: Made, tmp_path: Path) -> Callable[[], Made]:
+def made(stopped: Made, tmp_path: Path) -> Made:
     """A copy of the cleanly stopped directory, to be damaged."""
-    return lambda: copy(stopped, tmp_path / "data")
+    return copy(stopped, tmp_path / "data")

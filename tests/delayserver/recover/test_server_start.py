@@ -11,7 +11,7 @@ import pytest
 from delayserver.client import Client
 from tests.delayserver.recover import damaging
 from tests.delayserver.recover.checking.test_corruption_table import DAMAGES, files
-from tests.delayserver.recover.directories import SMALL, Made, ServerProcess, copy, in_process
+from tests.delayserver.recover.directories import SMALL, Made, ServerProcess, in_process
 
 
 def refusal(made: Made) -> str:
@@ -30,10 +30,7 @@ def starts(made: Made) -> None:
 
 @pytest.mark.parametrize("name", ["names.log", "days", "sequences", "identity"])
 @pytest.mark.parametrize("damage", ["missing", "flipped bit"])
-def test_a_damaged_table_that_a_server_needs_is_refused_by_name_and_rebuilt(
-    stopped: Made, tmp_path: Path, name: str, damage: str
-) -> None:
-    made = copy(stopped, tmp_path / "data")
+def test_a_damaged_table_that_a_server_needs_is_refused_by_name_and_rebuilt(made: Made, name: str, damage: str) -> None:
     path = made.path / name
     path.unlink() if damage == "missing" else damaging.flip(path, path.stat().st_size // 2)
     line = refusal(made)
@@ -46,10 +43,7 @@ def test_a_damaged_table_that_a_server_needs_is_refused_by_name_and_rebuilt(
 
 @pytest.mark.parametrize("kind", ["message_log", "names.log", "broker store", "broker progress"])
 @pytest.mark.parametrize("damage", ["foreign cluster id", "newer version"])
-def test_a_file_that_is_not_ours_is_refused_and_left_alone(
-    stopped: Made, tmp_path: Path, kind: str, damage: str
-) -> None:
-    made = copy(stopped, tmp_path / "data")
+def test_a_file_that_is_not_ours_is_refused_and_left_alone(made: Made, kind: str, damage: str) -> None:
     path = files(made.path)[kind]
     DAMAGES[damage](path)
     before = path.read_bytes()
@@ -59,16 +53,12 @@ def test_a_file_that_is_not_ours_is_refused_and_left_alone(
 
 @pytest.mark.parametrize("kind", ["message_log", "schedule_log minute", "schedule_log day", "broker store"])
 @pytest.mark.parametrize("damage", ["bit in a column", "bit in the file header", "half a record more"])
-def test_a_server_starts_with_damage_that_it_can_serve_around(
-    stopped: Made, tmp_path: Path, kind: str, damage: str
-) -> None:
-    made = copy(stopped, tmp_path / "data")
+def test_a_server_starts_with_damage_that_it_can_serve_around(made: Made, kind: str, damage: str) -> None:
     DAMAGES[damage](files(made.path)[kind])
     starts(made)
 
 
-def test_a_damaged_checkpoint_costs_time_and_nothing_else(stopped: Made, tmp_path: Path) -> None:
-    made = copy(stopped, tmp_path / "data")
+def test_a_damaged_checkpoint_costs_time_and_nothing_else(made: Made) -> None:
     damaging.flip(made.path / "checkpoint", 100)
     starts(made)
     assert in_process("check", str(made.path)).code == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -82,8 +81,7 @@ def test_a_check_of_no_data_directory_is_wrong_usage(tmp_path: Path) -> None:
         assert len(done.err.splitlines()[-1]) > 10
 
 
-def test_nothing_is_changed_by_a_check(damaged: Callable[[], Made]) -> None:
-    made = damaged()
+def test_nothing_is_changed_by_a_check(made: Made) -> None:
     before = _content(made.path)
     recover("check", str(made.path))
     assert _content(made.path) == before

@@ -46,10 +46,9 @@ def retire(made: Made, start_ms: int, accepted: int) -> None:
 
 @pytest.mark.parametrize(("before", "schedule_was_there"), [(0, True), (100, True), (301, False)])
 def test_a_window_that_retention_removes_during_a_check_counts_once(
-    stopped: Made, tmp_path: Path, before: int, schedule_was_there: bool
+    made: Made, before: int, schedule_was_there: bool
 ) -> None:
     """Before: when it was read, which is after the ends of dispatch_log were taken."""
-    made = copy(stopped, tmp_path / "data")
     taken = taken_of(made)
     start_ms = window_of(int(made.receipts["delivered"][13:25], 16), taken.files.window_ms)
     if before:

@@ -95,8 +95,7 @@ def expected(kind: str, damage: str) -> set[str]:
     "message_log", "schedule_log minute", "schedule_log day", "dispatch_log minute", "dispatch_log day", "names.log",
     "broker store", "broker progress",
 ])  # fmt: skip
-def test_check_names_the_damage_and_repair_ends_it(stopped: Made, tmp_path: Path, kind: str, damage: str) -> None:
-    made = copy(stopped, tmp_path / "data")
+def test_check_names_the_damage_and_repair_ends_it(made: Made, kind: str, damage: str) -> None:
     path = files(made.path)[kind]
     DAMAGES[damage](path)
     done = in_process("check", str(made.path), "--json")
@@ -106,7 +105,7 @@ def test_check_names_the_damage_and_repair_ends_it(stopped: Made, tmp_path: Path
     about = [finding for finding in done.last["findings"] if finding["file"].endswith(path.name)]
     assert about or damage == "missing"
     if kinds & {"corrupt", "torn"}:
-        assert done.last["accepted"] == stopped.accepted
+        assert done.last["accepted"] == made.accepted
     _repaired(made, kind, damage)
 
 
@@ -123,10 +122,9 @@ def test_check_names_the_damage_and_repair_ends_it(stopped: Made, tmp_path: Path
     ],
 )
 def test_check_finds_a_cut_behind_a_whole_record_by_the_counts_of_the_checkpoint(
-    stopped: Made, tmp_path: Path, kind: str, told: set[str]
+    made: Made, kind: str, told: set[str]
 ) -> None:
     """The list in FORMAT.md, "Not covered"."""
-    made = copy(stopped, tmp_path / "data")
     damaging.cut_before_last_record(files(made.path)[kind])
     done = in_process("check", str(made.path), "--json")
     assert (set(done.kinds()), done.code) == (told, 1 if told else 0), done.last["findings"]
@@ -145,8 +143,7 @@ def test_check_finds_a_cut_of_the_ledger_by_messages_or_by_their_number(aged: Ma
     ]
 
 
-def test_names_that_are_used_and_cut_off_are_missed(stopped: Made, tmp_path: Path) -> None:
-    made = copy(stopped, tmp_path / "data")
+def test_names_that_are_used_and_cut_off_are_missed(made: Made) -> None:
     path = made.path / "names.log"
     path.write_bytes(path.read_bytes()[: damaging.records(path)[1][0]])
     done = in_process("check", str(made.path), "--json")
@@ -351,8 +348,7 @@ def test_tables_that_changed_places_are_named(aged: Made, tmp_path: Path, pair: 
 
 @pytest.mark.parametrize("name", ["checkpoint", "identity", "sequences", "days"])
 @pytest.mark.parametrize("damage", ["flipped bit", "cut off", "missing"])
-def test_a_lost_table_is_named_and_rebuilt(stopped: Made, tmp_path: Path, name: str, damage: str) -> None:
-    made = copy(stopped, tmp_path / "data")
+def test_a_lost_table_is_named_and_rebuilt(made: Made, name: str, damage: str) -> None:
     path = made.path / name
     if damage == "flipped bit":
         damaging.flip(path, path.stat().st_size // 2)
@@ -369,12 +365,11 @@ def test_a_lost_table_is_named_and_rebuilt(stopped: Made, tmp_path: Path, name: 
     assert in_process("rebuild", str(made.path), "--yes").code == 0
     after = in_process("check", str(made.path), "--json")
     assert (after.code, after.last["findings"]) == (0, [])
-    assert (after.last["accepted"], after.last["pending"]) == (stopped.accepted, done.last["pending"])
+    assert (after.last["accepted"], after.last["pending"]) == (made.accepted, done.last["pending"])
 
 
 @pytest.mark.parametrize("log", ["schedule_log", "dispatch_log"])
-def test_swapped_files_are_misplaced_and_get_their_names_back(stopped: Made, tmp_path: Path, log: str) -> None:
-    made = copy(stopped, tmp_path / "data")
+def test_swapped_files_are_misplaced_and_get_their_names_back(made: Made, log: str) -> None:
     first, second, *_ = sorted((made.path / log).glob("*/*.log"))
     damaging.swap(first, second)
     done = in_process("check", str(made.path), "--json")
@@ -386,21 +381,17 @@ def test_swapped_files_are_misplaced_and_get_their_names_back(stopped: Made, tmp
 
 
 @pytest.mark.parametrize("log", ["schedule_log", "dispatch_log"])
-def test_a_day_and_a_minute_that_changed_places_get_their_names_back(stopped: Made, tmp_path: Path, log: str) -> None:
-    made = copy(stopped, tmp_path / "data")
+def test_a_day_and_a_minute_that_changed_places_get_their_names_back(made: Made, log: str) -> None:
     minute, day = files(made.path)[f"{log} minute"], files(made.path)[f"{log} day"]
     damaging.swap(minute, day)
     assert in_process("check", str(made.path), "--json").kinds() == ["misplaced"]
     done = in_process("repair", str(made.path), "--yes")
     assert done.code == 0, done.out
     after = in_process("check", str(made.path), "--json")
-    assert (after.code, after.last["findings"], after.last["accepted"]) == (0, [], stopped.accepted)
+    assert (after.code, after.last["findings"], after.last["accepted"]) == (0, [], made.accepted)
 
 
-def test_repair_leaves_a_minute_under_the_name_of_a_day_whose_own_files_are_there(
-    stopped: Made, tmp_path: Path
-) -> None:
-    made = copy(stopped, tmp_path / "data")
+def test_repair_leaves_a_minute_under_the_name_of_a_day_whose_own_files_are_there(made: Made) -> None:
     minute, day = files(made.path)["schedule_log minute"], files(made.path)["schedule_log day"]
     day.write_bytes(minute.read_bytes())  # twice, and its own place is taken
     done = in_process("repair", str(made.path), "--yes")
@@ -408,8 +399,7 @@ def test_repair_leaves_a_minute_under_the_name_of_a_day_whose_own_files_are_ther
     assert "the files of that minute are there already" in done.out + done.err
 
 
-def test_every_bit_of_a_file_header_is_guarded(stopped: Made, tmp_path: Path) -> None:
-    made = copy(stopped, tmp_path / "data")
+def test_every_bit_of_a_file_header_is_guarded(made: Made) -> None:
     path = files(made.path)["schedule_log minute"]
     whole = path.read_bytes()
     for place in range(64):
@@ -418,6 +408,5 @@ def test_every_bit_of_a_file_header_is_guarded(stopped: Made, tmp_path: Path) ->
         path.write_bytes(whole)
 
 
-def test_a_sound_directory_has_no_finding_of_the_table(stopped: Made, tmp_path: Path) -> None:
-    made = copy(stopped, tmp_path / "data")
+def test_a_sound_directory_has_no_finding_of_the_table(made: Made) -> None:
     assert in_process("check", str(made.path), "--json").last["findings"] == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 import tracemalloc
-from pathlib import Path
 
 import numpy as np
 
@@ -26,7 +25,7 @@ from store.logs.schedule_log import ScheduleKey, ScheduleLog, ScheduleSource
 from store.records.batches import CancelBatch, MessageBatch
 from store.records.file_header import FILE_HEADER_BYTES
 from store.records.id_hash import hash_ids
-from tests.delayserver.recover.directories import Made, copy, in_process
+from tests.delayserver.recover.directories import Made, in_process
 
 MIB = 1 << 20
 
@@ -79,8 +78,7 @@ def settled(made: Made, cancels_max: int) -> list[Cancels]:
     return found
 
 
-def test_cancels_are_looked_up_a_bounded_number_at_a_time_and_each_once(stopped: Made, tmp_path: Path) -> None:
-    made = copy(stopped, tmp_path / "data")
+def test_cancels_are_looked_up_a_bounded_number_at_a_time_and_each_once(made: Made) -> None:
     log_cancels(made, 1000, 30)
     lots = settled(made, 64)
     assert max(map(len, lots)) <= 64
@@ -91,8 +89,7 @@ def test_cancels_are_looked_up_a_bounded_number_at_a_time_and_each_once(stopped:
         assert getattr(joined, name).tolist() == getattr(everything, name).tolist()
 
 
-def test_a_pass_over_many_cancels_holds_a_lot_of_them_and_no_more(stopped: Made, tmp_path: Path) -> None:
-    made = copy(stopped, tmp_path / "data")
+def test_a_pass_over_many_cancels_holds_a_lot_of_them_and_no_more(made: Made) -> None:
     log_cancels(made, 1_200_000, 40_000)
     peaks = []
     taken = capture(RealFileSystem(), str(made.path), Findings())
@@ -109,15 +106,13 @@ def test_a_pass_over_many_cancels_holds_a_lot_of_them_and_no_more(stopped: Made,
     assert peaks[1] - peaks[0] > 24 * 1_000_000, peaks
 
 
-def test_cancels_beyond_one_lot_change_no_finding_of_a_check(stopped: Made, tmp_path: Path) -> None:
-    made = copy(stopped, tmp_path / "data")
+def test_cancels_beyond_one_lot_change_no_finding_of_a_check(made: Made) -> None:
     log_cancels(made, 90, 30)
     done = in_process("check", str(made.path), "--json")
-    assert done.last["accepted"] == stopped.accepted
+    assert done.last["accepted"] == made.accepted
 
 
-def test_a_rebuild_holds_some_of_the_messages_that_it_restores(stopped: Made, tmp_path: Path) -> None:
-    made = copy(stopped, tmp_path / "data")
+def test_a_rebuild_holds_some_of_the_messages_that_it_restores(made: Made) -> None:
     due_ms = int(time.time() * 1000) // 60_000 * 60_000 + 20 * 60_000
     log_messages(made, due_ms, records=64, rows=32, body=b"x" * 16_384)  # 34 MB for one minute
     taken = capture(RealFileSystem(), str(made.path), Findings())
@@ -136,10 +131,7 @@ def test_a_rebuild_holds_some_of_the_messages_that_it_restores(stopped: Made, tm
     assert peak < 8 * MIB, peak
 
 
-def test_a_message_restored_beside_its_original_is_a_duplicate_and_the_original_is_not(
-    stopped: Made, tmp_path: Path
-) -> None:
-    made = copy(stopped, tmp_path / "data")
+def test_a_message_restored_beside_its_original_is_a_duplicate_and_the_original_is_not(made: Made) -> None:
     taken = capture(RealFileSystem(), str(made.path), Findings())
     key = ScheduleKey(60_000, ScheduleSource.DIRECT)
     taken.files.schedule[key] = FILE_HEADER_BYTES

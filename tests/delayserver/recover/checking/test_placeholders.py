@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 
 from delayserver.recover.checking.log_check import NOTHING_KEPT, LogCheck
@@ -16,13 +14,10 @@ from delayserver.recover.reading.window_units import Units
 from store.disk.filesystem import RealFileSystem
 from store.logs.message_log import MessageLog
 from store.records.batches import MessageBatch, NameBatch
-from tests.delayserver.recover.directories import Made, copy
+from tests.delayserver.recover.directories import Made
 
 
-def test_a_placeholder_at_the_end_of_a_segment_hides_no_message_of_the_next_segment(
-    stopped: Made, tmp_path: Path
-) -> None:
-    made = copy(stopped, tmp_path / "data")
+def test_a_placeholder_at_the_end_of_a_segment_hides_no_message_of_the_next_segment(made: Made) -> None:
     for path in (made.path / "message_log").iterdir():
         path.unlink()
     log = MessageLog.open(RealFileSystem(), f"{made.path}/message_log", int(made.server_id, 16), segment_bytes=128)

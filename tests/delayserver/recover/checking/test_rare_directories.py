@@ -48,8 +48,7 @@ def content(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_a_foreign_segment_between_ours_costs_none_of_our_bytes(stopped: Made, tmp_path: Path) -> None:
-    made = copy(stopped, tmp_path / "data")
+def test_a_foreign_segment_between_ours_costs_none_of_our_bytes(made: Made) -> None:
     for folder, kind in (("message_log", FILE_MESSAGE_LOG), ("broker/store", FILE_STORE)):
         (segment,) = (made.path / folder).iterdir()
         _, _, base = damaging.records(segment)[0]
@@ -74,8 +73,7 @@ def test_a_segment_under_a_lower_name_costs_its_neighbour_nothing(aged: Made, tm
     assert content(first.parent) == before
 
 
-def test_a_whole_record_between_damage_and_the_torn_end_that_proves_it_is_kept(stopped: Made, tmp_path: Path) -> None:
-    made = copy(stopped, tmp_path / "data")
+def test_a_whole_record_between_damage_and_the_torn_end_that_proves_it_is_kept(made: Made) -> None:
     for segment in (made.path / "message_log").iterdir():
         segment.unlink()
     path = file_of_pending(made)
@@ -112,8 +110,7 @@ def test_a_check_of_some_minutes_of_a_coarse_day_is_clean(stopped: Made) -> None
     assert int(checked.balance.totals()[0]) == 5
 
 
-def test_rebuild_takes_nothing_from_the_torn_end_of_message_log(stopped: Made, tmp_path: Path) -> None:
-    made = copy(stopped, tmp_path / "data")
+def test_rebuild_takes_nothing_from_the_torn_end_of_message_log(made: Made) -> None:
     (segment,) = (made.path / "message_log").iterdir()
     batch = first_batch(file_of_pending(made)).slice(0, 1)
     end = damaging.records(segment)[-1][2]
@@ -166,8 +163,7 @@ def test_segments_that_a_running_broker_retires_meanwhile_end_no_reading(
     assert (done.code, done.err) == (0, "")
 
 
-def test_a_plan_promises_no_name_that_is_taken(stopped: Made, tmp_path: Path) -> None:
-    made = copy(stopped, tmp_path / "data")
+def test_a_plan_promises_no_name_that_is_taken(made: Made) -> None:
     first, second, *_ = sorted((made.path / "dispatch_log").glob("*/*.log"))
     second.write_bytes(first.read_bytes())
     planned = in_process("repair", str(made.path), "--dry-run", "--json").rows
@@ -186,8 +182,7 @@ def test_rebuild_restores_no_message_that_a_corrupt_ledger_may_count(
     assert str(made.path / "ledger.log") in done.err
 
 
-def test_rebuild_takes_no_place_of_a_file_that_bears_another_name(stopped: Made, tmp_path: Path) -> None:
-    made = copy(stopped, tmp_path / "data")
+def test_rebuild_takes_no_place_of_a_file_that_bears_another_name(made: Made) -> None:
     path = file_of_pending(made)
     names = [path.with_name(f"12{minute:02d}.direct.log") for minute in range(60)]
     path.rename(next(name for name in names if not name.exists()))
@@ -214,10 +209,7 @@ def test_pending_and_export_name_the_damage_that_hides_messages(
     assert in_process(command, str(stopped.path), *arguments).code == 0
 
 
-def test_a_rebuild_that_fills_the_disk_gives_the_space_back(
-    stopped: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = copy(stopped, tmp_path / "data")
+def test_a_rebuild_that_fills_the_disk_gives_the_space_back(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     path = file_of_pending(made)
     path.unlink()
 
@@ -244,8 +236,7 @@ async def test_an_outcome_that_a_drain_left_in_two_files_is_exported_once(boot: 
     assert work.rows == {ACCEPTED_FILE: 1, DISPATCHED_FILE: 1}
 
 
-def test_a_quarantine_file_can_be_dumped(stopped: Made, tmp_path: Path) -> None:
-    made = copy(stopped, tmp_path / "data")
+def test_a_quarantine_file_can_be_dumped(made: Made) -> None:
     path = file_of_pending(made)
     damaging.flip_in_columns(path)
     assert in_process("repair", str(made.path), "--yes").code == 0
@@ -322,8 +313,7 @@ def test_cancels_of_many_windows_of_a_day_read_its_file_once(stopped: Made, monk
     assert len(read) == 1
 
 
-def test_a_planned_rebuild_counts_the_messages_that_will_be_delivered_again(stopped: Made, tmp_path: Path) -> None:
-    made = copy(stopped, tmp_path / "data")
+def test_a_planned_rebuild_counts_the_messages_that_will_be_delivered_again(made: Made) -> None:
     path = files(made.path)["dispatch_log minute"]
     path.unlink()
     planned = in_process("rebuild", str(made.path), "--dry-run").out

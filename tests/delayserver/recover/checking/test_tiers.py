@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -12,7 +10,7 @@ from store.disk.filesystem import RealFileSystem
 from store.logs.due_windows import DAY_MS, window_starts
 from store.logs.schedule_log import ScheduleKey, ScheduleLog, ScheduleSource
 from store.tables.days import DayTable
-from tests.delayserver.recover.directories import SMALL, Made, ServerProcess, copy, in_process
+from tests.delayserver.recover.directories import SMALL, Made, ServerProcess, in_process
 
 
 def seal_and_drain(made: Made, rows_drained: int) -> None:
@@ -32,8 +30,7 @@ def seal_and_drain(made: Made, rows_drained: int) -> None:
 
 
 @pytest.mark.parametrize("rows_drained", [1, 20, 50])
-def test_a_day_that_is_half_drained_counts_every_message_once(stopped: Made, tmp_path: Path, rows_drained: int) -> None:
-    made = copy(stopped, tmp_path / "data")
+def test_a_day_that_is_half_drained_counts_every_message_once(made: Made, rows_drained: int) -> None:
     seal_and_drain(made, rows_drained)
     done = in_process("check", str(made.path), "--json")
     assert (done.code, done.last["findings"]) == (0, [])
@@ -41,8 +38,7 @@ def test_a_day_that_is_half_drained_counts_every_message_once(stopped: Made, tmp
     assert len(in_process("pending", str(made.path), "--list", "--json").rows) == 92
 
 
-def test_a_check_finds_a_minute_that_lacks_messages_of_its_day(stopped: Made, tmp_path: Path) -> None:
-    made = copy(stopped, tmp_path / "data")
+def test_a_check_finds_a_minute_that_lacks_messages_of_its_day(made: Made) -> None:
     seal_and_drain(made, 50)
     foreign = sorted(made.path.rglob("*.day.log"))
     day = next(made.path.rglob("schedule_log/*/day.log"))
@@ -54,8 +50,7 @@ def test_a_check_finds_a_minute_that_lacks_messages_of_its_day(stopped: Made, tm
     assert "missing" in done.kinds()
 
 
-def test_a_drained_day_balances_and_can_be_rebuilt(stopped: Made, tmp_path: Path) -> None:
-    made = copy(stopped, tmp_path / "data")
+def test_a_drained_day_balances_and_can_be_rebuilt(made: Made) -> None:
     wide = ("--set", "storage.fine_horizon_ms=30d")
     with ServerProcess(made.path, *SMALL, *wide) as server, Client(server.address) as client:
         for _ in range(200):

@@ -18,7 +18,7 @@ from store.logs.schedule_log import ScheduleKey, ScheduleSource
 from store.records.batches import MessageBatch
 from store.records.file_header import FILE_SCHEDULE, FileHeader
 from tests.delayserver.recover import damaging
-from tests.delayserver.recover.directories import Made, copy
+from tests.delayserver.recover.directories import Made
 
 START_MS = 1_200_000
 KEY = ScheduleKey(START_MS, ScheduleSource.DIRECT)
@@ -34,9 +34,8 @@ def record(number: int) -> MessageBatch:
 
 
 @pytest.fixture
-def taken(stopped: Made, tmp_path: Path) -> Capture:
+def taken(made: Made) -> Capture:
     """A directory with a schedule file of ten records of four messages."""
-    made = copy(stopped, tmp_path / "data")
     taken = capture(RealFileSystem(), str(made.path), Findings())
     path = taken.schedule_path(KEY)
     header = FileHeader(FILE_SCHEDULE, taken.server_id, START_MS, taken.files.window_ms)

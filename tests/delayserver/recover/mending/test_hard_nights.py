@@ -62,9 +62,8 @@ def rebuild(disk: FakeDisk) -> None:
 
 @pytest.mark.parametrize("then", ["repair", "start"])
 def test_an_interrupted_repair_keeps_the_proof_that_damage_is_no_torn_end(
-    stopped: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str
 ) -> None:
-    made = copy(stopped, tmp_path / "data")
     for segment in (made.path / "message_log").iterdir():
         segment.unlink()
     damaging.flip_in_columns(file_of_pending(made))
@@ -82,8 +81,7 @@ def test_an_interrupted_repair_keeps_the_proof_that_damage_is_no_torn_end(
     assert pending_of(made) == expected
 
 
-def test_rebuild_leaves_corrupt_files_to_repair(stopped: Made, tmp_path: Path) -> None:
-    made = copy(stopped, tmp_path / "data")
+def test_rebuild_leaves_corrupt_files_to_repair(made: Made) -> None:
     path = files(made.path)["dispatch_log minute"]
     damaging.flip_in_columns(path)
     before = path.read_bytes()
@@ -92,9 +90,8 @@ def test_rebuild_leaves_corrupt_files_to_repair(stopped: Made, tmp_path: Path) -
 
 
 def test_files_that_an_interrupted_repair_left_between_two_names_get_theirs(
-    stopped: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = copy(stopped, tmp_path / "data")
     first, second, *_ = sorted((made.path / "dispatch_log").glob("*/*.log"))
     damaging.swap(first, second)
     replace = RealFileSystem.replace
@@ -112,8 +109,7 @@ def test_files_that_an_interrupted_repair_left_between_two_names_get_theirs(
     assert (after.code, after.last["findings"]) == (0, [])
 
 
-def test_a_file_whose_repair_was_interrupted_again_and_again_gets_its_name(stopped: Made, tmp_path: Path) -> None:
-    made = copy(stopped, tmp_path / "data")
+def test_a_file_whose_repair_was_interrupted_again_and_again_gets_its_name(made: Made) -> None:
     first, second, *_ = sorted((made.path / "dispatch_log").glob("*/*.log"))
     first.rename(f"{first}.moving.moving")
     second.rename(f"{second}.moving")
@@ -123,9 +119,8 @@ def test_a_file_whose_repair_was_interrupted_again_and_again_gets_its_name(stopp
 
 
 def test_a_file_on_the_way_to_its_name_takes_no_place_of_one_that_is_stranded_there(
-    stopped: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = copy(stopped, tmp_path / "data")
     first, second, third, *_ = sorted((made.path / "schedule_log").glob("*/*.direct.log"))
     stranded, misnamed = second.read_bytes(), third.read_bytes()
     second.rename(f"{first}.moving")
@@ -152,8 +147,7 @@ def content_of(made: Made) -> list[bytes]:
     return [path.read_bytes() for path in (made.path / "schedule_log").rglob("*") if path.is_file()]
 
 
-def test_a_file_that_gets_its_name_back_takes_no_other_files_place(stopped: Made, tmp_path: Path) -> None:
-    made = copy(stopped, tmp_path / "data")
+def test_a_file_that_gets_its_name_back_takes_no_other_files_place(made: Made) -> None:
     first, second, third, *_ = sorted((made.path / "schedule_log").glob("*/*.direct.log"))
     only_here = third.read_bytes()
     first.write_bytes(second.read_bytes())
@@ -262,8 +256,7 @@ async def test_a_rebuilt_table_of_names_gives_no_code_of_a_consumer_group_to_ano
 
 
 @pytest.mark.parametrize("cut", ["behind a record", "within a record"])
-def test_names_that_a_table_lost_at_its_end_are_not_given_to_others(stopped: Made, tmp_path: Path, cut: str) -> None:
-    made = copy(stopped, tmp_path / "data")
+def test_names_that_a_table_lost_at_its_end_are_not_given_to_others(made: Made, cut: str) -> None:
     path = made.path / "names.log"
     start, _, end = damaging.records(path)[0]
     path.write_bytes(path.read_bytes()[: end if cut == "behind a record" else start + 40])

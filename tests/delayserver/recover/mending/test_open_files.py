@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import gc
 import os
-from pathlib import Path
 
 import pytest
 
 from delayserver.recover.reading import capture
-from tests.delayserver.recover.directories import Made, copy, in_process
+from tests.delayserver.recover.directories import Made, in_process
 
 
-def test_a_rebuild_of_more_files_than_are_held_leaves_none_open(
-    stopped: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = copy(stopped, tmp_path / "data")
+def test_a_rebuild_of_more_files_than_are_held_leaves_none_open(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     for path in made.path.glob("schedule_log/*/*.log"):
         path.unlink()
     monkeypatch.setattr(capture, "HELD_MAX", 0)

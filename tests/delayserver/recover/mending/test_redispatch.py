@@ -26,8 +26,7 @@ def pull_all(client: Client, subject: str, group: str, count: int) -> list[str]:
     return ids + [delivery.message_id for delivery in client.pull(subject, group, 1000, 0.2)]
 
 
-def test_a_dry_run_counts_and_writes_nothing(stopped: Made, tmp_path: Path) -> None:
-    made = copy(stopped, tmp_path / "data")
+def test_a_dry_run_counts_and_writes_nothing(made: Made) -> None:
     before = {path: path.read_bytes() for path in made.path.rglob("*.log")}
     done = in_process("redispatch", str(made.path), *EVERYTHING, "--dry-run", "--json")
     assert done.rows == [{"messages": 300, "dry_run": True, "waiting": 0, **WHOLE}]
@@ -36,10 +35,7 @@ def test_a_dry_run_counts_and_writes_nothing(stopped: Made, tmp_path: Path) -> N
     assert expired.rows == [{"messages": 1, "dry_run": True, "waiting": 0, **WHOLE}]
 
 
-def test_the_next_start_delivers_messages_that_redispatch_wrote_into_a_stopped_directory(
-    stopped: Made, tmp_path: Path
-) -> None:
-    made = copy(stopped, tmp_path / "data")
+def test_the_next_start_delivers_messages_that_redispatch_wrote_into_a_stopped_directory(made: Made) -> None:
     done = in_process("redispatch", str(made.path), *EVERYTHING, "--subject", "orders", "--yes", "--json")
     assert done.rows == [{"messages": 300, "dry_run": False, "waiting": 0, **WHOLE}]
     assert in_process("check", str(made.path)).code == 0
@@ -53,8 +49,7 @@ def test_the_next_start_delivers_messages_that_redispatch_wrote_into_a_stopped_d
     assert done.last["internal"] == 301
 
 
-def test_a_broker_that_lost_its_data_gets_everything_again(stopped: Made, tmp_path: Path) -> None:
-    made = copy(stopped, tmp_path / "data")
+def test_a_broker_that_lost_its_data_gets_everything_again(made: Made) -> None:
     for path in sorted((made.path / "broker").rglob("*"), reverse=True):
         path.unlink() if path.is_file() else path.rmdir()
     with ServerProcess(made.path, *SMALL) as server, Client(server.address) as client:

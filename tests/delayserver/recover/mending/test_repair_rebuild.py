@@ -31,8 +31,7 @@ def status_of(made: Made) -> dict[str, int]:
     return {name: found[name] for name in ("accepted", "delivered", "cancelled", "pending", "deduplicated", "expired")}
 
 
-def test_a_dry_run_shows_every_step_and_changes_nothing(stopped: Made, tmp_path: Path) -> None:
-    made = copy(stopped, tmp_path / "data")
+def test_a_dry_run_shows_every_step_and_changes_nothing(made: Made) -> None:
     chosen = files(made.path)
     damaging.flip_in_columns(chosen["schedule_log minute"])
     damaging.append_torn(chosen["dispatch_log minute"])
@@ -44,8 +43,7 @@ def test_a_dry_run_shows_every_step_and_changes_nothing(stopped: Made, tmp_path:
     assert actions == {("take_out", chosen["schedule_log minute"].name), ("cut", chosen["dispatch_log minute"].name)}
 
 
-def test_without_a_terminal_nothing_is_changed_unless_yes_is_said(stopped: Made, tmp_path: Path) -> None:
-    made = copy(stopped, tmp_path / "data")
+def test_without_a_terminal_nothing_is_changed_unless_yes_is_said(made: Made) -> None:
     chosen = files(made.path)
     damaging.flip_in_columns(chosen["message_log"])
     chosen["schedule_log minute"].unlink()
@@ -57,8 +55,7 @@ def test_without_a_terminal_nothing_is_changed_unless_yes_is_said(stopped: Made,
     assert content(made.path) == before
 
 
-def test_the_quarantine_file_describes_the_range_and_holds_its_bytes(stopped: Made, tmp_path: Path) -> None:
-    made = copy(stopped, tmp_path / "data")
+def test_the_quarantine_file_describes_the_range_and_holds_its_bytes(made: Made) -> None:
     path = files(made.path)["schedule_log minute"]
     start, _, end = damaging.records(path)[0]
     damaging.flip_in_body(path)
@@ -107,19 +104,17 @@ def test_a_restored_copy_is_a_copy_again(stopped: Made, tmp_path: Path) -> None:
     assert any(row["duplicate_of"] for row in after)
 
 
-def test_rebuild_keeps_messages_whose_message_log_is_retired(stopped: Made, tmp_path: Path) -> None:
-    made = copy(stopped, tmp_path / "data")
+def test_rebuild_keeps_messages_whose_message_log_is_retired(made: Made) -> None:
     damaging.flip_in_columns(files(made.path)["schedule_log minute"])
     for segment in (made.path / "message_log").iterdir():
         segment.unlink()
     assert in_process("repair", str(made.path), "--yes").code == 0
     assert in_process("rebuild", str(made.path), "--yes").code == 0
     done = in_process("check", str(made.path), "--json")
-    assert (done.code, done.last["accepted"]) == (0, stopped.accepted - 40)
+    assert (done.code, done.last["accepted"]) == (0, made.accepted - 40)
 
 
-def test_a_lost_outcome_of_a_cancel_is_recorded_again_by_the_next_start(stopped: Made, tmp_path: Path) -> None:
-    made = copy(stopped, tmp_path / "data")
+def test_a_lost_outcome_of_a_cancel_is_recorded_again_by_the_next_start(made: Made) -> None:
     files(made.path)["dispatch_log day"].unlink()
     done = in_process("check", str(made.path), "--json")
     assert any("cancel" in finding["detail"] for finding in done.last["findings"])
@@ -130,10 +125,7 @@ def test_a_lost_outcome_of_a_cancel_is_recorded_again_by_the_next_start(stopped:
 
 
 @pytest.mark.parametrize("writes", range(1, 12))
-def test_an_interrupted_rebuild_can_be_run_again(
-    stopped: Made, tmp_path: Path, writes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = copy(stopped, tmp_path / "data")
+def test_an_interrupted_rebuild_can_be_run_again(made: Made, writes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for path in sorted((made.path / "schedule_log").rglob("*.log")):
         path.unlink()
     replace, count = RealFileSystem.replace, 0
@@ -154,8 +146,7 @@ def test_an_interrupted_rebuild_can_be_run_again(
     assert (done.code, done.last["accepted"], done.last["pending"]) == (0, 397, 92)
 
 
-def test_a_rebuild_of_a_healthy_directory_touches_no_schedule_file(stopped: Made, tmp_path: Path) -> None:
-    made = copy(stopped, tmp_path / "data")
+def test_a_rebuild_of_a_healthy_directory_touches_no_schedule_file(made: Made) -> None:
     before = {name: data for name, data in content(made.path).items() if name != "checkpoint"}
     assert in_process("rebuild", str(made.path), "--yes").code == 0
     assert {name: data for name, data in content(made.path).items() if name != "checkpoint"} == before

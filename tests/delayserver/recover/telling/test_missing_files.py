@@ -22,7 +22,7 @@ from store.tables import checkpoint as checkpoint_file
 from store.tables.ledger import Ledger
 from tests.delayserver.recover import damaging
 from tests.delayserver.recover.checking.test_corruption_table import files
-from tests.delayserver.recover.directories import SMALL, Made, ServerProcess, copy, in_process
+from tests.delayserver.recover.directories import SMALL, Made, ServerProcess, in_process
 
 LONG_AGO = ("--from", "2020-01-01T00:00Z", "--to", "2020-01-02T00:00Z")
 EVERYTHING = ("--from", "2020-01-01T00:00Z", "--to", "2100-01-01T00:00Z")
@@ -42,9 +42,9 @@ def start_of(made: Made, name: str, window_ms: int = 60_000) -> int:
 
 
 @pytest.fixture
-def made(stopped: Made, tmp_path: Path) -> Made:
+def retired(made: Made) -> Made:
     """A clean directory as it is when retention has taken all of message_log."""
-    made, fs = copy(stopped, tmp_path / "data"), RealFileSystem()
+    fs = RealFileSystem()
     found = checkpoint_file.read(fs, f"{made.path}/checkpoint")
     assert found is not None
     shutil.rmtree(made.path / "message_log")
@@ -59,43 +59,43 @@ def made(stopped: Made, tmp_path: Path) -> Made:
 
 @pytest.mark.parametrize("command", ["pending", "export"])
 @pytest.mark.parametrize("missing", ["schedule", "dispatch"])
-def test_a_file_that_is_missing_is_named(made: Made, tmp_path: Path, command: str, missing: str) -> None:
+def test_a_file_that_is_missing_is_named(retired: Made, tmp_path: Path, command: str, missing: str) -> None:
     target = ["--to", str(tmp_path / "out")] if command == "export" else []
-    assert in_process(command, str(made.path), *target).code == 0
-    path = files_of_window(made, "delivered")[missing == "dispatch"]
+    assert in_process(command, str(retired.path), *target).code == 0
+    path = files_of_window(retired, "delivered")[missing == "dispatch"]
     path.unlink()
-    done = in_process(command, str(made.path), *target)
+    done = in_process(command, str(retired.path), *target)
     assert (done.code, done.err.count("\n")) == (1, 1)
     assert str(path) in done.err and "is missing" in done.err
-    elsewhere = in_process(command, str(made.path), *target, *LONG_AGO)
+    elsewhere = in_process(command, str(retired.path), *target, *LONG_AGO)
     assert (elsewhere.code, elsewhere.err) == (0, "")
 
 
 @pytest.mark.parametrize("missing", ["schedule", "dispatch", "both"])
-def test_a_redispatch_names_a_missing_file_and_counts_its_hidden_messages(made: Made, missing: str) -> None:
-    schedule, dispatch = files_of_window(made, "delivered")
+def test_a_redispatch_names_a_missing_file_and_counts_its_hidden_messages(retired: Made, missing: str) -> None:
+    schedule, dispatch = files_of_window(retired, "delivered")
     gone = {"schedule": [schedule], "dispatch": [dispatch], "both": [schedule, dispatch]}[missing]
     # The one that expired is in the same file, unless a minute began meanwhile; without outcomes it may be a delivered one.
-    same_window = start_of(made, "expired") == start_of(made, "delivered")
+    same_window = start_of(retired, "expired") == start_of(retired, "delivered")
     for path in gone:
         path.unlink()
-    done = in_process("redispatch", str(made.path), *EVERYTHING, "--dry-run", "--json")
+    done = in_process("redispatch", str(retired.path), *EVERYTHING, "--dry-run", "--json")
     assert (done.code, done.last["messages"]) == (1, 0)
     assert done.last["unreadable"] == 300 + (missing == "dispatch" and same_window)
     assert [damage["file"] for damage in done.last["damages"]] == [str(path) for path in gone]
-    elsewhere = in_process("redispatch", str(made.path), *LONG_AGO, "--dry-run", "--json")
+    elsewhere = in_process("redispatch", str(retired.path), *LONG_AGO, "--dry-run", "--json")
     assert (elsewhere.code, elsewhere.last["damages"]) == (0, [])
 
 
-def test_files_that_went_with_their_window_are_not_missed(made: Made) -> None:
-    ledger = Ledger.open(RealFileSystem(), str(made.path), int(made.server_id, 16))
-    start = start_of(made, "delivered")
+def test_files_that_went_with_their_window_are_not_missed(retired: Made) -> None:
+    ledger = Ledger.open(RealFileSystem(), str(retired.path), int(retired.server_id, 16))
+    start = start_of(retired, "delivered")
     ledger.append(LedgerBatch.filled(1, subject=1, start_ms=start, last_sequence=300, accepted=300, delivered=300))
     ledger.close()
-    for path in files_of_window(made, "delivered"):
+    for path in files_of_window(retired, "delivered"):
         path.unlink()
-    assert in_process("pending", str(made.path), "--json").code == 0
-    assert in_process("redispatch", str(made.path), *EVERYTHING, "--dry-run").code == 0
+    assert in_process("pending", str(retired.path), "--json").code == 0
+    assert in_process("redispatch", str(retired.path), *EVERYTHING, "--dry-run").code == 0
 
 
 CUTS = {
@@ -108,9 +108,8 @@ CUTS = {
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("kind", ["dispatch_log minute", "schedule_log minute", "schedule_log day"])
 def test_every_check_names_a_file_whose_messages_a_start_holds_back_until_a_rebuild(
-    stopped: Made, tmp_path: Path, kind: str, cut: str
+    made: Made, kind: str, cut: str
 ) -> None:
-    made = copy(stopped, tmp_path / "data")
     path = files(made.path)[kind]
     CUTS[cut](path)
     for _ in range(2):
@@ -134,8 +133,7 @@ def test_every_check_names_a_file_whose_messages_a_start_holds_back_until_a_rebu
         server.stop()
 
 
-def test_a_start_restores_cancels_of_a_day_and_holds_nothing_back(stopped: Made, tmp_path: Path) -> None:
-    made = copy(stopped, tmp_path / "data")
+def test_a_start_restores_cancels_of_a_day_and_holds_nothing_back(made: Made) -> None:
     files(made.path)["dispatch_log day"].unlink()
     with ServerProcess(made.path, *SMALL) as server, Client(server.address) as client:
         assert client.lookup(made.receipts["far_cancelled"]).outcome == Outcome.CANCELLED

@@ -73,9 +73,8 @@ def test_an_export_reports_windows_that_went_beyond_those_that_it_holds(
 
 @pytest.mark.parametrize("retired", [True, False])
 def test_a_window_that_goes_before_it_is_read_has_nothing_pending_where_the_ledger_has_it(
-    stopped: Made, tmp_path: Path, retired: bool
+    made: Made, retired: bool
 ) -> None:
-    made = copy(stopped, tmp_path / "data")
     schedule, dispatch = files_of_window(made, "delivered")
     taken = capture(RealFileSystem(), str(made.path), Findings())
     if retired:

@@ -94,9 +94,8 @@ def test_a_range_within_a_minute_is_read_as_before(stopped: Made) -> None:
     ],
 )
 def test_a_minute_and_a_day_that_bear_each_others_names_get_their_own(
-    stopped: Made, tmp_path: Path, log: str, found: Callable[[Made, str], Path], named: str
+    made: Made, log: str, found: Callable[[Made, str], Path], named: str
 ) -> None:
-    made = copy(stopped, tmp_path / "data")
     path = found(made, log)
     path.rename(path.with_name(named))
     assert in_process("check", str(made.path)).code == 1
@@ -105,10 +104,7 @@ def test_a_minute_and_a_day_that_bear_each_others_names_get_their_own(
     assert in_process("check", str(made.path)).code == 0
 
 
-def test_a_minute_under_the_name_of_a_day_is_the_file_of_its_minute_that_is_not_in_its_place(
-    stopped: Made, tmp_path: Path
-) -> None:
-    made = copy(stopped, tmp_path / "data")
+def test_a_minute_under_the_name_of_a_day_is_the_file_of_its_minute_that_is_not_in_its_place(made: Made) -> None:
     path = minute(made, "schedule_log")
     path.rename(path.with_name("day.log"))
     ends_with(in_process("repair", str(made.path), "--yes"), 0)
@@ -116,10 +112,7 @@ def test_a_minute_under_the_name_of_a_day_is_the_file_of_its_minute_that_is_not_
     assert in_process("check", str(made.path)).code == 0
 
 
-def test_which_file_of_its_minute_a_schedule_file_is_may_be_for_the_operator_to_say(
-    stopped: Made, tmp_path: Path
-) -> None:
-    made = copy(stopped, tmp_path / "data")
+def test_which_file_of_its_minute_a_schedule_file_is_may_be_for_the_operator_to_say(made: Made) -> None:
     path = minute(made, "schedule_log")
     path.rename(path.with_name("day.log"))
     (made.path / "checkpoint").unlink()
@@ -132,8 +125,7 @@ def test_which_file_of_its_minute_a_schedule_file_is_may_be_for_the_operator_to_
 # -- what a rebuild cannot bring back, and what it brings back twice
 
 
-def test_a_rebuild_says_how_many_messages_no_file_holds_any_more(stopped: Made, tmp_path: Path) -> None:
-    made = copy(stopped, tmp_path / "data")
+def test_a_rebuild_says_how_many_messages_no_file_holds_any_more(made: Made) -> None:
     retire_message_log(made)
     lost = day(made, "schedule_log")
     lost.unlink()
@@ -143,8 +135,7 @@ def test_a_rebuild_says_how_many_messages_no_file_holds_any_more(stopped: Made, 
     assert f"{lost}: 50 messages are lost for good: message_log does not have them any more" in lines
 
 
-def test_a_rebuild_that_brings_all_back_speaks_of_no_loss(stopped: Made, tmp_path: Path) -> None:
-    made = copy(stopped, tmp_path / "data")
+def test_a_rebuild_that_brings_all_back_speaks_of_no_loss(made: Made) -> None:
     day(made, "schedule_log").unlink()
     minute(made, "schedule_log", 1).unlink()
     done = in_process("rebuild", str(made.path), "--yes", "--json")
@@ -181,8 +172,7 @@ def test_a_rebuild_behind_a_repaired_ledger_names_messages_that_may_come_again(a
 # -- one message
 
 
-def test_trace_names_the_damage_that_may_hide_an_outcome_beside_pending(stopped: Made, tmp_path: Path) -> None:
-    made = copy(stopped, tmp_path / "data")
+def test_trace_names_the_damage_that_may_hide_an_outcome_beside_pending(made: Made) -> None:
     damaged = minute(made, "dispatch_log")
     damaging.flip_in_columns(damaged)
     lines = ends_with(in_process("trace", str(made.path), "--receipt", made.receipts["delivered"]), 1)
@@ -231,9 +221,8 @@ def test_a_body_that_the_disk_cannot_read_hides_no_evidence(
 
 @pytest.mark.parametrize("interruption", [DiskFullError("no space is left"), KeyboardInterrupt()])
 def test_an_interrupted_redispatch_says_how_far_it_came_and_goes_on_there(
-    stopped: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interruption: BaseException
+    made: Made, monkeypatch: pytest.MonkeyPatch, interruption: BaseException
 ) -> None:
-    made = copy(stopped, tmp_path / "data")
     monkeypatch.setattr(offline_redispatch, "MESSAGES_MAX", 100)
     append = MessageLog.append
     appended: list[int] = []
@@ -286,8 +275,7 @@ def test_an_interrupted_export_leaves_the_one_before(
 # -- what repair leaves, and what it could not keep
 
 
-def test_a_repair_that_leaves_something_does_not_end_with_zero(stopped: Made, tmp_path: Path) -> None:
-    made = copy(stopped, tmp_path / "data")
+def test_a_repair_that_leaves_something_does_not_end_with_zero(made: Made) -> None:
     minute(made, "dispatch_log", 1).write_bytes(minute(made, "dispatch_log").read_bytes())
     [line] = ends_with(in_process("repair", str(made.path), "--yes"), 1)
     assert "left as it is" in line
@@ -317,8 +305,7 @@ def test_repair_keeps_the_other_segments_and_says_where_the_lost_file_ended(aged
     assert not (made.path / "quarantine").exists()
 
 
-def test_check_names_retired_windows_of_the_future(stopped: Made, tmp_path: Path) -> None:
-    made = copy(stopped, tmp_path / "data")
+def test_check_names_retired_windows_of_the_future(made: Made) -> None:
     assert not any("of the future" in line for line in ends_with(in_process("check", str(made.path)), 0))
     identity = DataDirectory.open(RealFileSystem(), str(made.path), random_server_id=lambda: 0)
     ledger = Ledger.open(RealFileSystem(), str(made.path), identity.server_id)

@@ -13,14 +13,13 @@ from store.disk.filesystem import File, RealFileSystem
 from store.logs.due_windows import window_of
 from store.records.batches import LedgerBatch
 from store.tables.ledger import Ledger
-from tests.delayserver.recover.directories import Made, copy
+from tests.delayserver.recover.directories import Made
 
 
 @pytest.mark.parametrize("by", ["sequence", "id"])
 def test_a_file_that_goes_while_a_trace_reads_it_ends_no_trace(
-    stopped: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
+    made: Made, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
-    made = copy(stopped, tmp_path / "data")
     files = [str(path) for path in (made.path / "schedule_log").glob("*/*.log")]
     opened = Capture.open
 
@@ -39,8 +38,7 @@ def test_a_file_that_goes_while_a_trace_reads_it_ends_no_trace(
     assert {item.what for item in life.evidence} == {"accepted"}
 
 
-def test_a_message_whose_window_is_retired_meanwhile_is_not_pending(stopped: Made, tmp_path: Path) -> None:
-    made = copy(stopped, tmp_path / "data")
+def test_a_message_whose_window_is_retired_meanwhile_is_not_pending(made: Made) -> None:
     sequence, due_ms = int(made.receipts["delivered"][-12:], 16), int(made.receipts["delivered"][13:25], 16)
     taken = capture(RealFileSystem(), str(made.path), Findings())
     ledger = Ledger.open(RealFileSystem(), str(made.path), taken.server_id)
