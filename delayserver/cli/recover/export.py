@@ -39,28 +39,15 @@ def export(directory: str, from_ms: int | None, targets: tuple[str, ...], as_jso
     if importlib.util.find_spec("pyarrow") is None:
         raise click.ClickException("export needs pyarrow: pip install --use-pep517 '.[audit]'")
     from delayserver.recover.checking.survey import hiding
-    from delayserver.recover.reading.capture import capture
     from delayserver.recover.reading.due_range import Range
     from delayserver.recover.reading.findings import Findings
     from delayserver.recover.telling.export import Export
-    from store.disk.filesystem import RealFileSystem
 
     Path(folder).mkdir(parents=True, exist_ok=True)
-    with shared.usage_of_directory(), shared.progress_bar("exporting") as progress:
-        unread = Findings()
-        taken = capture(RealFileSystem(), directory, unread)
-        try:
-            done = 0
-
-            def advance(count: int) -> None:
-                nonlocal done
-                done += count
-                progress(done, 0)
-
-            work = Export(taken, Range(from_ms or 0, to_ms or 1 << 62), folder)
-            work.run(advance)
-        finally:
-            taken.close()
+    unread = Findings()
+    with shared.captured(directory, unread) as taken, shared.advancing_bar("exporting") as advance:
+        work = Export(taken, Range(from_ms or 0, to_ms or 1 << 62), folder)
+        work.run(advance)
     for name, rows in work.rows.items():
         if as_json:
             print_json({"file": f"{folder}/{name}", "rows": rows})

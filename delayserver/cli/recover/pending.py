@@ -46,32 +46,19 @@ def pending(
     if bodies and not as_list:
         raise click.UsageError("--bodies belongs to --list")
     from delayserver.recover.checking.survey import hiding
-    from delayserver.recover.reading.capture import capture
     from delayserver.recover.reading.due_range import Range
     from delayserver.recover.reading.findings import Findings
     from delayserver.recover.telling.pending_on_disk import PendingOnDisk
-    from store.disk.filesystem import RealFileSystem
 
-    with shared.usage_of_directory():
-        unread = Findings()
-        taken = capture(RealFileSystem(), directory, unread)
-    try:
+    unread = Findings()
+    with shared.captured(directory, unread) as taken:
         found = PendingOnDisk(taken, Range(from_ms or 0, to_ms or 1 << 62), subject)
         if as_list:
             found.run(lambda batch: _print_messages(taken, batch, bodies, as_json))
         else:
-            with shared.progress_bar("counting") as progress:
-                done = 0
-
-                def advance(count: int) -> None:
-                    nonlocal done
-                    done += count
-                    progress(done, 0)
-
+            with shared.advancing_bar("counting") as advance:
                 found.run(None, advance)
             _print_json(taken, found) if as_json else _print_text(taken, found)
-    finally:
-        taken.close()
     shared.tell_unread([*hiding(unread), *found.unread])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
@@ -14,7 +14,8 @@ from delayserver.cli.terminal.options import INSTANT
 from delayserver.cli.terminal.output import visible
 
 if TYPE_CHECKING:
-    from delayserver.recover.reading.findings import Finding
+    from delayserver.recover.reading.capture import Capture
+    from delayserver.recover.reading.findings import Finding, Findings
 
 DAMAGES_SHOWN: Final = 16
 
@@ -58,6 +59,32 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(title, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=max(total, done))
+
+
+@contextmanager
+def advancing_bar(title: str) -> Iterator[Callable[[int], None]]:
+    """As `progress_bar`, of a total that nobody knows: a function of how many bytes more are done."""
+    done = 0
+    with progress_bar(title) as progress:
+
+        def advance(count: int) -> None:
+            nonlocal done
+            done += count
+            progress(done, 0)
+
+        yield advance
+
+
+@contextmanager
+def captured(directory: str, unread: Findings) -> Iterator[Capture]:
+    """What the directory holds now, until the block ends. ``unread`` gets the damage. Raises `click.UsageError` for a
+    directory of something else.
+    """
+    from delayserver.recover.reading.capture import capture
+    from store.disk.filesystem import RealFileSystem
+
+    with usage_of_directory(), closing(capture(RealFileSystem(), directory, unread)) as taken:
+        yield taken
 
 
 @contextmanager

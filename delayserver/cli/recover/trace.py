@@ -39,28 +39,15 @@ def trace(
         raise click.UsageError("name one message: --receipt, --id or --sequence")
     if message_id is not None and not _is_text(message_id):
         raise click.UsageError(f"--id {message_id!r} is no UTF-8, and every id is")
-    from delayserver.recover.reading.capture import capture
     from delayserver.recover.reading.findings import Findings
     from delayserver.recover.telling.trace import Trace, TracedMessage
-    from store.disk.filesystem import RealFileSystem
 
-    with shared.usage_of_directory(), shared.progress_bar("reading") as progress:
-        taken = capture(RealFileSystem(), directory, Findings())
-        try:
-            wanted = TracedMessage(sequence=sequence or 0, message_id=message_id or "")
-            if receipt is not None:
-                wanted = _by_receipt(receipt, f"{taken.server_id:012x}")
-            done = 0
-
-            def advance(count: int) -> None:
-                nonlocal done
-                done += count
-                progress(done, 0)
-
-            work = Trace(taken, advance)
-            lives = work.run(wanted)
-        finally:
-            taken.close()
+    with shared.captured(directory, Findings()) as taken, shared.advancing_bar("reading") as advance:
+        wanted = TracedMessage(sequence=sequence or 0, message_id=message_id or "")
+        if receipt is not None:
+            wanted = _by_receipt(receipt, f"{taken.server_id:012x}")
+        work = Trace(taken, advance)
+        lives = work.run(wanted)
     for life in lives:
         _print_json(life) if as_json else _print_text(life)
     if not lives:

@@ -26,12 +26,6 @@ def client(server: Server) -> Iterator[Client]:
         yield client
 
 
-@pytest.fixture
-def subject(request: pytest.FixtureRequest) -> str:
-    """A subject that no other test uses."""
-    return str(request.node.name).replace("[", "-").replace("]", "")
-
-
 def send(client: Client, subject: str, *bodies: bytes, **options: object) -> None:
     for body in bodies:
         client.send(subject, body, delay_ms=0, **options)  # type: ignore[arg-type]
