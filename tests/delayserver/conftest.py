@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any
@@ -40,3 +41,9 @@ async def boot(nursery: trio.Nursery) -> AsyncIterator[Boot]:
     for host in made.hosts:
         host.disk.dead = True
     nursery.cancel_scope.cancel()
+
+
+@pytest.fixture
+def subject(request: pytest.FixtureRequest) -> str:
+    """A subject that no other test of a server uses."""
+    return re.sub(r"\W", "-", request.node.name)

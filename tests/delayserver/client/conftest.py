@@ -8,8 +8,16 @@ from functools import partial
 import pytest
 
 from delayserver.client import Client
+from tests.delayserver.cli.conftest import Server, serving
 from tests.delayserver.client.both import KINDS, Connect, connected
 from tests.delayserver.client.fake_server import FakeServer
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A real server for the tests of a module, each of which uses subjects of its own."""
+    with serving(tmp_path_factory.mktemp("node") / "data") as running:
+        yield running
 
 
 @pytest.fixture

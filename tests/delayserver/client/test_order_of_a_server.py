@@ -41,12 +41,6 @@ def client(node: Server) -> Iterator[Client]:
         yield client
 
 
-@pytest.fixture
-def subject(request: pytest.FixtureRequest) -> str:
-    """A subject that no other test uses."""
-    return str(request.node.name)
-
-
 def publish(client: Client, subject: str, *texts: str) -> None:
     """Messages whose order key is their first letter."""
     for text in texts:

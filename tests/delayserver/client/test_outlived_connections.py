@@ -17,7 +17,7 @@ from delayserver.client import AsyncClient, Client, Consumer, Delivery
 from delayserver.client.consuming.extending import OUTLIVE_S
 from delayserver.protocol.columns import I64, unpack_column
 from delayserver.protocol.frames import FrameDecoder, decode_reply
-from tests.delayserver.cli.conftest import ROOT, Server, serving
+from tests.delayserver.cli.conftest import ROOT, Server
 from tests.delayserver.client.fake_server import FakeServer
 from tests.delayserver.client.listening.listeners import KINDS, listening, until
 from tests.delayserver.client.mapped import MappedPort, mapped
@@ -64,12 +64,6 @@ if kind == "ThreadListener":
 else:
     anyio.run(tasks if kind == "Listener" else consumer)
 """
-
-
-@pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("node") / "data") as server:
-        yield server
 
 
 DYING = ("Consumer", "Listener", "ThreadListener")

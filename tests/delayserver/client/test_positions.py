@@ -26,12 +26,6 @@ def real_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield running
 
 
-@pytest.fixture
-def subject(request: pytest.FixtureRequest) -> str:
-    """A subject of the test's own."""
-    return "s." + "".join(character if character.isalnum() else "." for character in request.node.name)
-
-
 def send(client: Client, subject: str, bodies: str) -> None:
     """Send a message for each character, due now, and wait until they are delivered."""
     for body in bodies:

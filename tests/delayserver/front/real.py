@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ssl
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -139,40 +140,33 @@ class Door:
                 await trio.sleep(0.005)
 
 
-def at_the_door(
-    tmp_path: Path,
-    test: Callable[[Door], Awaitable[None]],
-    certificates: Contexts | None = None,
-    parts: dict[str, Any] | None = None,
-    **listen: Any,
-) -> None:
-    """Runs a server with these settings of `listen` and other `parts`, and the test beside it."""
-
-    async def main() -> None:
-        settings = Settings(
-            listen=replace(ListenSettings(), **listen),
-            storage=StorageSettings(data_dir=str(tmp_path / "data")),
-            **(parts or {}),
-        )
-        server = DelayServer(settings)
-        listener: StreamListener = SocketListener(("127.0.0.1",), 0)
-        if certificates is not None:
-            listener = TlsListener(listener, certificates)
-        ready = trio.Event()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(partial(server.run, listener, lambda _host, _port: ready.set()))
-            await ready.wait()
-            door = Door(server, listener.address, nursery)
-            try:
-                await test(door)
-                server.connections.check_invariants()
-            finally:
-                await door.close()
-            server.stop()
-        listener.close()
-        server.close()
-
-    trio.run(main)
+@asynccontextmanager
+async def at_the_door(
+    tmp_path: Path, certificates: Contexts | None = None, parts: dict[str, Any] | None = None, **listen: Any
+) -> AsyncIterator[Door]:
+    """Runs a server with these settings of `listen` and other `parts` beside the block."""
+    settings = Settings(
+        listen=replace(ListenSettings(), **listen),
+        storage=StorageSettings(data_dir=str(tmp_path / "data")),
+        **(parts or {}),
+    )
+    server = DelayServer(settings)
+    listener: StreamListener = SocketListener(("127.0.0.1",), 0)
+    if certificates is not None:
+        listener = TlsListener(listener, certificates)
+    ready = trio.Event()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(partial(server.run, listener, lambda _host, _port: ready.set()))
+        await ready.wait()
+        door = Door(server, listener.address, nursery)
+        try:
+            yield door
+            server.connections.check_invariants()
+        finally:
+            await door.close()
+        server.stop()
+    listener.close()
+    server.close()
 
 
 class OneContext:

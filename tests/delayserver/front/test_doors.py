@@ -45,18 +45,16 @@ def frame(size: int) -> bytes:
 # -- places
 
 
-def test_one_address_cannot_take_all_places(tmp_path: Path) -> None:
-    async def test(door: Door) -> None:
+async def test_one_address_cannot_take_all_places(tmp_path: Path) -> None:
+    async with at_the_door(tmp_path, connections_max=40, connections_of_client_max=20, **NOT_SHARED) as door:
         crowd = await door.crowd(60, encode_request(1, "ping", {}))
         assert "server_us" in await (await door.connect(NORMAL)).request("ping")
         assert await crowd[-1].ended() == "too_many_connections"
         assert "server_us" in await crowd[0].reply()
 
-    at_the_door(tmp_path, test, connections_max=40, connections_of_client_max=20, **NOT_SHARED)
 
-
-def test_connections_without_a_request_give_way_to_new_ones(tmp_path: Path) -> None:
-    async def test(door: Door) -> None:
+async def test_connections_without_a_request_give_way_to_new_ones(tmp_path: Path) -> None:
+    async with at_the_door(tmp_path, connections_max=40, connections_new_max=10) as door:
         first = await door.connect()
         await first.request("ping")
         crowd = await door.crowd(100)
@@ -65,11 +63,9 @@ def test_connections_without_a_request_give_way_to_new_ones(tmp_path: Path) -> N
         assert await crowd[0].ended() == "too_many_connections"
         assert door.server.connections.open <= 15
 
-    at_the_door(tmp_path, test, connections_max=40, connections_new_max=10)
 
-
-def test_clients_with_a_token_have_places_beside_any_number_without(tmp_path: Path) -> None:
-    async def test(door: Door) -> None:
+async def test_clients_with_a_token_have_places_beside_any_number_without(tmp_path: Path) -> None:
+    async with at_the_door(tmp_path, connections_max=40, connections_new_max=10) as door:
         token = await door.token()
         client = await door.connect()
         await client.request("hello", HELLO | {"token": token})
@@ -81,11 +77,9 @@ def test_clients_with_a_token_have_places_beside_any_number_without(tmp_path: Pa
         for each in crowd:
             await each.stream.aclose()
 
-    at_the_door(tmp_path, test, connections_max=40, connections_new_max=10)
 
-
-def test_one_token_cannot_take_all_places(tmp_path: Path) -> None:
-    async def test(door: Door) -> None:
+async def test_one_token_cannot_take_all_places(tmp_path: Path) -> None:
+    async with at_the_door(tmp_path, connections_of_client_max=10) as door:
         token = await door.token()
         admin = await door.connect()
         await admin.request("hello", HELLO | {"token": token})
@@ -100,8 +94,6 @@ def test_one_token_cannot_take_all_places(tmp_path: Path) -> None:
         await door.until(lambda: door.server.connections.open == 10)
         again = await door.connect()
         assert (await again.request("hello", HELLO | {"token": token}))["roles"] == ["admin"]
-
-    at_the_door(tmp_path, test, connections_of_client_max=10)
 
 
 def test_with_fewer_descriptors_one_client_still_leaves_places_to_others() -> None:
@@ -119,11 +111,11 @@ async def spoke_in_time(client: Real) -> bool:
 
 
 @pytest.mark.parametrize("secured", [False, True])
-def test_a_connection_without_a_request_ends(tmp_path: Path, secured: bool) -> None:
+async def test_a_connection_without_a_request_ends(tmp_path: Path, secured: bool) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     trustme.CA().issue_cert("127.0.0.1").configure_cert(context)
 
-    async def test(door: Door) -> None:
+    async with at_the_door(tmp_path, OneContext(context) if secured else None, hello_timeout_ms=200) as door:
         crowd = [await door.connect() for _ in range(3)]
         # A stall of the machine takes their time, too.
         await crowd[0].pour(encode_request(1, "ping", {})[:-1])
@@ -139,15 +131,13 @@ def test_a_connection_without_a_request_ends(tmp_path: Path, secured: bool) -> N
             assert "server_us" in await speaks.request("ping")
         await door.until(lambda: door.server.connections.open == (0 if secured else 1))
 
-    at_the_door(tmp_path, test, OneContext(context) if secured else None, hello_timeout_ms=200)
-
 
 # -- memory
 
 
 @pytest.mark.parametrize("short_by", [216, 256 * KIB - 20])
-def test_frames_that_one_client_does_not_finish_leave_room_to_others(tmp_path: Path, short_by: int) -> None:
-    async def test(door: Door) -> None:
+async def test_frames_that_one_client_does_not_finish_leave_room_to_others(tmp_path: Path, short_by: int) -> None:
+    async with at_the_door(tmp_path, **SMALL_POOL, **NOT_SHARED) as door:
         data = frame(255 * KIB)
         crowd = await door.crowd(20, data[: len(data) - short_by])
         await door.until(lambda: door.server.connections.memory.frames_waiting >= 10)
@@ -158,11 +148,9 @@ def test_frames_that_one_client_does_not_finish_leave_room_to_others(tmp_path: P
         for each in crowd:
             await each.stream.aclose()
 
-    at_the_door(tmp_path, test, **SMALL_POOL, **NOT_SHARED)
 
-
-def test_frames_that_come_slowly_give_way_where_an_address_has_many_clients(tmp_path: Path) -> None:
-    async def test(door: Door) -> None:
+async def test_frames_that_come_slowly_give_way_where_an_address_has_many_clients(tmp_path: Path) -> None:
+    async with at_the_door(tmp_path, **SMALL_POOL) as door:
         crowd = await door.crowd(9, frame(255 * KIB)[:9_000])
         memory = door.server.connections.memory
 
@@ -181,22 +169,18 @@ def test_frames_that_come_slowly_give_way_where_an_address_has_many_clients(tmp_
             assert door.server.connections.open >= 10, "the others are still there"
             nursery.cancel_scope.cancel()
 
-    at_the_door(tmp_path, test, **SMALL_POOL)
 
-
-def test_whole_frames_but_for_some_bytes_are_ended_when_others_wait(tmp_path: Path) -> None:
-    async def test(door: Door) -> None:
+async def test_whole_frames_but_for_some_bytes_are_ended_when_others_wait(tmp_path: Path) -> None:
+    async with at_the_door(tmp_path, **SMALL_POOL, idle_frame_timeout_ms=3_000) as door:
         data = frame(255 * KIB)
         await door.crowd(20, data[:-216])
         await door.until(lambda: door.server.connections.memory.frames_waiting > 0)
         client = await door.connect()
         assert "results" in await client.request("send", message(250 * KIB))
 
-    at_the_door(tmp_path, test, **SMALL_POOL, idle_frame_timeout_ms=3_000)
 
-
-def test_without_a_token_a_frame_has_no_part_of_the_pool(tmp_path: Path) -> None:
-    async def test(door: Door) -> None:
+async def test_without_a_token_a_frame_has_no_part_of_the_pool(tmp_path: Path) -> None:
+    async with at_the_door(tmp_path, **SMALL_POOL) as door:
         token = await door.token()
         client = await door.connect()
         await client.request("hello", HELLO | {"token": token})
@@ -207,25 +191,21 @@ def test_without_a_token_a_frame_has_no_part_of_the_pool(tmp_path: Path) -> None
         assert door.server.connections.memory.used_bytes == 0
         assert "results" in await client.request("send", message(70 * KIB))
 
-    at_the_door(tmp_path, test, **SMALL_POOL)
-
 
 # -- what is read before a token
 
 
-def test_before_a_token_a_large_frame_is_refused_at_its_first_bytes(tmp_path: Path) -> None:
-    async def test(door: Door) -> None:
+async def test_before_a_token_a_large_frame_is_refused_at_its_first_bytes(tmp_path: Path) -> None:
+    async with at_the_door(tmp_path) as door:
         await door.token()
         stranger = await door.connect()
         await stranger.request("hello", HELLO)
         await stranger.stream.send_all(frame(FIRST_FRAME_BYTES_MAX)[:8])
         assert await stranger.ended() == "unauthenticated"
 
-    at_the_door(tmp_path, test)
 
-
-def test_a_large_request_may_follow_hello_at_once(tmp_path: Path) -> None:
-    async def test(door: Door) -> None:
+async def test_a_large_request_may_follow_hello_at_once(tmp_path: Path) -> None:
+    async with at_the_door(tmp_path) as door:
         token = await door.token()
         client = await door.connect()
         hello = encode_request(1, "hello", HELLO | {"token": token})
@@ -233,11 +213,9 @@ def test_a_large_request_may_follow_hello_at_once(tmp_path: Path) -> None:
         assert (await client.reply())["roles"] == ["admin"]
         assert {"results", "server_us"} == {*(await client.reply()), *(await client.reply())} & {"results", "server_us"}
 
-    at_the_door(tmp_path, test)
 
-
-def test_a_client_of_a_server_that_gets_its_first_token_needs_one(tmp_path: Path) -> None:
-    async def test(door: Door) -> None:
+async def test_a_client_of_a_server_that_gets_its_first_token_needs_one(tmp_path: Path) -> None:
+    async with at_the_door(tmp_path) as door:
         before, half = await door.connect(), await door.connect()
         await before.request("send", message(70 * KIB))
         await half.stream.send_all(frame(70 * KIB)[:5_000])
@@ -247,8 +225,6 @@ def test_a_client_of_a_server_that_gets_its_first_token_needs_one(tmp_path: Path
         assert await before.refused("send", message(1)) == "unauthenticated"
         await before.request("hello", HELLO | {"token": token})
         assert "results" in await before.request("send", message(70 * KIB))
-
-    at_the_door(tmp_path, test)
 
 
 # -- event-loop time
@@ -321,8 +297,9 @@ async def test_a_token_with_many_connections_gets_the_turns_of_one_client(boot: 
 # -- names
 
 
-def test_one_token_cannot_take_the_names_of_all(tmp_path: Path) -> None:
-    async def test(door: Door) -> None:
+async def test_one_token_cannot_take_the_names_of_all(tmp_path: Path) -> None:
+    parts = {"message": MessageSettings(subjects_max=40, tags_max=40), "broker": BrokerSettings(groups_max=40)}
+    async with at_the_door(tmp_path, parts=parts) as door:
         token = await door.token()
         admin = await door.connect()
         await admin.request("hello", HELLO | {"token": token})
@@ -358,43 +335,35 @@ def test_one_token_cannot_take_the_names_of_all(tmp_path: Path) -> None:
         assert await sent(other, ["other"]) == [""]
         assert await joined(other, "other") == ""
 
-    parts = {"message": MessageSettings(subjects_max=40, tags_max=40), "broker": BrokerSettings(groups_max=40)}
-    at_the_door(tmp_path, test, parts=parts)
 
-
-def test_a_restart_does_not_give_a_token_its_names_again(tmp_path: Path) -> None:
-    given: dict[str, str] = {}
+async def test_a_restart_does_not_give_a_token_its_names_again(tmp_path: Path) -> None:
     parts = {"message": MessageSettings(subjects_max=400)}
 
     async def sent(door: Door, names: list[str]) -> list[str]:
         client = await door.connect()
-        await client.request("hello", HELLO | {"token": given["token"]})
+        await client.request("hello", HELLO | {"token": token})
         rows = [{"subject": name, "body": "b", "delay_ms": 0} for name in names]
         return [each.get("error", "") for each in (await client.request("send", {"messages": rows}))["results"]]
 
-    async def before(door: Door) -> None:
-        given["token"] = await door.token()
+    async with at_the_door(tmp_path, parts=parts) as door:
+        token = await door.token()
         assert await sent(door, [f"n{number}" for number in range(70)]) == [""] * 70
-
-    async def after(door: Door) -> None:
+    async with at_the_door(tmp_path, parts=parts) as door:
         assert await sent(door, [f"m{number}" for number in range(50)]) == [""] * 30 + ["subjects_full"] * 20
         assert await sent(door, ["n3", "m3"]) == ["", ""], "known names go on"
-
-    at_the_door(tmp_path, before, parts=parts)
-    at_the_door(tmp_path, after, parts=parts)
 
 
 # -- the end of connections
 
 
-def test_connections_with_many_waiting_pulls_end_while_others_are_served(
+async def test_connections_with_many_waiting_pulls_end_while_others_are_served(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     pulls = b"".join(
         encode_request(number, "pull", {"subject": "s", "group": "g", "wait_ms": 600_000}) for number in range(1, 1_001)
     )
 
-    async def test(door: Door) -> None:
+    async with at_the_door(tmp_path, parts={"broker": BrokerSettings(wait_ms_max=600_000)}) as door:
         client = await door.connect()
         due = {"messages": [{"subject": "s", "body": b"b", "delay_ms": 0}]}
         await client.request("send", due)
@@ -414,6 +383,4 @@ def test_connections_with_many_waiting_pulls_end_while_others_are_served(
             await each.stream.aclose()
         await door.until(lambda: door.server.connections.open == 1)
         assert "internal_error" not in door.server.connections.errors
-
-    at_the_door(tmp_path, test, parts={"broker": BrokerSettings(wait_ms_max=600_000)})
     assert not [record for record in caplog.records if record.levelname == "ERROR"]

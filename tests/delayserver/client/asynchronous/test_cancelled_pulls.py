@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import anyio
 import pytest
 
 from delayserver.client import AsyncClient, Client
-from tests.delayserver.cli.conftest import Server, serving
+from tests.delayserver.cli.conftest import Server
 from tests.delayserver.client.both import on_each_loop
 from tests.delayserver.client.fake_server import FakeServer, Swap
 from tests.delayserver.client.listening.listeners import until
 
 BACKENDS = pytest.mark.parametrize("backend", ["trio", "asyncio"])
-
-
-@pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("node") / "data") as server:
-        yield server
 
 
 async def pull_and_be_cancelled(server: FakeServer, client: AsyncClient) -> None:

@@ -43,12 +43,6 @@ def client(node: Server) -> Iterator[Client]:
         yield client
 
 
-@pytest.fixture
-def subject(request: pytest.FixtureRequest) -> str:
-    """A subject that no other test uses."""
-    return str(request.node.name).replace("[", "-").replace("]", "")
-
-
 def test_a_message_is_acked_when_its_handler_returns(kind: str, node: Server, client: Client, subject: str) -> None:
     seen = Seen()
     send(client, subject, *numbered(2000))

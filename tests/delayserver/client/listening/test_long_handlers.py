@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-import pytest
-
 from delayserver.client import Client, Delivery
-from tests.delayserver.cli.conftest import Server, serving
+from tests.delayserver.cli.conftest import Server
 from tests.delayserver.client.listening.listeners import KINDS, Held, is_done, listening, numbered, send, until
-
-
-@pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(tmp_path_factory.mktemp("node") / "data") as server:
-        yield server
 
 
 def for_each_kind_at_once(check: Callable[[str], None]) -> None:
