@@ -48,7 +48,7 @@ from delayserver.protocol.outcomes import Outcome
 from delayserver.protocol.schema.dead_letters import DeadLetter, DropResult, ResendResult
 from delayserver.protocol.schema.fates import CancelResult, LookupResult, RescheduleResult
 from delayserver.protocol.schema.greetings import ServerInfo
-from delayserver.protocol.schema.groups import ConsumerGroup, Sought
+from delayserver.protocol.schema.groups import ConsumerGroup, GroupsPage, Sought
 from delayserver.protocol.schema.node_routes import Node, Route
 from delayserver.protocol.schema.pending import (
     PendingBucket,
@@ -85,6 +85,7 @@ __all__ = [
     "ExtendResult",
     "FoundMessage",
     "GroupPolicy",
+    "GroupsPage",
     "Handle",
     "Handling",
     "Hooks",

@@ -222,7 +222,11 @@ class HttpConsuming:
         """The consumer groups and their lag."""
         query = read_query(request.query_params.multi_items(), GroupsQuery)
         client = await self._clients.of_request(request.scope)
-        return json_answer(Groups(await client.calls.groups(query.subject)))
+        if query.max is None and query.after is None:
+            return json_answer(Groups(await client.calls.groups(query.subject)))
+        after = None if query.after is None else [int(number) for number in query.after.split(".")]
+        page = await client.calls.groups_page(query.subject, after, query.max)
+        return json_answer(Groups(page.groups, None if page.next is None else ".".join(map(str, page.next))))
 
     async def groups_of_subject(self, request: Request, names: Mapping[str, str]) -> Response:
         """The consumer groups of a subject and their lag."""

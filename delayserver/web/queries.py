@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from delayserver.protocol.schema.groups import GROUPS_AT_ONCE_MAX
 from delayserver.web.bodies import BodyForm
 from delayserver.web.schemas import I64, Due, Milliseconds
 
@@ -82,6 +83,8 @@ class ReadQuery(Struct, forbid_unknown_fields=True):
 
 
 class GroupsQuery(Struct, forbid_unknown_fields=True):
-    """`subject`: only the groups of this subject."""
+    """`subject`: only the groups of this subject. With `max` or `after` a page of them, else all."""
 
     subject: str | None = None
+    max: Annotated[int, Meta(ge=1, le=GROUPS_AT_ONCE_MAX)] | None = None
+    after: Annotated[str, Meta(pattern="^[0-9]{1,18}[.][0-9]{1,18}$")] | None = None

@@ -101,10 +101,11 @@ class Published(Struct):
     position: int
 
 
-class Groups(Struct):
-    """Consumer groups."""
+class Groups(Struct, omit_defaults=True):
+    """Consumer groups. A page of them may be empty; the last one has no `next`."""
 
     groups: list[ConsumerGroup]
+    next: str | None = None
 
 
 class PullRequest(Struct, forbid_unknown_fields=True):

@@ -63,7 +63,7 @@ from delayserver.protocol.limits import Limits
 from delayserver.protocol.operation_names import FIND, RELOAD, ROUTE, SUBJECTS
 from delayserver.protocol.schema.fates import CancelResult, LookupResult, RescheduleResult
 from delayserver.protocol.schema.greetings import ServerInfo
-from delayserver.protocol.schema.groups import ConsumerGroup
+from delayserver.protocol.schema.groups import ConsumerGroup, GroupsPage
 from delayserver.protocol.schema.node_routes import AskRoute, Route
 from delayserver.protocol.schema.reload import Changes, ReloadConfiguration
 from delayserver.protocol.schema.stored import FindMessages, FindPage, FoundMessage
@@ -203,12 +203,18 @@ class BlockingOperations(
 
     def groups(self, subject: str | None = None) -> list[ConsumerGroup]:
         """The consumer groups of this node, or those of one subject, asked for a page at a time."""
-        page = self._run(position_calls.groups_call(subject, None))
+        page = self.groups_page(subject)
         groups = page.groups
         while page.next is not None:
-            page = self._run(position_calls.groups_call(subject, page.next))
+            page = self.groups_page(subject, page.next)
             groups += page.groups
         return groups
+
+    def groups_page(
+        self, subject: str | None = None, after: list[int] | None = None, max_groups: int | None = None
+    ) -> GroupsPage:
+        """A page of `groups`, behind the ``next`` of another page. A page may be empty and not the last one."""
+        return self._run(position_calls.groups_call(subject, after, max_groups))
 
     def find(
         self,

@@ -12,6 +12,7 @@ from delayserver.protocol.errors import InvalidArgument
 from delayserver.protocol.operation_names import GROUP, GROUPS, READ, REMOVE_GROUP, SEEK
 from delayserver.protocol.schema.greetings import ServerInfo
 from delayserver.protocol.schema.groups import (
+    GROUPS_AT_ONCE_MAX,
     ConsumerGroup,
     GroupRemoved,
     GroupsPage,
@@ -30,9 +31,10 @@ def start_argument(start: str | int | datetime | None) -> str | int | None:
     return datetime_to_ms(start) if isinstance(start, datetime) else start
 
 
-def groups_call(subject: str | None, after: list[int] | None) -> Call[GroupsPage]:
+def groups_call(subject: str | None, after: list[int] | None, max_groups: int | None) -> Call[GroupsPage]:
     """A page of the consumer groups of a node, or of those of one subject."""
-    return described_call(GROUPS, ListGroups(subject=subject, after=after), GroupsPage)
+    count_max = GROUPS_AT_ONCE_MAX if max_groups is None else max_groups
+    return described_call(GROUPS, ListGroups(subject=subject, after=after, max=count_max), GroupsPage)
 
 
 def group_call(subject: str, group: str) -> Call[ConsumerGroup]:

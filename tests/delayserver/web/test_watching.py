@@ -80,7 +80,25 @@ def test_groups_have_their_lag(web: Web) -> None:
     for place in ("/v1/subjects/lagging/groups", "/v1/groups?subject=lagging"):
         (group,) = web.ask("GET", place).json["groups"]
         assert (group["subject"], group["group"], group["lag"], group["leased"]) == ("lagging", "slow", 3, 1)
-    assert "lagging" in {group["subject"] for group in web.ask("GET", "/v1/groups").json["groups"]}
+    everything = web.ask("GET", "/v1/groups").json
+    assert "lagging" in {group["subject"] for group in everything["groups"]} and "next" not in everything
+
+
+def test_groups_come_in_pages(web: Web) -> None:
+    web.post("/v1/subjects/paged/publish", {"body": "x"})
+    for group in "abc":
+        web.post(f"/v1/subjects/paged/groups/{group}/pull", {})
+    found, after = list[str](), ""
+    for _ in range(5):
+        page = web.ask("GET", f"/v1/groups?subject=paged&max=2{after}").json
+        assert len(page["groups"]) <= 2
+        found += [group["group"] for group in page["groups"]]
+        if "next" not in page:
+            break
+        after = f"&after={page['next']}"
+    assert sorted(found) == ["a", "b", "c"] and "next" not in page
+    for wrong in ("after=x", "after=1", "after=1.2.3", "max=0", "max=257"):
+        assert web.ask("GET", f"/v1/groups?{wrong}").json["error"] == "invalid_argument", wrong
 
 
 def test_a_pull_ends_when_its_client_goes_away(web: Web) -> None:
