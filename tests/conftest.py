@@ -43,6 +43,7 @@ BUSY = Path(__file__).parent / "simulation"
 ONE_SESSION = {f"tests/ops/audit/test_{name}.py" for name in ("audit_of_a_server", "findings", "sink", "sources")}
 # Their tests share one node of Kafka.
 ONE_NODE = ("tests/ops/kafka/", "tests/delayserver/kafka/")
+THREE_NODES = "tests/delayserver/kafka/test_three_nodes.py"
 # Modules that fork processes by the one forkserver of a test process.
 FORKING = ("ops.bench.children", "tests.crash.process", "tests.ops.examples.shop")
 JAVA_MIN = 17
@@ -131,7 +132,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             file = super()._split_scope(nodeid)
             if file in ONE_SESSION:
                 return "one session"
-            if file.startswith(ONE_NODE):
+            if file.startswith(ONE_NODE) and file != THREE_NODES:
                 return "one node"
             return nodeid if file.startswith("tests/simulation/") else file
 

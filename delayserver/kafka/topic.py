@@ -41,6 +41,8 @@ REFUSED: Final = {
     KafkaError._AUTHENTICATION,
 }
 """Errors which say that Kafka refuses this client. Waiting does not help."""
+LEARN_S: Final = 0.05
+"""Between two looks for a topic that was just made."""
 MAX_MESSAGE_BYTES: Final = RECORD_BYTES_MAX + FRAMING_BYTES
 
 
@@ -71,12 +73,20 @@ class KafkaTopic:
     def __init__(self, cluster: KafkaCluster) -> None:
         self._cluster = cluster
         self._client: AdminClient | None = None
+        # Shards whose partition is there. The client would look for a missing one until its time is over.
+        self._known: set[int] = set()
 
     async def make(self, shards: int) -> None:
         """Make the topic, with a partition for each shard. Raises LogUnusable if it exists or is refused, LogUnavailable."""
         topic = NewTopic(self._cluster.topic, shards, self._cluster.copies_min, config=wanted_settings(self._cluster))
         with self._within(ANSWER_MS_MAX):
             await self._answer(self._opened.create_topics([topic]), final=True)
+            # Brokers learn of it a moment later. A member that starts at once must find it.
+            while True:
+                with contextlib.suppress(LogUnusable):
+                    await self._about(shards - 1)
+                    return
+                await trio.sleep(LEARN_S)
 
     async def identity(self, shard: int) -> str:
         """The identity of the topic, which no other topic of this name ever has. Raises LogUnusable, LogUnavailable."""
@@ -107,6 +117,7 @@ class KafkaTopic:
         """Remove the records below a position. Raises LogUnavailable, LogUnusable."""
         records = [TopicPartition(self._cluster.topic, shard, position)]
         with self._within(ANSWER_MS_MAX):
+            await self._look_for(shard)
             await self._answer(self._opened.delete_records(records))
 
     async def describe(self, shard: int) -> LogDescription:
@@ -153,9 +164,15 @@ class KafkaTopic:
                 f"topic {self._cluster.topic} has no partition {shard}. "
                 f"To add it: {self._command('topics')} --alter --topic {self._cluster.topic} --partitions {shard + 1}"
             )
+        self._known.add(shard)
         return about
 
+    async def _look_for(self, shard: int) -> None:
+        if shard not in self._known:
+            await self._about(shard)
+
     async def _offset(self, shard: int, which: Any) -> int:
+        await self._look_for(shard)
         asked = {TopicPartition(self._cluster.topic, shard): which}
         offset: int = (await self._answer(self._opened.list_offsets(asked))).offset
         return offset
