@@ -42,6 +42,8 @@ class LogLost(SharedLogError):
 
     What to do: the member stops following, by this name. A member behind the trimmed part starts from a snapshot. If
     acknowledged records are gone, the operator heals the shard. It never goes on at another position.
+
+    An engine may miss that a tail was lost, if the log has grown beyond it since. Then the order of the records shows it.
     """
 
     def __init__(self, shard: int, start: int, stop: int, detail: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from random import Random
 
 import pytest
@@ -14,7 +14,7 @@ import trio
 from delayserver.runtime.shared_log import AppendFailed, LogLost, LogRecord, LogUnavailable, SharedLog, SharedLogError
 from store.shared.envelope import Envelope, EnvelopeKind, LogWriter, ShardIdentity, unwrap, wrap
 from store.shared.log_order import LogOrder, Validity
-from tests.delayserver.shared_log.conformance import PROOFS, LogPlace, Proof
+from tests.delayserver.shared_log.conformance import PROOFS, LogPlace, Proof, following
 from tests.simulation.clocks import SimulatedTime
 from tests.simulation.log import SURVIVED, LogFault, SimulatedLogs, drawn_faults
 from tests.simulation.run import schedule_by
@@ -47,6 +47,37 @@ def place(simulated_time: SimulatedTime) -> LogPlace:
 async def test_the_simulated_log(proof: Proof, place: LogPlace, simulated_time: SimulatedTime) -> None:
     assert trio.lowlevel.current_clock() is simulated_time
     await proof(place)
+
+
+async def test_a_member_that_is_cut_off_reads_and_appends_later(simulated_time: SimulatedTime) -> None:
+    logs = SimulatedLogs(simulated_time, Random(1))
+    logs.make(7)
+    places = [LogPlace(logs.engine(name), 7, 8, nullcontext) for name in "ab"]
+    async with following(places[0]) as cut_off, following(places[1]) as other:
+        logs.cut("a")
+        cut_off.append(b"late")
+        other.append(b"in time")
+        await other.has(1)
+        with pytest.raises(LogUnavailable):
+            await cut_off.log.ask()
+        assert await other.log.ask() == 1 and cut_off.data == []
+        async with trio.open_nursery() as nursery:
+            # It is healed before the time limit of the question.
+            nursery.start_soon(cut_off.log.ask)
+            await simulated_time.sleep(0.5)
+            logs.heal("a")
+        await cut_off.has(2)
+        await other.has(2)
+    assert cut_off.data == other.data == [b"in time", b"late"]
+
+
+async def test_a_record_that_a_reader_sees_late_arrives(simulated_time: SimulatedTime) -> None:
+    logs = SimulatedLogs(simulated_time, Random(1), {LogFault.UNSEEN: 1.0})
+    logs.make(7)
+    async with following(LogPlace(logs.engine("a"), 7, 8, nullcontext)) as follower:
+        follower.append(b"late")
+        await follower.has(1)
+    assert logs.happened == {LogFault.UNSEEN: 1} and simulated_time.now_s > 0.1
 
 
 class Member:
