@@ -895,6 +895,23 @@ def test_classes_have_few_dependencies_when_their_bundles_are_unpacked() -> None
     assert [f"{name} {count}" for name, count in sorted(counts) if count > DEPENDENCIES_MAX] == []
 
 
+def takers_of_all_parts(tree: ast.AST) -> list[str]:
+    """The classes whose constructor takes the bundle of all bundles, and so may reach every part of the server."""
+    return [
+        made.name
+        for made in nodes(tree)
+        if isinstance(made, ast.ClassDef)
+        for init in made.body
+        if isinstance(init, ast.FunctionDef) and init.name == "__init__"
+        if any(each.annotation is not None and ast.unparse(each.annotation) == "Parts" for each in init.args.args)
+    ]
+
+
+def test_no_class_takes_all_parts_of_the_server() -> None:
+    assert [name for path in OURS for name in takers_of_all_parts(parsed(path))] == []
+    assert takers_of_all_parts(ast.parse("class A:\n def __init__(self, parts: Parts): ...")) == ["A"]
+
+
 BUNDLE = """
 class A:
     def act(self): ...

@@ -34,7 +34,6 @@ from delayserver.runtime.watchdog import Watchdog
 from delayserver.server.ground import Ground, Outside
 from delayserver.server.operations_of import operations_of
 from delayserver.server.parts import Parts, build_parts
-from delayserver.server.start_recovery import Recovery
 from delayserver.server.tasks import tasks_by_stage
 from delayserver.startup.directory_opening import open_directory
 from delayserver.state.connections.connection_memory import ConnectionMemory
@@ -221,7 +220,7 @@ class DelayServer:
         """Replay, then start all that serves."""
         parts = self.parts
         parts.receive.commit.refuse(self.readiness.refusal())
-        recovery = Recovery(parts)
+        recovery = parts.recovery
         self._start_tasks(nursery, Stage.REPLAYING)
         if not self._trusting:
             nursery.start_soon(self.front.guard)

@@ -15,10 +15,13 @@ from delayserver.server.message_parts import MessageParts, build_messages
 from delayserver.server.outcome_parts import OutcomeParts, build_outcomes
 from delayserver.server.receive_parts import ReceiveParts, build_receive
 from delayserver.server.replay_parts import ReplayParts, build_replay
+from delayserver.server.start_recovery import Recovery, StartCounts, StartOutcomes
 from delayserver.server.state_parts import StateParts, build_state
 from delayserver.server.upkeep_parts import UpkeepParts, build_upkeep
 from delayserver.startup.directory_opening import Opened, count_accepted
+from delayserver.startup.lost_outcomes import LostOutcomes
 from delayserver.startup.pending_subjects import pending_before
+from delayserver.startup.replay_ahead import HeldCancels
 from delayserver.state.counts.balance import ANY_TIME_MS
 from delayserver.state.files import Files
 from store.records.batches import I64
@@ -42,6 +45,7 @@ class Parts:
     messages: MessageParts
     groups: GroupParts
     figures: FigureParts
+    recovery: Recovery
     end: CleanEnd
 
     @property
@@ -72,6 +76,7 @@ def build_parts(ground: Ground) -> Parts:
     messages = build_messages(ground, state, upkeep, receive)
     groups = build_groups(ground, state, upkeep, receive, broker)
     figures = build_figures(ground, state, load, upkeep, receive, broker, dispatch, groups)
+    recovery = _recovery(ground, state, replay, outcomes)
     end = CleanEnd(
         Settling(
             receive.commit,
@@ -85,7 +90,35 @@ def build_parts(ground: Ground) -> Parts:
         BrokerEnd(upkeep.segments_ahead, broker.publishing, broker.local_broker, ground.opened),
     )
     return Parts(
-        ground, state, replay, load, outcomes, upkeep, receive, broker, dispatch, messages, groups, figures, end
+        ground,
+        state,
+        replay,
+        load,
+        outcomes,
+        upkeep,
+        receive,
+        broker,
+        dispatch,
+        messages,
+        groups,
+        figures,
+        recovery,
+        end,
+    )
+
+
+def _recovery(ground: Ground, state: StateParts, replay: ReplayParts, outcomes: OutcomeParts) -> Recovery:
+    files, found, runtime = ground.files, ground.opened.found, ground.runtime
+    decided, balance, windows = state.decided, state.balance, state.windows
+    record, window_ms = replay.round_outcomes.record_missing_cancels, windows.book.window_ms
+    lost = LostOutcomes(files, decided, record, found.checkpoint.replay_offset, window_ms, runtime.workers)
+    return Recovery(
+        state.positions,
+        ground.outside.replay_room,
+        HeldCancels(files.log, found.checkpoint, decided.holds, balance, runtime.workers),
+        StartOutcomes(lost, replay.round_outcomes, replay.day_outcomes, outcomes.recorder),
+        StartCounts(files, found, replay.reader, balance, decided, windows, runtime),
+        state.residency.loadable,
     )
 
 

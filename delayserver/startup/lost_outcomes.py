@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -17,17 +18,18 @@ from numpy.typing import NDArray
 
 from delayserver.logs.events import EventLogger
 from delayserver.protocol.outcomes import Outcome
+from delayserver.runtime.workers import Workers
 from delayserver.state.decisions.decided import Decided
 from delayserver.state.decisions.outcome_rows import cancels_of_replacements
+from delayserver.state.files import Files
 from store.errors import CorruptionError
-from store.logs.dispatch_log import OUTCOMES, DispatchKey, DispatchLog
+from store.logs.dispatch_log import OUTCOMES, DispatchKey
 from store.logs.due_windows import DAY_MS, day_starts, window_starts
 from store.logs.log_scan import LogScan
 from store.logs.message_log import MessageLog
 from store.logs.window_state import Loss
 from store.records.batches import I64, CancelBatch, MessageBatch
 from store.records.file_header import FILE_HEADER_BYTES
-from store.tables.days import DayTable
 
 events = EventLogger()
 
@@ -92,27 +94,35 @@ class LostOutcomes:
 
     def __init__(
         self,
-        dispatch: DispatchLog,
-        days: DayTable,
+        files: Files,
         decided: Decided,
         record_missing: Callable[[CancelBatch], Awaitable[None]],
+        replay_offset: int,
         window_ms: int,
+        workers: Workers,
     ) -> None:
-        """`record_missing` records those of the cancels that have no readable outcome."""
-        self._dispatch = dispatch
-        self._days = days
+        """`record_missing` records those of the cancels that have no readable outcome. `replay_offset`: that of the
+        checkpoint."""
+        self._dispatch = files.dispatch
+        self._days = files.days
+        self._log = files.log
         self._decided = decided
         self._record_missing = record_missing
+        self._replay_offset = replay_offset
         self._window_ms = window_ms
+        self._workers = workers
 
     def wanted(self) -> list[DispatchKey]:
         """Files whose lost outcomes were not searched for in message_log yet."""
         return [key for key, loss in self._dispatch.lost.items() if not loss.searched]
 
-    async def restore(self, found: LoggedCancels) -> list[DispatchKey]:
-        """Records the lost cancels durably. Returns the files whose outcomes are all known again."""
-        restored = []
-        for key in self.wanted():
+    async def restore(self) -> list[DispatchKey]:
+        """Searches for the lost cancels, and records them durably. Returns the files whose outcomes are all known again."""
+        wanted, restored = self.wanted(), []
+        if not wanted:
+            return []
+        found = await self._workers.run(partial(cancels_in, self._log, wanted, self._window_ms, self._replay_offset))
+        for key in wanted:
             loss = self._dispatch.lost[key]
             mine = self._of_file(key, found)
             try:

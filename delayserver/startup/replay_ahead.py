@@ -7,12 +7,17 @@ that are placed already. Cancels in the rest of message_log must count for these
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
+from delayserver.runtime.workers import Workers
+from delayserver.state.counts.balance import Balance
+from delayserver.state.decisions.holds import Holds
 from store.logs.log_scan import LogScan
 from store.logs.message_log import MessageLog
 from store.records.batches import I64, CancelBatch, MessageBatch
+from store.tables.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,3 +43,29 @@ def read_ahead(log: MessageLog, position: int, stop: int) -> ReplayAhead:
             if batch.replaces_sequence.any():
                 cancelled.append(batch.replaces_sequence[batch.replaces_sequence != 0])
     return ReplayAhead(np.unique(np.concatenate(cancelled)), accepted)
+
+
+class HeldCancels:
+    """Cancels that are not replayed yet hold their messages, so that the rest may be delivered before they are."""
+
+    def __init__(
+        self, log: MessageLog, checkpoint: Checkpoint, holds: Holds, balance: Balance, workers: Workers
+    ) -> None:
+        self._log = log
+        self._checkpoint = checkpoint
+        self._holds = holds
+        self._balance = balance
+        self._workers = workers
+
+    async def hold(self) -> None:
+        """Reads them ahead of the replay, and counts what was accepted beside them."""
+        position = max(self._checkpoint.replay_offset, self._log.first)
+        ahead = await self._workers.run(
+            partial(read_ahead, self._log, position, self._log.synced), abandon_on_cancel=True
+        )
+        self._holds.hold_at_start(ahead.cancelled)
+        self._balance.start_from(self._checkpoint.totals.get("accepted", 0) + ahead.accepted)
+
+    def release(self) -> None:
+        """All of message_log is replayed."""
+        self._holds.release_start()
