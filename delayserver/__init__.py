@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from delayserver.client import AsyncClient, Client, Message
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = ["AsyncClient", "Client", "Message", "__version__"]
 

@@ -62,7 +62,7 @@ class ServerInfo(Reply, frozen=True, kw_only=True):
     server_id: Annotated[str, says("Names the server: 12 hex digits.", "5f3a9c0d2b71")]
     server_us: Annotated[int, says("The server's clock, in microseconds since 1970.", DUE_MS * 1000)]
     role: Annotated[str, says(_ROLE, "server")]
-    software: Annotated[str, says("Name and version of the server, for people.", "delayserver 0.1.0")]
+    software: Annotated[str, says("Name and version of the server, for people.", "delayserver 0.2.0")]
     limits: Annotated[Limits, says("The bounds of section 9.", written="map")]
     delay_levels_ms: Annotated[
         tuple[int, ...],

@@ -40,7 +40,7 @@ def reply(subjects: int = 2) -> dict[str, Any]:
         "ready": True,
         "role": "server",
         "server_id": "dfb098eaab69",
-        "version": "0.1.0",
+        "version": "0.2.0",
         "accepted": 105,
         **BALANCE,
     }
