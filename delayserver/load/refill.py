@@ -59,26 +59,26 @@ class Refill:
         while True:
             emptied.hush()
             spilled = self._read_back.spilled()
-            queued = [await self.read_back(group, place) for group, place in spilled]
+            queued = [await self.read_back(group, route_number) for group, route_number in spilled]
             if not spilled:
                 with trio.move_on_after(IDLE_S):
                     await emptied.rung()
             elif not any(queued):
                 await trio.sleep(PAUSE_S)  # not for the bell: rows that leave memory again may ring it
 
-    async def read_back(self, group: GroupRows, place: int | None) -> bool:
-        """Read the first spilled window of a group; with the place of a route only its rows, for their fallback group.
+    async def read_back(self, group: GroupRows, route_number: int | None) -> bool:
+        """Read the first spilled window of a group; with a route number only rows of that route, for their fallback group.
         Returns whether a queue got rows."""
-        if not self._read_back.may_read_back(group, place):
+        if not self._read_back.may_read_back(group, route_number):
             return False
         # Before the ends are captured: rows that are dropped while the window is read may lie behind them.
-        window, places = group.spilled.take(place)
+        window, route_numbers = group.spilled.take(route_number)
         try:
-            return await self._read(group, place, window, places)
+            return await self._read(group, route_number, window, route_numbers)
         finally:
             group.spilled.end_read()
 
-    async def _read(self, group: GroupRows, place: int | None, window: int, places: list[int]) -> bool:
+    async def _read(self, group: GroupRows, route_number: int | None, window: int, route_numbers: list[int]) -> bool:
         ends = self._reader.ends(window)
         if not any(ends.values()):
             return False  # all of it was decided meanwhile, and retention took the files
@@ -87,14 +87,14 @@ class Refill:
         try:
             async with self._decided.pinned(self._book.outcome_file(window)) as index:
                 loaded = await self._workers.run(read)
-                return await self._push_back(group, place, window, places, loaded, index)
+                return await self._push_back(group, route_number, window, route_numbers, loaded, index)
         except (CorruptionError, DiskError) as error:
             self._damage.report(error)
-            self._read_back.read_later(group, places, window, error)
+            self._read_back.read_later(group, route_numbers, window, error)
         except KeyError:
             if self._reader.ends(window) == ends:
                 raise
-            for route in places:
+            for route in route_numbers:
                 group.spilled.add(window, route)  # retention took a file during the read: what is left is read anew
         return False
 
@@ -106,14 +106,14 @@ class Refill:
     async def _push_back(
         self,
         group: GroupRows,
-        place: int | None,
+        route_number: int | None,
         window_ms: int,
-        places: list[int],
+        route_numbers: list[int],
         loaded: LoadedRows,
         index: OutcomeIndex,
     ) -> bool:
         residency, read_back, queued = self._residency, self._read_back, False
-        taker = read_back.taker(group, place)
+        taker = read_back.taker(group, route_number)
         left = behind(loaded.limit)
         for part in loaded.parts(STEP_ROWS):
             # One step: nothing can be released, delivered or cancelled between the checks and the push.
@@ -121,8 +121,8 @@ class Refill:
             # the crash left ahead of its replay.
             wanted = self._positions.has_published(part.sequence) | residency.was_loaded(part)
             wanted &= index.missing(part.sequence)
-            wanted &= read_back.routed(group, place, part)
-            went, no_room = read_back.take(group, place, taker, residency.admissible(part, wanted))
+            wanted &= read_back.routed(group, route_number, part)
+            went, no_room = read_back.take(group, route_number, taker, residency.admissible(part, wanted))
             queued |= went
             if no_room is not None:
                 left = no_room
@@ -130,6 +130,6 @@ class Refill:
             if part.limit < KEY_HIGHEST:
                 await trio.lowlevel.checkpoint()
         if left is not None:
-            for route in places:
+            for route in route_numbers:
                 group.spilled.add(window_ms, route, left)
         return queued

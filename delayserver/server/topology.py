@@ -8,7 +8,7 @@ windows. The cursors go back, and a load brings each message for the groups of n
 anew, because a restart goes the same way, and so the way is proven. It costs the time of one load, once a reload. A
 message in flight stays; if its attempt fails, it goes to a group that its route leads to.
 
-The last released key of a group that left stays known, because `was_released` asks for it. A route keeps its place
+The last released key of a group that left stays known, because `was_released` asks for it. A route keeps its
 number as long as the process lives, because spilled windows are noted by it. The pacing does not change: a server
 that starts with one group takes larger steps than one with several, until its restart. A node of weight 0 gets no
 batch, and does not count when its group decides whether it fails.
@@ -71,7 +71,7 @@ class Topology:
         self._groups.change([*kept, *leaving])
         for group in (*kept, *leaving):
             group.rows.may_be_elsewhere()
-        if wheel.routes.take_over(routes):
+        if wheel.routes.adopt(routes):
             self._residency.reroute()
         for group in leaving:
             group.stop()

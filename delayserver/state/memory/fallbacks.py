@@ -15,9 +15,9 @@ class Fallbacks:
         self._routes = residency.wheel.routes
         self._overflow = overflow
 
-    def instead_of(self, group: GroupRows, place: int) -> GroupRows | None:
-        """The first group of a route that works instead of `group`, if it can take rows now. `place`: that of the route."""
-        others = [self._groups[code] for code in self._routes.fallbacks(place, group.code)]
+    def instead_of(self, group: GroupRows, route_number: int) -> GroupRows | None:
+        """The first group of the route with this number that works instead of `group`, if it can take rows now."""
+        others = [self._groups[code] for code in self._routes.fallbacks(route_number, group.code)]
         other = next((other for other in others if other.may_work), None)
         return other if other is not None and self._may_take(other) else None
 

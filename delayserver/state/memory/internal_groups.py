@@ -15,13 +15,13 @@ from store.records.transaction_timer import TIMER, TIMERS_SUBJECT
 
 @dataclass(frozen=True, slots=True)
 class InternalGroup:
-    """`code` is that of no broker group: those count from 1. `place` stands for its way among the places of routes.
+    """`code` is that of no broker group: those count from 1. Its `route_number` is that of no route of the settings.
 
     At most `batches_max` batches of `records_max` records of `record_bytes` wait for the task or are with it."""
 
     subject: str
     code: int
-    place: int
+    route_number: int
     batches_max: int
     records_max: int
     record_bytes: int
@@ -34,5 +34,5 @@ TIMERS: Final = InternalGroup(
 
 INTERNAL_GROUPS: Final = (TIMERS,)
 INTERNAL_CODES: Final = frozenset(group.code for group in INTERNAL_GROUPS)
-# Places of routes: 0 stands for no route. Those of internal groups follow, then those of the settings.
-ROUTE_PLACE_FIRST: Final = 1 + len(INTERNAL_GROUPS)
+# Route numbers: 0 stands for no route. Those of internal groups follow, then those of the settings.
+ROUTE_NUMBER_FIRST: Final = 1 + len(INTERNAL_GROUPS)

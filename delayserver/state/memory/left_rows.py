@@ -20,8 +20,8 @@ DAMAGED_AGAIN_US = 60_000_000
 # And after this long where the disk refused to open or read the file: that may be over soon.
 REFUSED_AGAIN_US = 1_000_000
 
-# A window of one route of a group: group code, place of the route, start in ms.
-Place = tuple[int, int, int]
+# A window of one route of a group: group code, route number, start in ms.
+RouteWindow = tuple[int, int, int]
 
 
 class LeftRows:
@@ -31,29 +31,29 @@ class LeftRows:
     __slots__ = ("_known", "_resting", "_until_us")
 
     def __init__(self) -> None:
-        self._until_us: dict[Place, int] = {}
-        self._resting: dict[Place, list[I64]] = {}
+        self._until_us: dict[RouteWindow, int] = {}
+        self._resting: dict[RouteWindow, list[I64]] = {}
         self._known = 0
 
-    def leave(self, place: Place, sequences: I64, until_us: int) -> None:
+    def leave(self, window: RouteWindow, sequences: I64, until_us: int) -> None:
         """Rows of a window rest until then, or until the window is read again for rows that were left before: these do not
         wait longer because of the later ones."""
-        self._until_us.setdefault(place, until_us)
+        self._until_us.setdefault(window, until_us)
         if self._known + len(sequences) <= ROWS_KNOWN_MAX:
-            self._resting.setdefault(place, []).append(sequences)
+            self._resting.setdefault(window, []).append(sequences)
             self._known += len(sequences)
 
-    def put_off(self, place: Place, until_us: int) -> None:
+    def put_off(self, window: RouteWindow, until_us: int) -> None:
         """The window cannot be read before then."""
-        self._until_us[place] = until_us
+        self._until_us[window] = until_us
 
-    def end_rests(self, now_us: int) -> list[Place]:
-        """The windows whose time is over; their rows rest no more."""
-        over = [place for place, until_us in self._until_us.items() if until_us <= now_us]
-        for place in over:
-            del self._until_us[place]
-            self._known -= sum(map(len, self._resting.pop(place, ())))
-        return over
+    def end_rests(self, now_us: int) -> list[RouteWindow]:
+        """Takes out the windows whose time is over; their rows rest no more."""
+        due = [window for window, until_us in self._until_us.items() if until_us <= now_us]
+        for window in due:
+            del self._until_us[window]
+            self._known -= sum(map(len, self._resting.pop(window, ())))
+        return due
 
     def resting(self, sequence: I64) -> NDArray[np.bool_]:
         """True for rows that rest, bool[n]."""

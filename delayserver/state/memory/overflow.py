@@ -118,17 +118,17 @@ class Overflow:
             if len(rows):
                 group.advance_released(last_key(rows.due_ms, rows.sequence))
                 group.counters.count_dropped(len(rows))
-                for _code, place, window, first in windows_of([rows], self._wheel.routes):
-                    group.spilled.add(window, place, first)
+                for _code, route_number, window, first in windows_of([rows], self._wheel.routes):
+                    group.spilled.add(window, route_number, first)
 
     def keep(self, group: GroupRows, rows_max: int) -> None:
         """Let the last rows of a queue past a bound leave memory, and note their windows."""
         dropped = group.queue.drop_behind(rows_max)
         if dropped:
             group.counters.count_dropped(sum(map(len, dropped)))
-            for code, place, window, first in windows_of(dropped, self._wheel.routes):
+            for code, route_number, window, first in windows_of(dropped, self._wheel.routes):
                 owner = self._residency.groups[code]
-                owner.spilled.add(window, place, first)
+                owner.spilled.add(window, route_number, first)
                 if owner is not group and first is not None:  # this group stood in for it
                     self._residency.put_back_keyed(owner, first)
 

@@ -118,12 +118,12 @@ class Queueing:
     def leave(self, rows: DueRows, pause_us: int) -> None:
         """Rows in flight stay on disk. Their windows are read again after a pause."""
         until_us = self._clock.monotonic_us() + pause_us
-        places, windows = self._routes.places(rows.payload["subject"]), rows.payload["window_ms"]
-        for code, place, window, _first in windows_of([rows], self._routes):
+        route_numbers, windows = self._routes.route_numbers(rows.payload["subject"]), rows.payload["window_ms"]
+        for code, route_number, window, _first in windows_of([rows], self._routes):
             if self._routes.have_changed:
                 self._residency.groups[code].advance_released(last_key(rows.due_ms, rows.sequence))
-            mine = (places == place) & (windows == window)
-            self._residency.left.leave((code, place, window), rows.sequence[mine], until_us)
+            mine = (route_numbers == route_number) & (windows == window)
+            self._residency.left.leave((code, route_number, window), rows.sequence[mine], until_us)
 
     # -- from queue to queue
 
@@ -149,13 +149,13 @@ class Queueing:
 
     def _fail_over(self, group: GroupRows, rows: DueRows) -> DueRows:
         """Returns the rows that have no group that works."""
-        places = self._routes.places(rows.payload["subject"])
+        route_numbers = self._routes.route_numbers(rows.payload["subject"])
         rest = np.ones(len(rows), dtype=bool)
-        for place in np.unique(places).tolist():
-            other = self._fallbacks.instead_of(group, place)
+        for route_number in np.unique(route_numbers).tolist():
+            other = self._fallbacks.instead_of(group, route_number)
             if other is None:
                 continue
-            mine = places == place
+            mine = route_numbers == route_number
             self.give(group, other, rows.take(np.flatnonzero(mine)))
             rest &= ~mine
         return rows if rest.all() else rows.take(np.flatnonzero(rest))

@@ -48,20 +48,22 @@ class ReadBack:
         self._clock = runtime.clock
 
     def spilled(self) -> list[tuple[GroupRows, int | None]]:
-        """Groups with windows to read back now, and the place of a route whose rows alone are to be read; None: all rows."""
-        for code, place, window in self._residency.left.end_rests(self._clock.monotonic_us()):
-            self._residency.groups[code].spilled.add(window, place)
-        ways = [(group, place) for group in self._residency.groups.values() for place in (None, *group.spilled.places)]
+        """Groups with windows to read back now. With a route number only the rows of that route are to be read."""
+        for code, route_number, window in self._residency.left.end_rests(self._clock.monotonic_us()):
+            self._residency.groups[code].spilled.add(window, route_number)
+        groups = self._residency.groups.values()
+        ways = [(group, number) for group in groups for number in (None, *group.spilled.route_numbers)]
         return [way for way in ways if self.may_read_back(*way)]
 
-    def may_read_back(self, group: GroupRows, place: int | None) -> bool:
+    def may_read_back(self, group: GroupRows, route_number: int | None) -> bool:
         """Whether a spilled window may be read back now: all of it where the queue of the group is empty, the rows of one
         route where an idle fallback group takes them."""
-        if place is None:
+        if route_number is None:
             return bool(group.spilled) and self._is_idle(group) and self._is_its_turn(group)
         # Those of a key that wait go first. While they fill the queue, or its share, what is read back would leave it again.
         gone = len(group.queue.keyed) <= min(self._overflow.share, group.rows_max) // 2
-        return gone and place in group.spilled.places and self._idle_fallback(group, place) is not None
+        has_rows = route_number in group.spilled.route_numbers
+        return gone and has_rows and self._idle_fallback(group, route_number) is not None
 
     def _is_its_turn(self, group: GroupRows) -> bool:
         """Whether the first spilled window may be read back beside overdue windows that are not loaded. Where there are
@@ -79,39 +81,39 @@ class ReadBack:
         rows_max = min(PAUSING_ROWS_MAX, self._overflow.share // 2, group.rows_max // 2)
         return not queue.keyless_rows and queue.keyed.pauses and len(queue) <= rows_max
 
-    def _idle_fallback(self, group: GroupRows, place: int) -> GroupRows | None:
+    def _idle_fallback(self, group: GroupRows, route_number: int) -> GroupRows | None:
         """The group for which rows may be read back while others of `group`, which is down, wait in its queue."""
-        other = self._fallbacks.instead_of(group, place) if group.down else None
+        other = self._fallbacks.instead_of(group, route_number) if group.down else None
         return other if other is not None and self._is_idle(other) else None
 
-    def read_later(self, group: GroupRows, places: list[int], window_ms: int, error: Exception) -> None:
+    def read_later(self, group: GroupRows, route_numbers: list[int], window_ms: int, error: Exception) -> None:
         """Has a spilled window read again after a pause, because it cannot be read now, for this reason."""
-        for place in places:
+        for route_number in route_numbers:
             if group.code in self._residency.groups:  # what a group that is gone has left is loaded
                 until_us = self._clock.monotonic_us() + again_us(error)
-                self._residency.left.put_off((group.code, place, window_ms), until_us)
+                self._residency.left.put_off((group.code, route_number, window_ms), until_us)
 
-    def taker(self, group: GroupRows, place: int | None) -> GroupRows | None:
-        """The group whose queue takes rows that are read back: with the place of a route the fallback group of that."""
-        return group if place is None else self._idle_fallback(group, place)
+    def taker(self, group: GroupRows, route_number: int | None) -> GroupRows | None:
+        """The group whose queue takes rows that are read back: with a route number the fallback group of that route."""
+        return group if route_number is None else self._idle_fallback(group, route_number)
 
-    def routed(self, group: GroupRows, place: int | None, loaded: LoadedRows) -> NDArray[np.bool_]:
-        """True where the wheel has released a row to the group, and for a row of this route where a place is given."""
+    def routed(self, group: GroupRows, route_number: int | None, loaded: LoadedRows) -> NDArray[np.bool_]:
+        """True where the wheel has released a row to the group. With a route number: for rows of that route alone."""
         subjects = loaded.rows["subject"]
         mask: NDArray[np.bool_] = self._residency.wheel.codes(subjects) == group.code
         mask &= through(group.released_to, loaded.due_ms, loaded.sequence)
-        if place is not None:
-            mask &= self._residency.wheel.routes.places(subjects) == place
+        if route_number is not None:
+            mask &= self._residency.wheel.routes.route_numbers(subjects) == route_number
         return mask
 
     def take(
-        self, group: GroupRows, place: int | None, taker: GroupRows | None, loaded: LoadedRows
+        self, group: GroupRows, route_number: int | None, taker: GroupRows | None, loaded: LoadedRows
     ) -> tuple[bool, Key | None]:
         """`admissible` rows of a spilled window, in their order, go back to the queue of `taker`; those with an order key to
         their wheel. Returns whether a queue got rows, and the first row for which there is no room."""
         rows = DueRows(loaded.due_ms, loaded.sequence, loaded.rows)
         rows = rows.take(np.flatnonzero(~self._residency.wheel.contains(rows.due_ms, rows.sequence)))
-        if place is not None and taker is not None and self._fallbacks.instead_of(group, place) is not taker:
+        if route_number is not None and taker and self._fallbacks.instead_of(group, route_number) is not taker:
             taker = None  # it has enough, or fails now
         # Overdue rows go before the far end of the wheel, which is read again in its time.
         most = 0 if taker is None else max(self._overflow.room, self._overflow.share - len(taker.queue), 0)

@@ -16,7 +16,7 @@ from wheel.keys import KEY_LOWEST, Key
 
 
 class Spilled:
-    """Windows of rows that left memory, by the place of their route: those of one may have a stand-in while the others
+    """Windows of rows that left memory, by the number of their route: those of one may have a stand-in while the others
     wait. Of each window the first of these rows is known: those before it are in memory. Writers: `Overflow` adds, the
     refill takes."""
 
@@ -33,8 +33,8 @@ class Spilled:
         return bool(self._windows)
 
     @property
-    def places(self) -> list[int]:
-        """The routes that have any."""
+    def route_numbers(self) -> list[int]:
+        """The numbers of the routes that have any."""
         return list(self._windows)
 
     @property
@@ -64,15 +64,18 @@ class Spilled:
         """Know no window any more."""
         self._windows.clear()
 
-    def add(self, window_ms: int, place: int = 0, first: Key | None = None) -> None:
+    def add(self, window_ms: int, route_number: int = 0, first: Key | None = None) -> None:
         """Rows of a window left memory, the first one of them at this key; None: any of the window."""
-        windows = self._windows.setdefault(place, SortedDict())
+        windows = self._windows.setdefault(route_number, SortedDict())
         first = first or Key(window_ms, KEY_LOWEST.sequence)
         windows[window_ms] = min(windows.get(window_ms, first), first)
 
-    def take(self, place: int | None = None) -> tuple[int, list[int]]:
-        """Begin to read the first window (None: of all routes); its start, and the routes that had it."""
-        wanted = {route: self._windows[route] for route in (self.places if place is None else [place])}
+    def take(self, route_number: int | None = None) -> tuple[int, list[int]]:
+        """Begins to read the first window of a route; None: of all routes. Returns its start, and the numbers of the routes
+        that had it."""
+        wanted = {
+            route: self._windows[route] for route in (self.route_numbers if route_number is None else [route_number])
+        }
         window_ms: int = min([windows.peekitem(0)[0] for windows in wanted.values()])
         had = [route for route, windows in wanted.items() if windows.peekitem(0)[0] == window_ms]
         self._reading = min([wanted[route].pop(window_ms) for route in had])
@@ -89,7 +92,7 @@ class Spilled:
 
 def windows_of(parts: list[DueRows], routes: Routes) -> Iterator[tuple[int, int, int, Key | None]]:
     """The windows behind the code of the group that the rows are routed to, also if another one stood in for it, and
-    the place of their route. Behind them the first of the rows, or None where none has an order key."""
+    the number of their route. Behind them the first of the rows, or None where none has an order key."""
     subjects = np.concatenate([rows.payload["subject"] for rows in parts])
     windows = np.concatenate([rows.payload["window_ms"] for rows in parts])
     # The first row of each run of equal ones says all: a million rows may leave memory in one step.
@@ -97,16 +100,16 @@ def windows_of(parts: list[DueRows], routes: Routes) -> Iterator[tuple[int, int,
     starts = np.concatenate([np.zeros(1, np.intp), starts])
     lowest = _lowest_keys(parts, starts) if any(has_order_key(rows.payload).any() for rows in parts) else []
     subjects, windows = subjects[starts], windows[starts]
-    codes, places = routes.groups(subjects), routes.places(subjects)
-    for place in np.flatnonzero(np.bincount(places)).tolist():
-        mine = places == place
+    codes, route_numbers = routes.groups(subjects), routes.route_numbers(subjects)
+    for route_number in np.flatnonzero(np.bincount(route_numbers)).tolist():
+        mine = route_numbers == route_number
         code = int(codes[np.argmax(mine)])  # a route has one
         first_of: dict[int, Key] = {}
         for run in np.flatnonzero(mine).tolist() if lowest else ():
             window, key = int(windows[run]), lowest[run]
             first_of[window] = min(first_of.get(window, key), key)
         for window in np.unique(windows[mine]).tolist():
-            yield code, place, window, first_of.get(window)
+            yield code, route_number, window, first_of.get(window)
 
 
 def _lowest_keys(parts: list[DueRows], starts: NDArray[np.intp]) -> list[Key]:

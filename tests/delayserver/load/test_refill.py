@@ -237,7 +237,7 @@ def test_windows_that_left_memory_are_known_by_the_routes_of_their_rows() -> Non
             first = first or Key(window, KEY_LOWEST.sequence)
             known[window, place] = min(known.get((window, place), first), first)
         else:
-            wanted = chance.choice([None, *spilled.places])
+            wanted = chance.choice([None, *spilled.route_numbers])
             rest = [(window, place) for window, place in known if wanted in (None, place)]
             taken, had = spilled.take(wanted)
             assert taken == min(rest)[0]
@@ -248,7 +248,7 @@ def test_windows_that_left_memory_are_known_by_the_routes_of_their_rows() -> Non
         assert spilled.first == spilled.first_waiting == min(known.values(), default=None)
         assert spilled.first_window_ms == min([window for window, _ in known], default=None)
         assert (bool(spilled), len(spilled)) == (bool(known), len({window for window, _ in known}))
-        assert sorted(spilled.places) == sorted({place for _, place in known})
+        assert sorted(spilled.route_numbers) == sorted({place for _, place in known})
 
 
 @pytest.mark.parametrize("seed", range(4))

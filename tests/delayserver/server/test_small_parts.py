@@ -72,7 +72,7 @@ def test_the_first_route_that_matches_decides_and_fails_over_along_its_groups() 
     assert routes.groups(codes).tolist() == [7, 8, 7, 7, 7], "what matches nothing goes to the first group"
     many = names.intern(SUBJECT, [f"orders.{i}" for i in range(3_000)])
     assert (routes.groups(many) == 7).all()
-    places = routes.places(codes).tolist()
+    places = routes.route_numbers(codes).tolist()
     assert places[0] == places[3] and len({*places}) == 3 and places[2] == places[4] == 0
     fallbacks = [routes.fallbacks(places[0], group) for group in (7, 8, 9, 1)]
     assert fallbacks == [[8, 9], [9, 7], [7, 8], []]
@@ -86,24 +86,24 @@ def test_routes_change_at_once_and_a_route_that_stays_keeps_its_place() -> None:
     routes = Routes((catch_all,), {"a": 7}, names)
     known = names.intern(SUBJECT, ["orders.eu", "x"])
     assert routes.groups(known).tolist() == [7, 7]
-    places = routes.places(known)
+    places = routes.route_numbers(known)
 
     changed = Routes((of_orders, catch_all), {"a": 7, "b": 8}, names, routes)
     later = names.intern(SUBJECT, ["orders.us"])
     assert routes.groups(later).tolist() == [7], "named while the new routes were matched"
-    assert routes.take_over(changed) and routes.have_changed
+    assert routes.adopt(changed) and routes.have_changed
     assert routes.groups(known).tolist() == [8, 7] and routes.groups(later).tolist() == [8]
-    assert routes.places(known)[1] == places[1] and routes.places(known)[0] != places[0]
+    assert routes.route_numbers(known)[1] == places[1] and routes.route_numbers(known)[0] != places[0]
     assert routes.leads_to(known, "a", 7).tolist() == [True, True] and routes.leads_to(known, "b", 8).tolist() == [
         True,
         False,
     ]
 
     more = (of_orders, RouteSettings("nothing.yet", ("b",)), catch_all)
-    assert not routes.take_over(Routes(more, {"a": 7, "b": 8}, names, routes)), "no subject goes another way"
-    assert routes.take_over(Routes(more[1:], {"b": 8, "a": 7}, names, routes))
+    assert not routes.adopt(Routes(more, {"a": 7, "b": 8}, names, routes)), "no subject goes another way"
+    assert routes.adopt(Routes(more[1:], {"b": 8, "a": 7}, names, routes))
     assert routes.groups(known).tolist() == [7, 7]
-    assert routes.take_over(Routes(more[1:2], {"b": 8, "a": 7}, names, routes))
+    assert routes.adopt(Routes(more[1:2], {"b": 8, "a": 7}, names, routes))
     assert routes.groups(known).tolist() == [8, 8] and routes.fallbacks(int(places[1]), 7) == []
 
 
