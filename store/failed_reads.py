@@ -41,5 +41,5 @@ class FailedReads(Generic[Place]):
         return failed
 
     def forget(self, place: Place) -> None:
-        """The place was read: its failed reads count no longer."""
+        """Forgets the failed reads of a place that was read."""
         self._failed.pop(place, None)

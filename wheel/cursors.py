@@ -69,15 +69,13 @@ class LoadCursors:
         return ticket
 
     def bring(self, ticket: LoadTicket, key: Key) -> None:
-        """Of a load in steps: the rows of the ticket with keys through this one, which `covers` named, are in the wheel.
-
-        Raises CursorError for an unknown ticket.
-        """
+        """Marks rows as brought, for a load in steps: those of the ticket with keys through this one, which `covers`
+        named, are in the wheel. Raises CursorError for an unknown ticket."""
         self._window_of(ticket).bring(ticket, key)
 
     def finish_load(self, ticket: LoadTicket) -> None:
-        """The rows of the ticket that `covers` still names are in the wheel. Raises CursorError for an unknown
-        ticket."""
+        """Ends a load: the rows of the ticket that `covers` still names are in the wheel. Raises CursorError for an
+        unknown ticket."""
         self._window_of(ticket).finish(ticket)
         self._forget_untouched(ticket.window_start_ms)
 

@@ -96,7 +96,7 @@ class SortedRun:
         return self.due_ms[rows], self.sequence[rows]
 
     def drop_front(self, stop: int) -> None:
-        """Rows before position `stop` have left."""
+        """Drops the rows before position `stop`, which have left."""
         if self._dead is not None:
             self._dead_rows -= int(np.count_nonzero(self._dead[self.head : stop]))
         self._move_head(stop)

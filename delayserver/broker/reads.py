@@ -129,7 +129,7 @@ class Reads:
         return chosen, running is None
 
     def finish(self, plan: ReadPlan) -> None:
-        """The plan ran."""
+        """Ends a plan that has run."""
         self._running.remove(plan)
         if plan.unreadable:
             self._failed.count((plan.kind, plan.start))
@@ -138,11 +138,11 @@ class Reads:
             self._held.append(plan)
 
     def give_up(self, plan: ReadPlan) -> None:
-        """The plan will not run."""
+        """Gives up a plan that will not run."""
         self._running.remove(plan)
 
     def release(self, plan: ReadPlan) -> None:
-        """A call needs the plan no more."""
+        """Frees the result of a plan that a call needs no more."""
         left = self._holders[plan] - 1
         if left:
             self._holders[plan] = left

@@ -65,7 +65,8 @@ class KeptBytes:
         self._writing += count
 
     def end(self, count: int) -> None:
-        """These bytes are written (`add` follows), or will not be written. A group that was made anew counts none."""
+        """Ends the promise of these bytes: they are written (`add` follows), or will not be. A group that was made anew
+        counts none."""
         self._writing = max(self._writing - count, 0)
 
     def add(self, now_ms: int, count: int) -> None:

@@ -46,7 +46,7 @@ class IndexCache(Generic[Key, Index]):
         return index
 
     def forget(self, key: Key) -> None:
-        """The files behind the index are gone."""
+        """Drops the index of files that are gone."""
         if self._indexes.pop(key, None) is not None:
             self.nbytes -= self._measured.pop(key)
 

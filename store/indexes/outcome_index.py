@@ -37,7 +37,7 @@ class OutcomeIndex:
         return self._outcomes.nbytes
 
     def add(self, sequence: I64, outcome: U8) -> None:
-        """Outcomes of n rows."""
+        """Adds outcomes of n rows."""
         assert bool((outcome != 0).all()), "0 says that there is no outcome"
         self._outcomes.add(sequence, outcome)
 

@@ -38,7 +38,7 @@ class SequenceMap:
         return self._table.nbytes
 
     def add(self, first_sequence: int, last_sequence: int, start: int, stop: int) -> None:
-        """A record behind all others. Bytes between them are damage."""
+        """Adds a record behind all others. Bytes between them are damage."""
         if start > self.end:
             self.gaps.append((self.last_sequence, first_sequence))
         self.last_sequence = last_sequence
@@ -58,7 +58,8 @@ class SequenceMap:
         self._passed_over = False
 
     def pass_over(self) -> None:
-        """The next record does not rise: damage, part of no stretch, that may hide any sequence not found elsewhere."""
+        """Passes over a record that does not rise. It is damage and part of no stretch: it may hide any sequence not
+        found elsewhere."""
         self._passed_over = True
         if (0, EVERYTHING) not in self.gaps:
             self.gaps.append((0, EVERYTHING))

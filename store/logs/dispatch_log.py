@@ -212,7 +212,7 @@ class DispatchLog(WindowLog[DispatchKey]):
         self._files.lost[key] = loss
 
     def forget_loss(self, key: DispatchKey) -> None:
-        """All that the file lost is in the logs again."""
+        """Forgets the loss of a file, because all that it lost is in the logs again."""
         self._files.lost.pop(key, None)
 
     # Reading

@@ -290,7 +290,7 @@ class MessageLog:
         step.segment.file.datasync()
 
     def use_warm(self, step: WarmStep) -> None:
-        """The zeros are durable: small groups may go straight over them."""
+        """Lets small groups go straight over zeros that are durable."""
         if self._tail[1] is step.segment:
             self._warm = step.stop
 

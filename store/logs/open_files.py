@@ -33,11 +33,11 @@ class Pinned:
         self.dropped = False
 
     def pin(self) -> None:
-        """One more reader or writer works on the segment."""
+        """Counts one more reader or writer of the segment."""
         self.pins += 1
 
     def unpin(self) -> None:
-        """One of them is done. The last one closes a segment that was dropped."""
+        """Counts one less. The last one closes a segment that was dropped."""
         self.pins -= 1
         assert self.pins >= 0, "unpinned more often than pinned"
         if self.dropped and not self.pins:
@@ -77,7 +77,7 @@ class OpenFiles(Generic[Key]):
             return entry
 
     def unpin(self, entry: Pinned) -> None:
-        """The caller is done with what `pin` gave it."""
+        """Gives back what `pin` gave."""
         with self.lock:
             entry.unpin()
 

@@ -93,7 +93,7 @@ class ScheduleFinder:
             known.lock.release()
 
     def forget(self, key: ScheduleKey) -> None:
-        """The file is going to be removed."""
+        """Forgets a file that is going to be removed."""
         with self._lock:
             self._tables.pop(key, None)
 

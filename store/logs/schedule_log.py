@@ -139,7 +139,7 @@ class ScheduleLog(WindowLog[ScheduleKey]):
     # Files that lost rows
 
     def forget_loss(self, key: ScheduleKey) -> None:
-        """All messages that the file lost are in it again, or in the file that they come from."""
+        """Forgets the loss of a file, because all its messages are in it again, or in the file that they come from."""
         self._files.lost.pop(key, None)
         self._recovery.newly_lost.discard(key)
 

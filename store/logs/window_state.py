@@ -129,7 +129,7 @@ class FileState:
         self.last_sequence = last_sequence
 
     def move_end(self, end: int) -> None:
-        """The last record ends at this offset now."""
+        """Keeps the offset at which the last record ends now."""
         self.end = end
 
     def note_durable(self, mark: FileMark) -> None:
@@ -137,19 +137,19 @@ class FileState:
         self.durable = mark
 
     def settle(self) -> None:
-        """The file is known to its end: records may be written."""
+        """Lets records be written, because the file is known to its end."""
         self.settled = True
 
     def fail(self) -> None:
-        """A sync failed."""
+        """Notes that a sync failed."""
         self.failed = True
 
     def name_is_durable(self) -> None:
-        """The directory of the file was synced, and the one of the log."""
+        """Notes that the directory of the file was synced, and the one of the log."""
         self.listed = True
 
     def damage_header(self, detail: str, errno: int) -> None:
-        """The file header cannot be used. `errno` is not 0 where the disk cannot read it."""
+        """Notes that the file header cannot be used. `errno` is not 0 where the disk cannot read it."""
         self.header_damage, self.header_errno = detail, errno
 
 

@@ -195,14 +195,14 @@ class RowGatherer(Generic[B]):
         self.blob_bytes = 0
 
     def add_record(self, record: LazyRecord, rows: Rows) -> None:
-        """Some rows of a record, at least one. Verifies its blobs. Raises BadRecordError (nothing added)."""
+        """Adds some rows of a record, at least one. Verifies its blobs. Raises BadRecordError (nothing added)."""
         found = record.blobs()
         names = self._type.schema.blob_lengths
         blobs = [(name, found[name], record.column(length)) for name, length in names if len(found[name])]
         self._add(record.words(), record.varying(rows), rows, blobs)
 
     def add_batch(self, batch: B, rows: Rows) -> None:
-        """Some rows of a batch, at least one."""
+        """Adds some rows of a batch, at least one."""
         schema = self._type.schema
         words = np.zeros(len(schema.fields), np.uint64)
         varying = []

@@ -170,7 +170,7 @@ class RecordsBuilder:
         self.rows = self.records = self.blob_bytes = 0
 
     def add(self, header: RecordHeader, block: bytes) -> None:
-        """One record. `block` begins with its columns; its blobs may stand behind them."""
+        """Adds one record. `block` begins with its columns; its blobs may stand behind them."""
         self._single.append(
             (
                 header.offset, header.kind, header.version, header.count, header.first_sequence, header.last_sequence,
@@ -183,7 +183,7 @@ class RecordsBuilder:
         self.blob_bytes += header.blob_bytes
 
     def add_run(self, run: RecordRun, buffer: bytes, offset: int) -> None:
-        """A run of records found in `buffer`, which stands at `offset` of the file."""
+        """Adds a run of records found in `buffer`, which stands at `offset` of the file."""
         self._flush()
         part = np.full(len(run.starts), len(self._parts), np.int64)
         table = (

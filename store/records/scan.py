@@ -80,16 +80,16 @@ class ScanReport:
         self.end = end
 
     def add_synced(self, offset: int) -> None:
-        """Everything below this offset was durable once."""
+        """Keeps the offset below which everything was durable once."""
         self.synced = max(self.synced, offset)
 
     def pass_over(self, damage: Damage) -> None:
-        """The scan goes on behind this damage."""
+        """Goes on behind this damage."""
         self.damages.append(damage)
         self.end = damage.stop
 
     def stop(self, torn_detail: str | None) -> None:
-        """The scan ends here, at a torn tail where a detail is given."""
+        """Ends the scan here, at a torn tail where a detail is given."""
         self.torn = torn_detail is not None
         self.torn_detail = torn_detail or ""
 

@@ -184,7 +184,7 @@ class DayTable:
         self._save(self.fine_until_ms, sealed, self._whole)
 
     def forget(self, start_ms: int) -> None:
-        """No replay can meet a record of this day file any more: its entry may go."""
+        """Removes the entry of a day file of which no replay can meet a record any more."""
         if start_ms in self._sealed:
             kept = {day: sealed for day, sealed in self._sealed.items() if day != start_ms}
             self._save(self.fine_until_ms, kept, self._whole)

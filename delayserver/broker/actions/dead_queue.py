@@ -95,11 +95,11 @@ class DeadQueue:
         return Claim(key, letters, [part for span in ranges_of(letters.positions) for part in cursor.claim(*span)])
 
     def settle(self, claim: Claim) -> None:
-        """The letters are durable elsewhere: they are done here."""
+        """Ends the letters here, because they are durable elsewhere."""
         self._done(claim.key, ((part.start, part.stop) for part in claim.parts))
 
     def give_back(self, claim: Claim) -> None:
-        """The letters stay here."""
+        """Ends the claim on letters: they stay here."""
         group = self._state.groups.get(claim.key)
         if group is not None:  # otherwise it was removed meanwhile
             group.main.give_back(claim.parts)

@@ -125,11 +125,11 @@ class KnownKeys:
         return found
 
     def begin(self, window: Window) -> None:
-        """A read of the window's keys begins: keep those that are stored from now on."""
+        """Begins a read of the window's keys: keeps those that are stored from now on."""
         self._reading.setdefault(window, [])
 
     def finish(self, window: Window, parts: list[I64] | None) -> None:
-        """The read ended. Caches its keys, i64[n] each; none after an error or if they exceed the bound."""
+        """Ends the read. Caches its keys, i64[n] each; none after an error or if they exceed the bound."""
         since = self._reading.pop(window, None)
         if parts is not None and since is not None:
             self.forget(window)

@@ -64,8 +64,8 @@ class EarlierLeases:
         return last if last.any() else None
 
     def end(self, key: GroupKey, cursor: Cursor, batch: StoredBatch, positions: I64, before: I64) -> None:
-        """The leases of these messages are over, and they have no further attempt. Their positions were handed out or are
-        in their place."""
+        """Ends the leases of messages that have no further attempt. Their positions were handed out or are in their
+        place."""
         for start, stop in ranges_of(positions):
             cursor.end_earlier(start, stop)
         keyed = np.flatnonzero(batch.order_hash)

@@ -110,7 +110,7 @@ class FindResult:
         self.last = last
 
     def go_on(self) -> None:
-        """There is no room for more."""
+        """Notes that there is no room for more: the caller goes on with another request."""
         self.next = self.last
 
     def messages(self) -> StoredBatch:
@@ -263,7 +263,7 @@ class Indexes:
         return None
 
     def finish_index(self, base: int) -> None:
-        """The index of a segment is made. Removes it if retention has removed the segment meanwhile."""
+        """Ends the making of a segment's index. Removes it if retention has removed the segment meanwhile."""
         if any(base == known for known, _, _ in self._state.files.store.log.segments()):
             self._made.add(base)
         else:

@@ -32,7 +32,7 @@ class Removals:
         return end
 
     def durable(self, removed: dict[GroupKey, int]) -> None:
-        """No crash brings these groups back: drop the messages in their retry queues."""
+        """Drops the messages in the retry queues of these groups, because no crash brings the groups back."""
         for key, end in removed.items():
             retry = self._queues.get(key)
             if retry is not None:
@@ -45,7 +45,7 @@ class Removals:
         return {key: end for key, end in self.known.items() if key not in self.undropped}
 
     def checkpoint_covers(self, removed: dict[GroupKey, int]) -> None:
-        """A checkpoint is durable that was captured behind these removals."""
+        """Forgets these removals, because a checkpoint that was captured behind them is durable."""
         for key, end in removed.items():
             if self.known.get(key) == end:
                 del self.known[key]
@@ -185,13 +185,13 @@ class GroupTable:
         return group
 
     def recover_removal(self, key: GroupKey, retry_end: int) -> None:
-        """The progress log says that a group was removed, whose retry queue ended here. An older checkpoint, or the store
-        behind it, may know that queue still."""
+        """Removes a group whose removal the progress log has. Its retry queue ended here. An older checkpoint, or the
+        store behind it, may know that queue still."""
         self._groups.pop(key, None)
         retry = self._queues.get(key)
         if retry is not None:
             retry.drop_below(retry_end)
 
     def recover_moves(self, moves: int) -> None:
-        """The progress log or the checkpoint knows this count of moves."""
+        """Takes the count of moves that the progress log or the checkpoint has."""
         self.moves = max(self.moves, moves)

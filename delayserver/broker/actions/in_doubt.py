@@ -45,8 +45,8 @@ class InDoubt:
                     self._state.notes.returning(key, of_retry, place)
 
     def begin_retry(self, batch: RetryBatch, offset: int) -> None:
-        """The internal records of a batch are about to be written to message_log, at or behind this offset. They must not be
-        there before the next sync has ended."""
+        """Notes a batch whose internal records are about to be written to message_log, at or behind this offset. They
+        must not be there before the next sync has ended."""
         self._begin((batch.subject, batch.group), batch.main, batch.retry, offset)
 
     def begin_resend(self, claim: Claim, offset: int) -> None:

@@ -502,7 +502,7 @@ class Retries:
         return default
 
     def keep_unburied(self, batch: RetryBatch, lease_us: int) -> None:
-        """The messages that a batch gives up could not be stored. They stay leased for another ack timeout, and are
+        """Leases the messages that a batch gives up for another ack timeout, because they could not be stored. They are
         given up then."""
         given_up = batch.given_up
         assert given_up is not None
@@ -560,7 +560,7 @@ class Retries:
             self._groups.count_expired(key, retry, start, stop)
 
     def settle(self, batch: RetryBatch) -> None:
-        """The internal records of the batch are durable in the message_log. Counts the deliveries as acked."""
+        """Counts the deliveries as acked, because the internal records of the batch are durable in the message_log."""
         key = (batch.subject, batch.group)
         group = self._groups.get(key)
         if group is None:  # it was removed meanwhile
@@ -575,7 +575,7 @@ class Retries:
             self._state.notes.add_redelivery_bytes(key, batch.written_ms, batch.kept_bytes)
 
     def abandon(self, batch: RetryBatch, lease_us: int) -> None:
-        """The internal records could not be made durable. Leases the deliveries for another ack timeout."""
+        """Leases the deliveries for another ack timeout, because the internal records could not be made durable."""
         deadline_us = lease_us + self._state.limits.ack_timeout_ms_default * 1000
         key = (batch.subject, batch.group)
         group = self._groups.get(key)

@@ -72,7 +72,7 @@ class Selecting:
         self._kept_bytes = 0
 
     def forget(self, key: GroupKey) -> None:
-        """The group has another filter."""
+        """Forgets what was selected for a group, because it has another filter."""
         gone = self._kept.pop(key, None)
         self._kept_bytes -= 0 if gone is None else gone.size_bytes
 

@@ -25,13 +25,13 @@ class Deadlines:
         return len(self._of)
 
     def note(self, key: GroupKey, deadline_us: int) -> None:
-        """A lease of the group ends at `deadline_us`."""
+        """Notes that a lease of the group ends at `deadline_us`."""
         known = self._of.get(key)
         if known is None or deadline_us < known:
             self._put(key, deadline_us)
 
     def forget(self, key: GroupKey) -> None:
-        """The group has no leases any more, or is gone."""
+        """Forgets a group that has no leases any more, or is gone."""
         known = self._of.pop(key, None)
         if known is not None:
             self._ordered.discard((known, key))

@@ -240,12 +240,12 @@ class Cursor:
     # -- order keys
 
     def begin_pull(self, owner: int = 0) -> None:
-        """A pull begins. Its leases belong to `owner`, a number; 0: to nobody."""
+        """Begins a pull. Its leases belong to the connection with the number `owner`; 0: to none."""
         self._owner = owner
         self.join_keys()
 
     def join_keys(self) -> None:
-        """What was taken so far counts for the order of keys."""
+        """Counts what was taken so far for the order of keys."""
         if self._order is not None:
             self._order.begin_pull()
             if self._order.is_empty:
@@ -264,8 +264,7 @@ class Cursor:
         return self._order.admits(slots)
 
     def add_keys(self, positions: I64, slots: I64, before: I64, out: NDArray[np.bool_], deadline_us: int) -> None:
-        """Messages i64[n] with order keys (by their slots) are handed out. Some (`out`) are leased, the others wait.
-
+        """Hands out messages i64[n] with order keys (by their slots). Some (`out`) are leased, the others wait.
         `before`: how often each was handed out before."""
         assert self._order is not None
         self._leave_places(positions)
@@ -623,7 +622,7 @@ class Cursor:
         return found
 
     def end_returns(self) -> None:
-        """Nothing is in doubt any more."""
+        """Ends all doubts about returned positions."""
         self._returning = None
 
     def settle(self, start: int, stop: int) -> list[Range]:
@@ -675,7 +674,7 @@ class Cursor:
         return passed is not None
 
     def end_earlier(self, start: int, stop: int) -> None:
-        """The leases of positions ended with an earlier process: count them as leased, with an end that has passed. They are
+        """Counts positions as leased, with an end that has passed, because an earlier process gave the leases. They are
         in their place, or were just handed out."""
         for low, high, times in self.seen.parts(start, stop):
             self.seen.set(low, high, times - 1, leased=False)
@@ -914,7 +913,8 @@ class GroupCursors:
     # -- turns
 
     def owe_turn(self) -> None:
-        """The group got only messages that came again: its next pull begins with those that it has never looked at."""
+        """Lets the next pull begin with messages that the group has never looked at, because this one got only messages
+        that came again."""
         self._fresh_first = True
 
     def take_turn(self) -> bool:

@@ -146,7 +146,7 @@ class KeyOrder:
     # -- pulls
 
     def begin_pull(self) -> None:
-        """A pull begins: what earlier ones took counts for it."""
+        """Begins a pull: messages that earlier pulls took count for it."""
         self.settle()
         self._keys.join()
 
@@ -166,8 +166,8 @@ class KeyOrder:
         return held
 
     def add(self, positions: I64, slots: I64, before: I64, out: Mask, until_us: int, owner: int = 0) -> None:
-        """Messages that are not in the table go out, where `out` says so, or wait for their keys. Positions ascend. `before`
-        i64[n]: how often they were handed out. `owner`: of the leases."""
+        """Adds messages that are not in the table. They go out, where `out` says so, or wait for their keys. Positions
+        ascend. `before` i64[n]: how often they were handed out. `owner`: of the leases."""
         self._keys.enter(slots)
         self._keys.note(slots[out])
         count, added = self._count, len(positions)
@@ -284,7 +284,7 @@ class KeyOrder:
         return np.sort(by_key[chosen])
 
     def take_blocked(self, positions: I64, until_us: int, owner: int = 0) -> I64:
-        """The first candidates go out, with leases of this owner. Returns the number of each one's lease, i64[n]."""
+        """Hands the first candidates out, with leases of this owner. Returns the number of each one's lease, i64[n]."""
         rows, self._candidates = self._candidate_rows()[: len(positions)], self._candidate_rows()[len(positions) :]
         columns = self._columns
         assert bool((columns.position[rows] == positions).all()), "not the first candidates"
@@ -328,7 +328,7 @@ class KeyOrder:
     # -- outcomes
 
     def finish(self, start: int, stop: int) -> None:
-        """The messages at [start, stop) are done. `settle` notes it in the table."""
+        """Finishes the messages at [start, stop). `settle` notes it in the table."""
         self._finished.append((start, stop))
 
     def finish_all(self, ranges: list[Range]) -> None:
@@ -376,7 +376,7 @@ class KeyOrder:
         self._keys.hold(columns.slot[rows])
 
     def clear(self) -> None:
-        """The group moves: nothing is unfinished."""
+        """Forgets all unfinished messages, because the group moves."""
         self._finished.clear()
         self._end(np.flatnonzero(self._columns.state[: self._count] != DONE))
 

@@ -48,7 +48,7 @@ class OrderKeys:
         return len(self._hashes)
 
     def join(self) -> None:
-        """A pull has ended: its messages count."""
+        """Ends a pull: its messages count."""
         if self._noted:
             noted, self._noted = self._noted, []
             self.hold(np.concatenate(noted))
@@ -87,7 +87,7 @@ class OrderKeys:
         self._slots = np.insert(self._slots, places, slots)
 
     def enter(self, slots: I64) -> None:
-        """So many more unfinished messages have these keys."""
+        """Counts more unfinished messages of these keys."""
         np.add.at(self._rows, slots, 1)
         self.rows += len(slots)
 
@@ -97,7 +97,7 @@ class OrderKeys:
         return rows
 
     def leave(self, slots: I64) -> None:
-        """Messages are finished."""
+        """Counts finished messages of these keys."""
         np.subtract.at(self._rows, slots, 1)
         self.rows -= len(slots)
         if len(self._hashes) > 2 * self.rows + _UNUSED_MAX:
@@ -109,16 +109,16 @@ class OrderKeys:
         self._hashes, self._slots = self._hashes[used], self._slots[used]
 
     def note(self, slots: I64) -> None:
-        """The pull under way takes messages. They make their keys busy behind it."""
+        """Notes messages that the pull under way takes. They make their keys busy behind it."""
         self._noted.append(slots)
 
     def hold(self, slots: I64) -> None:
-        """Messages are out."""
+        """Counts messages that are handed out."""
         np.add.at(self._busy, slots, 1)
         self.changes += 1
 
     def release(self, slots: I64) -> None:
-        """Messages are out no more."""
+        """Counts messages that are handed out no more."""
         self.join()
         np.subtract.at(self._busy, slots, 1)
         self.changes += 1

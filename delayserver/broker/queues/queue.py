@@ -51,11 +51,11 @@ class SpilledBlock:
     block_offset: int
 
     def move(self, block_offset: int) -> None:
-        """The block was written again, at this offset."""
+        """Notes the offset at which the block was written again."""
         self.block_offset = block_offset
 
     def begin_at(self, position: int, store_offset: int) -> None:
-        """The runs below a position are of no use any more."""
+        """Drops the runs below a position, which are of no use any more."""
         self.position, self.store_offset_first = position, store_offset
 
 

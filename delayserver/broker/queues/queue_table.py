@@ -149,7 +149,7 @@ class QueueTable:
         return None if lowest == 1 << 62 else lowest
 
     def keep_ends(self) -> None:
-        """A start has read all files: keep the present ends of all queues."""
+        """Keeps the present ends of all queues, after a start has read all files."""
         self._at_start = RecoveredEnds(self._resting, {key: queue.end for key, queue in self._awake.items()})
 
     def recovered_end(self, key: QueueKey) -> int:
@@ -164,7 +164,7 @@ class QueueTable:
         return QueueCapture(self._resting, self._asleep.copy(), list(self._awake.items()))
 
     def end_capture(self) -> None:
-        """The queues are copied, or the checkpoint is given up."""
+        """Ends the capture: the queues are copied, or the checkpoint is given up."""
         self.capturing = False
 
     def rest(self, captured: CapturedQueues) -> Iterator[None]:

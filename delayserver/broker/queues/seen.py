@@ -48,12 +48,12 @@ class Seen:
         self.set(start, stop, times + 1, leased=False)
 
     def forget_below(self, position: int) -> None:
-        """Positions below this one are done."""
+        """Forgets positions below this one, which are done."""
         if self._places is not None:
             self._places.remove(0, position)
 
     def restart(self, unacked: list[Range]) -> None:
-        """The progress log was read. Only positions in these ranges, which ascend, may come again."""
+        """Begins after the progress log was read. Only positions in these ranges, which ascend, may come again."""
         if self._places is None:
             return
         kept = [part for span in unacked for part in self._places.parts(*span)]
@@ -91,7 +91,7 @@ class Seen:
         return leased
 
     def end_leases(self, start: int, stop: int) -> None:
-        """The leases of these positions, which an earlier process gave, are over."""
+        """Ends the leases of these positions, which an earlier process gave."""
         for place in () if self._places is None else self._places.parts(start, stop):
             if place.state == LEASED:
                 self.set(place.start, place.stop, place.times, leased=False)

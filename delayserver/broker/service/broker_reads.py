@@ -61,7 +61,7 @@ class Reading:
         return bool(self._held)
 
     def release(self) -> None:
-        """The call is over."""
+        """Ends the call: frees its results."""
         while self._held:
             self._release(self._held.popleft())
 

@@ -174,7 +174,7 @@ class Durability:
         return self._state.limits.progress_bytes_max // PROGRESS_ROW_BYTES
 
     def finish_sync(self) -> None:
-        """The plan ran: its deliveries and acks are durable."""
+        """Ends a plan that has run: its deliveries and acks are durable."""
         self.syncing = False
         self._letters_syncing = None
         self._compact = False
@@ -182,7 +182,7 @@ class Durability:
         self._state.groups.removals.durable(self._removing)
 
     def abort_sync(self, plan: BrokerSync) -> None:
-        """The plan failed for want of space: its rows wait for the next plan. Many rows make way for a snapshot."""
+        """Gives up a plan that found no space: its rows wait for the next plan. Many rows make way for a snapshot."""
         self.syncing = False
         self._state.letters.ack_is_behind(self._letters_syncing)
         self._letters_syncing = None

@@ -79,11 +79,11 @@ class WaitingPull:
         self.error: Exception | None = None
 
     def take(self, pulled: PulledBatch | None) -> None:
-        """The deliveries that the broker handed out."""
+        """Gives the pull the deliveries that the broker handed out."""
         self.pulled = pulled
 
     def fail(self, error: Exception) -> None:
-        """The error is raised where the pull waits."""
+        """Raises the error where the pull waits."""
         self.error = error
 
     def take_error(self) -> Exception:
@@ -93,7 +93,7 @@ class WaitingPull:
         return error
 
     async def wait_for_turn(self) -> None:
-        """It waits only until its turn from now on."""
+        """Lets the pull wait only until its turn from now on."""
         self.patient = False
         await self.served.wait()
 
@@ -129,11 +129,11 @@ class PullActor:
         return not self.pulls and self.ticket is None and self.reading is None
 
     def enter(self, pull: WaitingPull) -> None:
-        """The pull waits from now on."""
+        """Adds a pull that waits from now on."""
         self.waiting[pull] = None
 
     def leave(self, pull: WaitingPull) -> None:
-        """The pull waits no more."""
+        """Removes a pull that waits no more."""
         del self.waiting[pull]
 
     def set_ticket(self, ticket: Ticket | None) -> None:
@@ -141,16 +141,16 @@ class PullActor:
         self.ticket = ticket
 
     def suspend(self, reading: Reading) -> None:
-        """Its next pull needs a read, whose result goes to `reading`."""
+        """Suspends the actor: its next pull needs a read, whose result goes to `reading`."""
         self.suspended = True
         self.reading = reading
 
     def resume(self) -> None:
-        """The read has ended."""
+        """Ends the suspension, because the read has ended."""
         self.suspended = False
 
     def end_reading(self) -> None:
-        """Its next pull needs none of the results so far."""
+        """Frees the results so far, because the next pull needs none of them."""
         self.suspended = False
         reading, self.reading = self.reading, None
         if reading is not None:

@@ -51,7 +51,7 @@ class PublishedAt:
         return [node.address for node in sorted(taking, key=place)]
 
     def learn(self, subject: str, address: str) -> None:
-        """The subject is published there from now on."""
+        """Remembers the address at which a subject is published from now on."""
         if len(self._nodes) >= SUBJECTS_MAX:
             self._nodes.clear()
         self._nodes[subject] = address

@@ -42,7 +42,7 @@ class FlowShare:
         self.held_bytes = 0
 
     def ask(self, ask: Ask | None) -> None:
-        """A pull leaves, or (None) has ended."""
+        """Keeps what the pull that leaves asks for; None when it has ended."""
         self.asked = ask
 
     def hold(self, messages: int, size: int) -> None:
@@ -51,7 +51,7 @@ class FlowShare:
         self.held_bytes += size
 
     def see_backlog(self, backlog: bool) -> None:
-        """Whether the last pull was filled."""
+        """Keeps whether the last pull was filled."""
         self.backlog = backlog
 
     def set_window(self, window: int) -> None:
@@ -94,7 +94,7 @@ class FlowControl:
         return share
 
     def leave(self, share: FlowShare) -> None:
-        """The source holds nothing any more, and asks no more."""
+        """Removes a source: it holds nothing any more, and asks no more."""
         assert share.asked is None and not share.held_messages and not share.held_bytes
         self._see_backlog(share, backlog=False)
         self._shares.discard(share)

@@ -132,24 +132,24 @@ class Handling:
         return self.lost or now_s >= self.received_s + KEPT_PART * (self.lease_ends_s - self.received_s)
 
     def start(self, now_s: float) -> None:
-        """Its handler begins."""
+        """Begins the handler."""
         self.started_s = now_s
 
     def extend(self, lease_ends_s: float) -> None:
-        """Its lease ends at another time."""
+        """Keeps another end of the lease."""
         self.lease_ends_s = lease_ends_s
 
     def lose(self) -> None:
-        """The node ended its lease with a connection, or when it started again."""
+        """Marks the lease as ended by the node: with a connection, or when the node started again."""
         self.lost = True
 
     def end(self, now_s: float, error: BaseException | None) -> None:
-        """Its handler ended, with the error that it raised."""
+        """Ends the handler, with the error that it raised."""
         self.ended_s = now_s
         self.error = error
 
     def settle(self, now_s: float) -> None:
-        """The node has answered the ack or nack."""
+        """Notes that the node has answered the ack or nack."""
         self.settled_s = now_s
 
 

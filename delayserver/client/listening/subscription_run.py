@@ -380,7 +380,7 @@ class SubscriptionRun:
                 feed.unpark()
 
     def fail(self, error: BaseException) -> None:
-        """The listener ends with this error."""
+        """Ends the listener with this error."""
         self._failed(error)
 
     def _log_failure(self, handling: Handling, error: BaseException, now_s: float) -> None:

@@ -44,7 +44,7 @@ class DayOverlays:
         self._unknown[start_ms] = sealed_at
 
     def show(self, start_ms: int) -> None:
-        """All outcomes of the day are known again."""
+        """Shows the outcomes of the day again: all of them are known."""
         self._unknown.pop(start_ms, None)
 
     def remove(self, start_ms: int) -> None:

@@ -26,12 +26,12 @@ class DueBatch:
         self._ended = trio.Event()
 
     def answer(self, codes: U8) -> None:
-        """What became of each record, u8[n]: STORED, REFUSED for one that is to come again, or RECORDED."""
+        """Answers each record, u8[n]: STORED, REFUSED for one that is to come again, or RECORDED."""
         self._codes = codes
         self._ended.set()
 
     def refuse(self, reason: str, *, certain: bool) -> None:
-        """No record was answered; they come again. Not `certain`: some may have been."""
+        """Answers that no record was taken: they come again. Not `certain`: some may have been taken."""
         self.refusal, self.is_certain = reason, certain
         self._ended.set()
 

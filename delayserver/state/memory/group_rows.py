@@ -112,7 +112,7 @@ class GroupRows:
         return self._alone
 
     def change_nodes(self, nodes: Sequence[NodeHealth]) -> None:
-        """These nodes take the messages from now on."""
+        """Takes these nodes for the messages from now on."""
         self._nodes = tuple(nodes)
 
     def may_be_elsewhere(self) -> None:
@@ -170,7 +170,7 @@ class GroupRows:
         self._released_to = max(self._released_to, last)
 
     def give_up_waiting(self) -> None:
-        """All rows that wait leave memory, and with them what is known of those that left it before."""
+        """Drops all rows that wait, and what is known of those that left memory before."""
         self.counters.count_dropped(self.rows_queued)
         self.queue.clear()
         self.spilled.clear()
@@ -184,11 +184,11 @@ class GroupRows:
         return self.begun
 
     def narrow(self, attempt: int, sequence: I64) -> None:
-        """A running attempt goes on with these of its rows."""
+        """Goes on with these rows of a running attempt."""
         self._in_flight[attempt] = sequence
 
     def end(self, attempt: int) -> None:
-        """An attempt is over; also one that has ended already."""
+        """Ends an attempt; does nothing for one that has ended already."""
         if self._in_flight.pop(attempt, None) is not None:
             self.ended.advance(self.ended.value + 1)
 

@@ -57,12 +57,12 @@ class GroupWheels:
         self._earlier = earlier
 
     def add_group(self, code: int, wheel: HashedWheel, backlog: HashedWheel) -> None:
-        """There is one more group."""
+        """Adds a group."""
         self._wheels[code], self._backlog[code] = wheel, backlog
         self._all += [wheel, backlog]
 
     def remove_group(self, code: int) -> None:
-        """A group that holds nothing is gone."""
+        """Removes a group that holds nothing."""
         gone = [self._wheels.pop(code), self._backlog.pop(code)]
         if code in self._keyed:
             gone.append(self._keyed.pop(code))
@@ -87,7 +87,7 @@ class GroupWheels:
         return self.routes.groups(np.ascontiguousarray(subjects))
 
     def add(self, due_ms: I64, sequence: I64, rows: NDArray[np.void]) -> None:
-        """Rows in any order; see `HashedWheel.add`."""
+        """Adds rows in any order; see `HashedWheel.add`."""
         if not len(due_ms):
             return
         self._earlier.ring()

@@ -159,7 +159,7 @@ class KeyedLane:
         return self.drop_last(sum(map(len, behind)) - before)
 
     def keep(self, chunks: list[Chunk]) -> None:
-        """These chunks are what is left of those that wait here, some of them without rows."""
+        """Keeps these chunks, which are left of those that wait here. Some may have no rows."""
         parts = [chunk.rows for chunk in chunks if len(chunk.rows)]
         self._rows = sum(map(len, parts))
         self._replace(0, len(self._chunks), parts)
@@ -172,11 +172,11 @@ class KeyedLane:
     # -- buckets
 
     def hold(self, buckets: Buckets) -> None:
-        """A batch with rows of these buckets, each named once, is on its way."""
+        """Holds these buckets, each named once, while a batch with rows of theirs is on its way."""
         self._busy[buckets] += 1
 
     def release(self, buckets: Buckets) -> None:
-        """It has ended, and rows that come again are back."""
+        """Frees buckets after their batch: it has ended, and rows that come again are back."""
         self._busy[buckets] -= 1
         self.changed.ring()
 

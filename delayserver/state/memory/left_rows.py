@@ -44,7 +44,7 @@ class LeftRows:
             self._known += len(sequences)
 
     def put_off(self, window: RouteWindow, until_us: int) -> None:
-        """The window cannot be read before then."""
+        """Puts a window off that cannot be read before then."""
         self._until_us[window] = until_us
 
     def end_rests(self, now_us: int) -> list[RouteWindow]:

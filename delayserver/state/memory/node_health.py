@@ -79,16 +79,16 @@ class NodeHealth:
         return self.taken - self.settled.value
 
     def weigh(self, weight: int) -> None:
-        """The node gets another weight; with 0 it gets no more batches, and those in flight end."""
+        """Gives the node another weight. With 0 it gets no more batches, and those in flight end."""
         self.weight = weight
         self._share = 0.0
 
     def take(self) -> None:
-        """The node gets a batch."""
+        """Counts a batch that the node gets."""
         self.taken += 1
 
     def give(self) -> None:
-        """A batch is settled, whatever became of it."""
+        """Counts a batch that is settled, whatever became of it."""
         self.settled.advance(self.settled.value + 1)
 
     def _becomes(self, state: str, now_us: int) -> None:
@@ -110,7 +110,7 @@ class NodeHealth:
         return self._share
 
     def pay(self, total: int) -> None:
-        """The node was chosen among nodes with this total weight."""
+        """Pays for a batch: the node was chosen among nodes with this total weight."""
         self._share -= total
 
     def record_failure(self, reason: str, now_us: int, began_us: int) -> None:

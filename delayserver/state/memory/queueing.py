@@ -44,8 +44,8 @@ class Queueing:
     # -- into the queues
 
     def release(self, code: int, rows: DueRows) -> None:
-        """Rows that left a wheel of a group go to its queue, or to the queue of a fallback group while it is down. Rows with
-        an order key go there behind those that are in the queue (`fail_over`)."""
+        """Puts rows that left a wheel of a group into its queue, or into that of a fallback group while it is down.
+        Rows with an order key go there behind those that are in the queue (`fail_over`)."""
         group = self._residency.groups[code]
         now_us = self._clock.now_us()
         rows.payload["released_us"] = np.maximum(rows.due_ms * 1000, now_us)
@@ -76,7 +76,7 @@ class Queueing:
         return True
 
     def take_back(self, group: GroupRows) -> None:
-        """Rows that were left alone for long enough wait with the others again."""
+        """Lets rows that were left alone for long enough wait with the others again."""
         group.queue.take_back(self._clock.monotonic_us())
         self._bound(group)
 
@@ -109,14 +109,14 @@ class Queueing:
     # -- away from attempts
 
     def put_back(self, group: GroupRows, rows: DueRows) -> None:
-        """Rows in flight go back to the wheel: their due time lies ahead again, since the clock went back. If they have an
-        order key, those that wait behind them follow."""
+        """Puts rows in flight back to the wheel: their due time lies ahead again, since the clock went back. If they
+        have an order key, those that wait behind them follow."""
         self._residency.put_back(rows)
         if has_order_key(rows.payload[:1]).any():
             self._residency.put_back_keyed(group, first_key(rows.due_ms, rows.sequence))
 
     def leave(self, rows: DueRows, pause_us: int) -> None:
-        """Rows in flight stay on disk. Their windows are read again after a pause."""
+        """Leaves rows in flight on disk. Their windows are read again after a pause."""
         until_us = self._clock.monotonic_us() + pause_us
         route_numbers, windows = self._routes.route_numbers(rows.payload["subject"]), rows.payload["window_ms"]
         for code, route_number, window, _first in windows_of([rows], self._routes):
@@ -161,6 +161,6 @@ class Queueing:
         return rows if rest.all() else rows.take(np.flatnonzero(rest))
 
     def give(self, group: GroupRows, other: GroupRows, rows: DueRows) -> None:
-        """Rows of a group go to the queue of a fallback group."""
+        """Moves rows of a group to the queue of a fallback group."""
         group.counters.count_failed_over(len(rows), int(rows.payload["uncertain"].sum()))
         self.push(other, rows)

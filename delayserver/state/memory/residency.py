@@ -58,11 +58,11 @@ class Residency:
     # -- the groups
 
     def add_group(self, group: GroupRows) -> None:
-        """There is one more group."""
+        """Adds a group."""
         self.groups[group.code] = group
 
     def remove_group(self, group: GroupRows) -> None:
-        """A group that holds nothing is gone."""
+        """Removes a group that holds nothing."""
         assert not group.rows_held
         self._released_to_gone = max(self._released_to_gone, group.released_to)
         del self.groups[group.code]
@@ -127,8 +127,8 @@ class Residency:
     # -- back to the wheel
 
     def put_back(self, rows: DueRows) -> None:
-        """Rows that the wheel has released go back to it. If memory had to give up their part of the window meanwhile, a
-        load brings them."""
+        """Puts rows that the wheel has released back to it. If memory had to give up their part of the window
+        meanwhile, a load brings them."""
         here = self._has_brought(rows.payload, rows.due_ms, rows.sequence)
         if not here.all():
             rows = rows.take(np.flatnonzero(here))
@@ -184,7 +184,8 @@ class Residency:
     # -- cancels and lookups
 
     def withdraw(self, due_ms: I64, sequence: I64) -> None:
-        """Messages (i64[n], i64[n], sequences ascending) that a cancel holds leave the wheel and the queues."""
+        """Takes messages that a cancel holds out of the wheel and the queues: due times and sequences, i64[n] each,
+        sequences ascending."""
         if len(self.wheel):
             self.wheel.cancel(due_ms, sequence)
         for group in self.groups.values():

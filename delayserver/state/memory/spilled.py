@@ -65,7 +65,7 @@ class Spilled:
         self._windows.clear()
 
     def add(self, window_ms: int, route_number: int = 0, first: Key | None = None) -> None:
-        """Rows of a window left memory, the first one of them at this key; None: any of the window."""
+        """Notes a window whose rows left memory, the first one of them at this key; None: any of the window."""
         windows = self._windows.setdefault(route_number, SortedDict())
         first = first or Key(window_ms, KEY_LOWEST.sequence)
         windows[window_ms] = min(windows.get(window_ms, first), first)

@@ -30,12 +30,12 @@ class ClosedWindows:
         return int(self._starts_ms[-1]) + self._window_ms if len(self._starts_ms) else 0
 
     def close(self, starts_ms: list[int]) -> None:
-        """From this step on nothing is accepted for these windows."""
+        """Accepts nothing for these windows from this step on."""
         self.changes += 1
         self._starts_ms = np.union1d(self._starts_ms, np.array(starts_ms, np.int64))
 
     def reopen(self, starts_ms: list[int]) -> None:
-        """These windows were not retired: their files are all there."""
+        """Accepts messages for these windows again. They were not retired: their files are all there."""
         if starts_ms:
             self._starts_ms = np.setdiff1d(self._starts_ms, np.array(starts_ms, np.int64), assume_unique=True)
 

@@ -38,13 +38,13 @@ class Drains:
         self.ends.advance(self.ends.value + 1)
 
     def end(self, start_ms: int) -> None:
-        """The day is drained, and the table says so."""
+        """Ends the drain of a day: the table says so."""
         self.positions.pop(start_ms, None)
         self.moved.pop(start_ms, None)
         self.ends.advance(self.ends.value + 1)
 
     def free(self, start_ms: int) -> None:
-        """The day may be drained again."""
+        """Lets the day be drained again."""
         self._held.discard(start_ms)
 
     def drainable(self) -> list[SealedDay]:

@@ -164,7 +164,7 @@ class WindowBook:
         return completed
 
     def outcomes_durable(self, keys: Iterable[DispatchKey]) -> None:
-        """Outcomes in these files are durable: count their windows again."""
+        """Counts the windows of these files again, because their outcomes are durable."""
         self._completed.update(self.refresh([key.start_ms for key in keys if self.is_outcome_file(key)]))
 
     def take_completed(self) -> set[int]:
@@ -197,7 +197,7 @@ class WindowBook:
         return [start for _, start in zip(range(count_max), starts, strict=False)]
 
     def forget(self, start_ms: int) -> None:
-        """The window is retired."""
+        """Forgets a window that is retired."""
         self._incomplete.discard(start_ms)
         self._unloaded.discard(start_ms)
         self._unreadable.discard(start_ms)
