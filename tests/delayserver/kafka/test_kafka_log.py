@@ -104,6 +104,7 @@ async def test_a_topic_that_was_made_again_is_lost(kafka: KafkaNodes) -> None:
         await engine.make_topic(1)
         await member.ended.wait()
     assert isinstance(member.error, LogLost)
+    assert "made again" in str(member.error)
     assert member.data == numbers(3)
 
 
@@ -139,12 +140,15 @@ async def test_a_record_that_the_topic_does_not_take_is_named_and_nothing_follow
     cluster = new_cluster(one_node)
     engine = KafkaEngine(cluster)
     await engine.make_topic(1)
-    await trio.to_thread.run_sync(alter, cluster, "max.message.bytes=1000")
+    await trio.to_thread.run_sync(alter, cluster, "max.message.bytes=500000")
     log = engine.open(0)
     async with following(log) as member:
         log.append(b"before")
         await member.reached(1)
-        log.append(bytes(2000))
+        log.append(bytes(1_000_000))
+        # Batches of their own, on their way when the first one fails.
+        for _ in range(10):
+            log.append(bytes(300_000))
         while not member.ended.is_set():
             # Never raises, also where the library has given up and `run` has not yet.
             log.append(b"behind")
