@@ -129,7 +129,5 @@ def _rows(result: dict[str, Any], count: int, kind: type[Row]) -> list[Row | Del
 
 def _row(row: dict[str, Any], kind: type[Row]) -> Row:
     if row["outcome"] not in OUTCOMES_BY_LABEL:
-        raise MalformedFrame(
-            f"the server answered with the outcome {row['outcome']!r}, which this client does not know"
-        )
+        raise ValueError(f"this client does not know the outcome {row['outcome']!r}")
     return read_reply(row, kind)
