@@ -21,7 +21,7 @@ from typing import IO, Final, Self
 from tests.ports import free_port
 
 # Spark alone takes a minute for a program on a busy machine.
-STEP_SECONDS_MAX: Final = 300
+STEP_SECONDS_MAX: Final = 900
 ROOT: Final = Path(__file__).parents[2]
 PORTS: Final = ("20801", "20880", "20811", "20812", "8000")
 

@@ -587,7 +587,16 @@ def a_gate_that_waits_for_nothing() -> list[Change]:
 
 def a_gate_that_forgets_running_commits() -> list[Change]:
     """A message with an order key leaves the wheel while an earlier one of its key, accepted in time, waits for its sync."""
-    return [(AcceptedLog, name, lambda _right: lambda _accepted: None) for name in ("begin", "end")]
+
+    def mistaken(right: Any) -> Any:
+        def begin(accepted: AcceptedLog) -> Any:
+            group = right(accepted)
+            accepted._end(group)
+            return group
+
+        return begin
+
+    return [(AcceptedLog, "begin", mistaken)]
 
 
 def refused_without_a_word() -> list[Change]:

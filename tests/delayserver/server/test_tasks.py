@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from inspect import iscoroutinefunction, ismethod, signature
 
 from delayserver.server.parts import Parts
@@ -14,10 +14,10 @@ Boot = Callable[..., Host]
 
 
 def parts_of(parts: Parts) -> Iterator[tuple[str, object]]:
-    """All parts of the server, by the name of their room and their own."""
+    """All parts of the server, by the name of their room and their own. A start and an end run once, and are no rooms."""
     for room in fields(parts):
-        if room.name != "ground":
-            value = getattr(parts, room.name)
+        value = getattr(parts, room.name)
+        if room.name != "ground" and is_dataclass(value):
             yield from ((f"{room.name}.{part.name}", getattr(value, part.name)) for part in fields(value))
 
 

@@ -247,7 +247,7 @@ def test_a_message_that_is_due_behind_the_year_is_counted(web: Web, desk: Desk) 
 def test_windows_that_are_longer_than_a_minute_or_an_hour_are_shown(desk: Desk, window: str) -> None:
     other = serve("--memory", "--set", f"storage.window_ms={window}")
     try:
-        send(other, "console.windows", delay_ms=50_000)
+        send(other, "console.windows", delay_ms=5 * 60_000)
         send(other, "console.windows", delay_ms=50 * 60_000)
         page = desk.open(at=address(other))
         expect(page.locator("#minutes .reading")).to_contain_text("2 messages in the next hour")
