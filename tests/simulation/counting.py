@@ -28,8 +28,8 @@ NAMES = {"subject": SUBJECT, "group": GROUP}
 MESSAGES_MAX = 60
 # A loss of power forgets the hand-outs of the last 0.1 s, and of the sync after it. Timers of a host end up to 0.25 s late.
 FORGOTTEN_S = 1.0
-# How long a lease may go on after its end: the timers of the host are so coarse.
-NOTICED_US = 1_000_000
+# How long a lease may go on after its end: the timers of the host are coarse, and some ends wait for reads or for a commit.
+NOTICED_US = 2_000_000
 # Longer than any seed: such a lease ends with its connection or with the process.
 LONG_MS = 86_400_000
 # Messages that no group takes go after a week.
