@@ -468,6 +468,8 @@ class World:
             and self.host.alive
             and not self.host.disk.dead
             and not server.parts.state.positions.lag_bytes
+            # A thread may have written outcomes that are not counted yet.
+            and not server.parts.state.decided.writes.locked()
         ):
             check_files(self.host, as_map(server.parts.figures.status.now()))
 
