@@ -155,7 +155,7 @@ class SubscriptionRun:
                     background.start_soon(self._discover, pattern, background, tasks)
                 for subject in self.subscription.plain:
                     self._follow(subject, background, tasks)
-                    tasks.start_soon(self._leases.run, self.look)  # also while the last handlers end
+                tasks.start_soon(self._leases.run, self.look)  # also while the last handlers end
                 tasks.start_soon(self._work, handlers_ended)
                 await self._stop.wait()
                 background.cancel_scope.cancel()

@@ -35,6 +35,20 @@ def test_the_lease_of_a_handler_that_works_for_long_is_extended_also_while_the_l
     for_each_kind_at_once(partial(the_lease_is_extended_also_while_the_listener_stops, node.address))
 
 
+def a_lease_of_a_found_subject_is_extended(address: str, kind: str) -> None:
+    held, subject = Held(), f"found-by-pattern-{kind}"
+    with Client(address) as client:
+        send(client, f"{subject}.a", b"7")
+        with listening(kind, address, {(f"{subject}.*",): held}, ack_timeout_s=12) as listener:
+            until(lambda: listener.stats.extended == 1, "the first extension")
+            held.go.set()
+        assert (held.attempts, listener.stats.acked) == ([1], 1)
+
+
+def test_a_listener_that_names_patterns_alone_extends_its_leases(node: Server) -> None:
+    for_each_kind_at_once(partial(a_lease_of_a_found_subject_is_extended, node.address))
+
+
 def the_others_are_extended(address: str, kind: str) -> None:
     held, running, subject = Held(), list[Delivery](), f"one-has-ended-{kind}"
 
