@@ -112,6 +112,8 @@ class Follower:
 
     def _read(self, record: LogRecord) -> None:
         position = record.position
+        # Also behind records that do not count: the log has nothing unread where the last one is of those.
+        before, self._place = self._place, replace(self._place, position=position + 1)
         try:
             found = unwrap(record.data, self._standing.seat.identity, position)
         except ForeignRecordError as error:
@@ -121,20 +123,17 @@ class Follower:
         envelope = found.envelope
         validity = self._order.judge(envelope)
         if validity is Validity.LOST:
-            place = self._place
             raise LogLost(
                 self._standing.seat.shard,
-                place.position,
+                before.position,
                 position,
                 f"the record there is number {envelope.index} of epoch {envelope.epoch}, "
-                f"and the last one was number {place.index} of epoch {place.epoch}",
+                f"and the last one was number {before.index} of epoch {before.epoch}",
             )
         if validity is not Validity.VALID:
             self.void[validity] += 1
             return
-        self._place = replace(
-            self._place, position=position + 1, epoch=envelope.epoch, index=envelope.index, writer=envelope.writer
-        )
+        self._place = replace(self._place, epoch=envelope.epoch, index=envelope.index, writer=envelope.writer)
         self._standing.heard.ring()
         if envelope.kind is EnvelopeKind.RECORDS:
             self._take_records(found, position, len(record.data))

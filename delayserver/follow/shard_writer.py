@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from delayserver.runtime.marks import Mark
 from delayserver.state.positions.accepted_log import AcceptedLog
 from delayserver.state.positions.gathering import CommitGroup
 from delayserver.state.positions.positions import Positions
@@ -38,6 +37,5 @@ class ShardWriter:
         self._proposals.propose(
             records, partial(self._accepted.accept, group=group), partial(self._accepted.refuse, group)
         )
-        begun: int = self._positions.commits_begun.value
-        ended: Mark = self._positions.commits_ended
-        await ended.reached(begun - GROUPS_MAX + 1)
+        positions = self._positions
+        await positions.commits_ended.reached(positions.commits_begun.value - GROUPS_MAX + 1)

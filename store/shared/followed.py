@@ -50,7 +50,7 @@ def followed_to(log: MessageLog, offset: int) -> FollowedTo:
 
 
 def _scan(log: MessageLog, start: int) -> tuple[FollowedTo, bool]:
-    place, marked = FollowedTo(), False
+    place, marked, ahead = FollowedTo(), False, 0
     scan = LogScan(log, start, log.end)
     for entry in scan:
         batch = entry.batch
@@ -59,9 +59,9 @@ def _scan(log: MessageLog, start: int) -> tuple[FollowedTo, bool]:
             position, epoch, index, horizon_ms = [
                 int(column.item(-1)) for column in (batch.position, batch.epoch, batch.record_index, batch.horizon_ms)
             ]
-            place, marked = FollowedTo(position, epoch, index, writer, horizon_ms), True
+            place, marked, ahead = FollowedTo(position, epoch, index, writer, horizon_ms), True, 0
         else:
-            place = replace(place, ahead=place.ahead + 1)
+            ahead += 1
     if scan.has_gaps:
         raise CorruptionError("message_log", start, "damage hides how far this member has followed the shared log")
-    return place, marked
+    return replace(place, ahead=ahead), marked

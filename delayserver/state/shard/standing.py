@@ -12,8 +12,7 @@ from store.shared.payload import BeatNote, ClaimNote, EndNote, Note
 class Standing:
     """The leadership as far as the log was read. Writer: the follower.
 
-    Invariants: the epoch only grows. This member leads while the claim of the present epoch is of
-    its own process."""
+    Invariants: the epoch only grows. This member leads while the claim of the present epoch is of its own process."""
 
     __slots__ = ("applied", "claim", "epoch", "heard", "heir", "horizon_ms", "leader", "lease", "read", "seat")
 

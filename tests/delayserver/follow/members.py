@@ -127,7 +127,7 @@ class Member:
         instance: int,
         inline_bytes_max: int = 1 << 16,
     ) -> None:
-        self.fs = fs
+        self.fs, self.records = fs, records
         storage, cluster = StorageSettings(), ClusterSettings(rank=number)
         self.clock, self.workers = SimulatedClock(), FakeWorkers()
         runtime = Runtime.on(clock=self.clock, workers=self.workers)

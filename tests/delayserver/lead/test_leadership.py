@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import trio
 import trio.testing
 
@@ -87,6 +88,22 @@ async def test_a_standby_that_has_not_read_what_the_log_has_does_not_claim(
         second.shared.delay_s = 10.0  # the log answers it, and gives it records late
         await trio.sleep(60)
         assert first.standing.leads and second.standing.epoch.value == 1
+
+
+@pytest.mark.parametrize("kind", ["foreign", "void"])
+async def test_a_standby_claims_also_where_the_last_record_does_not_count(
+    kind: str, autojump_clock: trio.testing.MockClock
+) -> None:
+    first, second = two_members()
+    async with first.following(), second.following():
+        await led(first)
+        await first.send(1)
+        await trio.sleep(5)
+        first.shared.connect(False)
+        second.shared.append(b"of another program" if kind == "foreign" else first.records.data[0])
+        with trio.fail_after(60):
+            await led(second)
+        assert second.standing.epoch.value == 2
 
 
 async def test_the_heir_of_a_hand_over_claims_at_once(autojump_clock: trio.testing.MockClock) -> None:
