@@ -32,10 +32,12 @@ WAITING_BYTES_LOW = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class _Valid:
-    """Records of one envelope. `accepted` tells their proposer in this process; None: another process wrote them."""
+    """Records of one envelope. `accepted` tells their proposer in this process, which did not propose the first `names`;
+    None: another process wrote them."""
 
     records: Sequence[Appendable]
     accepted: Accepted | None
+    names: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +144,10 @@ class Follower:
 
     def _take_records(self, found: Unwrapped, position: int, size_bytes: int) -> None:
         accepted: Accepted | None = None
+        names = 0
         if found.envelope.writer == self._standing.seat.me:
             proposal = self._proposals.came_back(found.envelope.index)
-            records, accepted = proposal.records, proposal.accepted
+            records, accepted, names = proposal.records, proposal.accepted, proposal.names
         else:
             records = decode_records(found.payload, position)
             if self._place.ahead:
@@ -152,7 +155,7 @@ class Follower:
                 records = records[known:]
                 self._place = replace(self._place, ahead=self._place.ahead - known)
         if records:
-            self._waiting.append(_Valid(records, accepted))
+            self._waiting.append(_Valid(records, accepted, names))
             self._waiting_bytes += size_bytes
 
     def _take_note(self, envelope: Envelope, note: Note) -> None:
@@ -168,6 +171,7 @@ class Follower:
                 self._waiting.append(_Valid((), lambda _: [proposal.refused(error) for proposal in doubtful]))
             if standing.leads:
                 proposals.begin(envelope.epoch)
+                self._waiting.append(_Valid((), lambda _: self._accepted.lead()))
         elif envelope.writer == standing.seat.me:
             proposals.came_back(envelope.index).accepted([])
 
@@ -205,7 +209,9 @@ class Follower:
             if each.accepted is None:
                 self._accepted.accept(own)
             else:
-                each.accepted(own)
+                if each.names:
+                    self._accepted.accept(own[: each.names])
+                each.accepted(own[each.names :])
         self._accepted.accept(entries[first:])
         self._standing.applied.advance(taken.place.position if self._waiting else self._place.position)
 

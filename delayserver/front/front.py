@@ -67,6 +67,7 @@ _CONSUMING = frozenset(
 _SERVED = {
     Stage.OPENING: frozenset({names_of.PING}),
     Stage.REPLAYING: _LOOKING,
+    Stage.FOLLOWING: _LOOKING,
     Stage.DELIVERING: _LOOKING | _CONSUMING,
     Stage.READY: names_of.OPERATIONS,
 }

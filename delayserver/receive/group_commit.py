@@ -23,11 +23,11 @@ from delayserver.protocol.errors import (
     copied,
 )
 from delayserver.runtime.runtime import Runtime
+from delayserver.runtime.sequence_source import SequenceSource
 from delayserver.state.positions.accepted_log import AcceptedLog
 from delayserver.state.positions.gathering import CommitGroup, Committed, Done, Gathering, RowsDone
 from delayserver.state.positions.positions import Positions
 from delayserver.state.positions.record_writer import RecordWriter
-from delayserver.state.positions.sequence_source import SequenceSource
 from store.errors import DiskFullError, StoreError
 from store.records.batches import CancelBatch, MessageBatch
 from store.records.column_batch import ColumnBatch

@@ -1,4 +1,5 @@
-"""The round step that ends messages: outcomes of cancels. Steps that find other outcomes add them here.
+"""The round step that ends messages: outcomes of cancels, and in a cluster those that another member decided. Steps that
+find other outcomes add them here.
 
 While a start replays what a crash left, outcomes wait here. Dispatch_log may have kept them though the crash took the
 schedule file or the checkpoint, and each must be recorded once.
@@ -36,7 +37,9 @@ class RoundOutcomes:
         return self._waiting is not None
 
     def publish(self, done: Round) -> None:
-        """Add the outcomes of a round's cancels, and release their holds."""
+        """Add the outcomes of a round and of its cancels, whose holds it releases."""
+        for outcomes in done.outcomes:
+            self.add(outcomes)
         for batch in done.cancels:
             self.add(cancelled_outcomes(batch, self._clock.now_us()))
             self._decided.holds.release(batch.sequence)

@@ -37,6 +37,7 @@ class LogAppender:
         self._workers = workers
         self._pace = DiskPace()
         self._name = NameLook(log.require_name)
+        self.groups = 0
         self.sync_us_max = 0
 
     def takes_now(self, size_bytes: int) -> bool:
@@ -61,6 +62,7 @@ class LogAppender:
 
     def _measured(self, appended: AppendedRecords, size_bytes: int) -> AppendedRecords:
         took_us = appended.ended_us - appended.started_us
+        self.groups += 1
         self.sync_us_max = max(self.sync_us_max, took_us)
         if size_bytes <= self._inline_bytes_max:
             self._pace.add_sync(took_us)

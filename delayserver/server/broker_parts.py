@@ -66,7 +66,7 @@ def build_broker(ground: Ground, upkeep: UpkeepParts, receive: ReceiveParts) -> 
     local = LocalBroker(core, commit, reads, pulls, runtime)
     publishing = Publishing(
         local,
-        opened.sequences,
+        receive.sequences,
         opened.directory.server_id,
         ground.settings.storage,
         receive.commit.refuse_from_now,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import trio
@@ -31,7 +32,8 @@ from delayserver.runtime.room_wait import RoomWait
 from delayserver.runtime.runtime import Runtime
 from delayserver.runtime.steps import Steps
 from delayserver.runtime.watchdog import Watchdog
-from delayserver.server.ground import Ground, Outside
+from delayserver.server.cluster_parts import ClusterParts
+from delayserver.server.ground import Ground, Membership, Outside
 from delayserver.server.operations_of import operations_of
 from delayserver.server.parts import Parts, build_parts
 from delayserver.server.tasks import tasks_by_stage
@@ -56,6 +58,10 @@ OPEN_TRIES = 3
 OPEN_AGAIN_MS = 1_000
 
 
+class Superseded(Exception):
+    """Another member leads, and this process did. It drops its memory: open the directory again, as a standby."""
+
+
 class DelayServer:
     """One server on one data directory. `open` recovers, `run` serves until `stop` or cancellation."""
 
@@ -69,9 +75,10 @@ class DelayServer:
         connect: Connect = connect_socket,
         reread: Reread | None = None,
         trusting: bool = False,
+        membership: Membership | None = None,
     ) -> None:
         """`reread` reads the settings again, for `reload`. `trusting`: no client needs a token, since all of them belong to
-        this program."""
+        this program. `membership` makes it a member of a cluster."""
         self._trusting = trusting
         # The delay pipeline of a lone broker carries its own redeliveries, to itself.
         self.settings = for_frames(for_broker(settings) if role == BROKER else settings)
@@ -90,6 +97,7 @@ class DelayServer:
         self._parts: Parts | None = None
         self.stopping = self.readiness.stopping
         self._starting = trio.CancelScope()
+        self._superseded = False
         self.address = ("", 0)
         self.fair_turns = FairTurns(self.turns, self.clock)
         self.watchdog = Watchdog(self.clock, self.settings.stall_log_ms)
@@ -124,6 +132,7 @@ class DelayServer:
             self.own_tokens,
             self.connections,
             self.watchdog,
+            membership,
         )
 
     # -- building
@@ -133,10 +142,19 @@ class DelayServer:
         closed then, and after a DiskFullError or an UnreadableError it can be called again. With `patient` raises the
         latter where the disk cannot read something that it looks at; without, it goes around that."""
         holder = f"process {os.getpid()} (delayserver {self.role})"
-        opened = open_directory(self.fs, self.settings, self.runtime, holder, self.role, patient=patient)
+        membership, settings = self._outside.membership, self.settings
+        if membership is None:
+            shard_server_id = None
+        else:
+            # A member takes over its groups with the leadership: their names come through the log.
+            shard_server_id = membership.seat.identity.server_id
+            settings = replace(settings, groups=(), routes=())
+        opened = open_directory(
+            self.fs, settings, self.runtime, holder, self.role, shard_server_id=shard_server_id, patient=patient
+        )
         try:
             pacing = Pacing.of(self.settings)
-            self._parts = build_parts(Ground(opened, self._outside, self.settings, pacing, self.runtime, patient))
+            self._parts = build_parts(Ground(opened, self._outside, settings, pacing, self.runtime, patient))
         except StoreError:
             opened.close()
             raise
@@ -197,6 +215,8 @@ class DelayServer:
             nursery.cancel_scope.cancel()
         if failure is not None:
             raise failure
+        if self._superseded:
+            raise Superseded("another member of the cluster leads")
 
     async def _open_when_there_is_room(self) -> None:
         tries = OPEN_TRIES
@@ -225,7 +245,10 @@ class DelayServer:
         if not self._trusting:
             nursery.start_soon(self.front.guard)
         self._enter(Stage.REPLAYING)
-        if await recovery.try_replay() or not recovery.may_deliver_meanwhile():
+        if parts.cluster is not None:
+            await self._follow(nursery, parts.cluster)
+            self._start_delivering(nursery)
+        elif await recovery.try_replay() or not recovery.may_deliver_meanwhile():
             await recovery.finish()
             self._start_delivering(nursery)
         else:  # the replay waits for room: deliver what is placed already
@@ -239,6 +262,32 @@ class DelayServer:
         self._start_tasks(nursery, Stage.READY)
         parts.receive.commit.accept()
         self._enter(Stage.READY)
+
+    async def _follow(self, nursery: trio.Nursery, cluster: ClusterParts) -> None:
+        """Follow the shared log until this process leads, and has applied all that came before its claim."""
+        parts = self.parts
+        await parts.recovery.finish()
+        self._start_tasks(nursery, Stage.FOLLOWING)
+        self._enter(Stage.FOLLOWING)
+        await cluster.claiming.run()
+        claimed = cluster.standing.read.value
+        nursery.start_soon(cluster.beating.run)
+        nursery.start_soon(self._end_when_superseded, nursery.cancel_scope, cluster)
+        await cluster.standing.applied.reached(claimed)
+        await parts.state.positions.replayed.reached(parts.state.positions.durable.value)
+        # What other members decided is in dispatch_log before this one decides anything.
+        await parts.outcomes.recorder.flush()
+        horizon_ms, sequence = cluster.standing.horizon_ms, parts.state.positions.accepted_sequence.value
+        parts.opened.attempts.attempted.begin(horizon_ms + 1, sequence + 1)
+        cluster.standing.took_over.set()
+        await parts.dispatch.topology.change(self.settings)
+
+    async def _end_when_superseded(self, scope: trio.CancelScope, cluster: ClusterParts) -> None:
+        standing = cluster.standing
+        while standing.leads:
+            await standing.epoch.reached(standing.epoch.value + 1)
+        self._superseded = True
+        scope.cancel()
 
     def _start_delivering(self, nursery: trio.Nursery) -> None:
         self._start_tasks(nursery, Stage.DELIVERING)

@@ -30,6 +30,7 @@ class DispatchParts:
     targets: Targets
     lateness: Lateness
     groups: BrokerGroups
+    topology: Topology
     reload: Reload
     dispatcher: Dispatcher
     complete_windows: CompleteWindows
@@ -58,6 +59,7 @@ def build_dispatch(ground: Ground, state: StateParts, broker: BrokerParts) -> Di
         targets=targets,
         lateness=builder.lateness,
         groups=groups,
+        topology=topology,
         reload=Reload(topology, outside.servers, outside.given, outside.reread, runtime),
         dispatcher=Dispatcher(groups, state.wheel, state.queueing, state.overflow, horizon, gate, runtime),
         complete_windows=CompleteWindows(state.book, opened.files.days, groups, runtime),

@@ -57,7 +57,7 @@ def build_figures(
         BalanceReader(state.balance, state.decided, dispatch.lateness),
         StorageReader(
             DiskReader(settings, files.schedule, files.dispatch, files.names, housekeeping, runtime),
-            ProgressReader(receive.log_writer, state.positions, state.decided, upkeep.checkpointing),
+            ProgressReader(receive.appender, state.positions, state.decided, upkeep.checkpointing),
             WindowsReader(state.book, upkeep.retention, clock),
         ),
         DeliveryReader(state.residency, load.loader, dispatch.groups, clock),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from delayserver.config.cluster_settings import ClusterSettings
 from delayserver.config.pacing import Pacing
 from delayserver.config.settings import Settings
 from delayserver.net.transport import Connect
@@ -12,19 +13,31 @@ from delayserver.operations.nodes.reload import Reread
 from delayserver.operations.nodes.servers import Servers
 from delayserver.runtime.room_wait import RoomWait
 from delayserver.runtime.runtime import Runtime
+from delayserver.runtime.shared_log import LogEngine
 from delayserver.runtime.watchdog import Watchdog
 from delayserver.startup.directory_opening import Opened
 from delayserver.state.connections.connections import Connections
 from delayserver.state.files import Files
 from delayserver.state.positions.readiness import Readiness
+from delayserver.state.shard.seat import Seat
 from store.disk.filesystem import FileSystem
 from store.tables.names import Names
 
 
 @dataclass(frozen=True, slots=True)
+class Membership:
+    """What makes a server a member of a cluster: its seat, and the engine of the shared log."""
+
+    engine: LogEngine
+    seat: Seat
+    settings: ClusterSettings
+
+
+@dataclass(frozen=True, slots=True)
 class Outside:
     """The inputs of a server that exist before its data directory is open. `instance` names this process. `given` are
-    the settings as the operator gave them; `reread` reads them again, for `reload`."""
+    the settings as the operator gave them; `reread` reads them again, for `reload`. `membership` is None for a single
+    server."""
 
     role: str
     instance: str
@@ -38,6 +51,7 @@ class Outside:
     own_tokens: OwnTokens
     connections: Connections
     watchdog: Watchdog
+    membership: Membership | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ def build_groups(
         local,
         receive.commit,
         upkeep.kept_room,
-        opened.sequences,
+        receive.sequences,
         ground.names,
         state.balance.subjects.redeliveries,
         runtime,

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from delayserver.follow.shard_outcome_writer import ShardOutcomeWriter
 from delayserver.outcomes.dispatch_log_writer import DispatchLogWriter
 from delayserver.outcomes.outcome_recorder import OutcomeRecorder
+from delayserver.server.cluster_parts import ClusterParts
 from delayserver.server.ground import Ground
 from delayserver.server.state_parts import StateParts
+from delayserver.state.decisions.outcome_writer import OutcomeWriter
 
 
 @dataclass(frozen=True, slots=True)
 class OutcomeParts:
     """The stage of outcomes."""
 
-    outcome_writer: DispatchLogWriter
+    outcome_writer: OutcomeWriter
     recorder: OutcomeRecorder
 
 
-def build_outcomes(ground: Ground, state: StateParts) -> OutcomeParts:
+def build_outcomes(ground: Ground, state: StateParts, cluster: ClusterParts | None) -> OutcomeParts:
     """The recorder, and the writer that it gives outcomes to."""
-    writer = DispatchLogWriter(ground.files.dispatch, state.decided, ground.runtime)
+    writer: OutcomeWriter = DispatchLogWriter(ground.files.dispatch, state.decided, ground.runtime)
+    if cluster is not None:
+        writer = ShardOutcomeWriter(cluster.standing, cluster.proposals, state.accepted, writer)
     late_ms_max = ground.pacing.outcomes_late_ms_max
     return OutcomeParts(
         writer,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from delayserver.runtime.log_appender import LogAppender
 from delayserver.server.broker_parts import BrokerParts, build_broker
 from delayserver.server.clean_end import BrokerEnd, CleanEnd, LastCheckpoint, Settling
+from delayserver.server.cluster_parts import ClusterParts, build_cluster
 from delayserver.server.dispatch_parts import DispatchParts, build_dispatch
 from delayserver.server.figure_parts import FigureParts, build_figures
 from delayserver.server.ground import Ground
@@ -47,6 +49,7 @@ class Parts:
     figures: FigureParts
     recovery: Recovery
     end: CleanEnd
+    cluster: ClusterParts | None
 
     @property
     def opened(self) -> Opened:
@@ -66,11 +69,20 @@ def build_parts(ground: Ground) -> Parts:
     replay.day_end.remove_left()
     in_both_tiers = replay.day_outcomes.open(patient=ground.patient)
     load = build_load(ground, state)
-    outcomes = build_outcomes(ground, state)
+    storage, runtime = ground.settings.storage, ground.runtime
+    appender = LogAppender(
+        ground.files.log,
+        storage.inline_sync_bytes_max,
+        runtime.clock,
+        runtime.workers,
+        assumed=storage.durability == "os",
+    )
+    cluster = build_cluster(ground, state, appender)
+    outcomes = build_outcomes(ground, state, cluster)
     upkeep = build_upkeep(ground, state)
     upkeep.removal.finish_interrupted()
     _begin_counts(ground, state, upkeep.entries.retired_totals() - in_both_tiers)
-    receive = build_receive(ground, state, upkeep)
+    receive = build_receive(ground, state, upkeep, appender, cluster)
     broker = build_broker(ground, upkeep, receive)
     dispatch = build_dispatch(ground, state, broker)
     messages = build_messages(ground, state, upkeep, receive)
@@ -104,6 +116,7 @@ def build_parts(ground: Ground) -> Parts:
         figures,
         recovery,
         end,
+        cluster,
     )
 
 

@@ -11,6 +11,7 @@ from delayserver.replay.day_sealing import DaySealing
 from delayserver.replay.day_tier import DayTier
 from delayserver.replay.deduplication import Deduplication
 from delayserver.replay.drained_rows import DrainedRows
+from delayserver.replay.kept_names import KeptNames
 from delayserver.replay.message_log_reader import MessageLogReader
 from delayserver.replay.opened_messages import OpenedMessages
 from delayserver.replay.placing import Placing
@@ -52,6 +53,7 @@ def build_replay(ground: Ground, state: StateParts) -> ReplayParts:
         # Counts come first: a message is counted before an outcome of it can be. Outcomes come last: those of copies
         # and cancels close messages that this round may have opened, and the holds of cancels end behind them.
         # An index over all messages stands between.
+        KeptNames(files.names),
         RoundCounts(state.balance, state.windows, round_outcomes),
         OpenedMessages(state.decided, round_outcomes, runtime),
         to_memory,

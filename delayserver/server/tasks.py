@@ -16,6 +16,19 @@ def tasks_by_stage(parts: Parts) -> Mapping[Stage, tuple[Task, ...]]:
     leaves out `DELIVERING`, its tasks start with those of `READY`."""
     replay, load, outcomes, upkeep = parts.replay, parts.load, parts.outcomes, parts.upkeep
     receive, broker, dispatch, groups = parts.receive, parts.broker, parts.dispatch, parts.groups
+    # A member keeps its directory in order while it follows.
+    kept: tuple[Task, ...] = (upkeep.checkpointing.run, receive.warming.run, replay.tier.run, upkeep.segments_ahead.run)
+    following = () if parts.cluster is None else (parts.cluster.follow, *kept)
+    ready: tuple[Task, ...] = (
+        upkeep.checkpointing.run,
+        upkeep.retention.run,
+        upkeep.log_retention.run,
+        upkeep.subject_counting.run,
+        receive.warming.run,
+        replay.tier.run,
+        dispatch.complete_windows.run,
+        upkeep.segments_ahead.run,
+    )
     return MappingProxyType(
         {
             Stage.REPLAYING: (
@@ -29,6 +42,7 @@ def tasks_by_stage(parts: Parts) -> Mapping[Stage, tuple[Task, ...]]:
                 dispatch.reload.run,
                 groups.tokens.run,
             ),
+            Stage.FOLLOWING: following,
             Stage.DELIVERING: (
                 load.loader.run,
                 load.refill.run,
@@ -37,15 +51,6 @@ def tasks_by_stage(parts: Parts) -> Mapping[Stage, tuple[Task, ...]]:
                 parts.messages.timers.run,
                 upkeep.housekeeping.run,
             ),
-            Stage.READY: (
-                upkeep.checkpointing.run,
-                upkeep.retention.run,
-                upkeep.log_retention.run,
-                upkeep.subject_counting.run,
-                receive.log_writer.warm,
-                replay.tier.run,
-                dispatch.complete_windows.run,
-                upkeep.segments_ahead.run,
-            ),
+            Stage.READY: tuple([task for task in ready if task not in following]),
         }
     )

@@ -93,16 +93,18 @@ def open_directory(
     holder: str,
     role: str,
     *,
+    shard_server_id: int | None = None,
     patient: bool = False,
 ) -> Opened:
     """Locks, reads and recovers a data directory. Reports damage that can be read around to `runtime.damage`. With `patient`
     raises UnreadableError where the disk cannot read something; without, rows and counts of there are missing.
+    `shard_server_id`: that of the shard, for a member of a cluster.
 
     Raises LockedError, FormatError, CorruptionError (of a file that it cannot do without), DiskFullError, StoreError.
     After DiskFullError or UnreadableError everything is closed, and the call can be repeated.
     """
     with ExitStack() as stack:
-        opened = _open(stack, fs, settings, runtime, holder, role, patient=patient)
+        opened = _open(stack, fs, settings, runtime, holder, role, shard_server_id, patient=patient)
         stack.pop_all()
     return opened
 
@@ -114,6 +116,7 @@ def _open(
     runtime: Runtime,
     holder: str,
     role: str,
+    shard_server_id: int | None,
     *,
     patient: bool,
 ) -> Opened:
@@ -122,13 +125,13 @@ def _open(
     storage = settings.storage
     path = storage.data_dir.rstrip("/") or "/"
     directory = DataDirectory.open(
-        fs, path, random_server_id=lambda: random_server_id(runtime.chance), holder=holder, role=role
+        fs, path, random_server_id=lambda: shard_server_id or random_server_id(runtime.chance), holder=holder, role=role
     )
     stack.callback(directory.close)
     server_id = directory.server_id
+    _refuse_other_shard(path, server_id, shard_server_id)
     _refuse_lost_tables(fs, path)
-    message = settings.message
-    names = Names.open(fs, path, server_id, message.subjects_max, settings.broker.groups_max, message.tags_max)
+    names = _open_names(fs, path, server_id, settings, shared=shard_server_id is not None)
     stack.callback(names.close)
     checkpoint, lost = _read_checkpoint(fs, path, server_id, damage, patient=patient)
     _refuse_other_windows(path, find_span_ms(fs, path) or checkpoint.window_ms, storage.window_ms)
@@ -253,6 +256,18 @@ def _has_gone(
     # The day was retired with all its minutes. After a step of the clock it may have got messages again.
     mark = placed.get(ScheduleKey(start_ms, ScheduleSource.DAY))
     return mark is None or mark.last_sequence <= ledger.last_sequence_between(start_ms, start_ms + DAY_MS)
+
+
+def _open_names(fs: FileSystem, path: str, server_id: int, settings: Settings, *, shared: bool) -> Names:
+    message = settings.message
+    bounds = message.subjects_max, settings.broker.groups_max, message.tags_max
+    return Names.open(fs, path, server_id, *bounds, shared=shared)
+
+
+def _refuse_other_shard(path: str, server_id: int, shard_server_id: int | None) -> None:
+    """Raises FormatError for the directory of a server that is no member of the shard."""
+    if shard_server_id not in (None, server_id):
+        raise FormatError(path, f"belongs to server {server_id:012x}, and the shard is {shard_server_id:012x}")
 
 
 def _refuse_lost_tables(fs: FileSystem, path: str) -> None:

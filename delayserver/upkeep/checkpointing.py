@@ -155,6 +155,7 @@ class Checkpointing:
         # Of outcomes that come meanwhile the messages may be lost with the power, and a start looks only behind the marks
         # for such.
         schedule, dispatch = self._files.schedule, self._files.dispatch
+        self._files.names.sync()
         self._files.log.sync_assumed()  # nothing may point behind what a loss of power takes (durability `os`)
         schedule.sync()
         drains, orphans = captured.drains, captured.orphans

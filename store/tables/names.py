@@ -3,6 +3,9 @@ truth.
 
 A record holds the code of a name, never its text. So a new name is synced here before its code is handed out, and every
 code that any file can hold has its name. Codes count from 1 over all kinds; 0 says "none". FORMAT.md draws the bytes.
+
+The members of a cluster share their names. There a new name gets its code in memory, and its record goes to the shared log
+in front of the records that use it (`take_new`). Each member writes it here when it reads it there (`keep`).
 """
 
 from __future__ import annotations
@@ -38,10 +41,16 @@ _RECORD_ROWS = 1 << 16
 class Names:
     """Names by code and codes by name. One writer; lookups may run beside it in other threads."""
 
-    __slots__ = ("_bounds", "_codes", "_kinds", "_names", "_segment")
+    __slots__ = ("_bounds", "_codes", "_kept", "_kinds", "_names", "_new", "_segment", "_shared")
 
-    def __init__(self, segment: Segment | None, subjects_max: int, groups_max: int, tags_max: int) -> None:
+    def __init__(
+        self, segment: Segment | None, subjects_max: int, groups_max: int, tags_max: int, *, shared: bool = False
+    ) -> None:
         self._segment = segment
+        self._shared = shared
+        # Of shared names: those that no record of the shared log has yet, and how many names the file has.
+        self._new: list[NameBatch] = []
+        self._kept = 0
         # The bound of each kind. Names of broker groups come from the configuration.
         self._bounds = (subjects_max, groups_max, NAMES_MAX, tags_max, NAMES_MAX)
         self._names: list[str] = [""]
@@ -59,17 +68,19 @@ class Names:
         tags_max: int = NAMES_MAX,
         *,
         write: bool = True,
+        shared: bool = False,
     ) -> Names:
-        """Open or create `names.log`. With `write` a torn tail is cut; without, nothing is touched or created.
+        """Open or create `names.log`. With `write` a torn tail is cut; without, nothing is touched or created. `shared`: the
+        names are those of a cluster.
 
         Raises CorruptionError (damage, a gap in the codes, a name twice or not in UTF-8), FormatError (foreign, newer).
         """
         path = f"{directory}/{FILE_NAME}"
         if not fs.exists(path) or is_unfinished(fs, path):
             made = Segment.create(fs, path, FileHeader(FILE_NAMES, server_id, 0)) if write else None
-            return cls(made, subjects_max, groups_max, tags_max)
+            return cls(made, subjects_max, groups_max, tags_max, shared=shared)
         segment = Segment.open(fs, path, FILE_NAMES, server_id, write=write)
-        table = cls(segment, subjects_max, groups_max, tags_max)
+        table = cls(segment, subjects_max, groups_max, tags_max, shared=shared)
         try:
             if write:
                 segment.recover()
@@ -77,6 +88,7 @@ class Names:
                 if not isinstance(batch, NameBatch):
                     raise CorruptionError(path, header.offset, f"record kind {header.kind} in a table of names")
                 table._load(path, header.offset, batch)
+            table._kept = len(table)
         except BaseException:
             segment.close()
             raise
@@ -88,10 +100,8 @@ class Names:
             raise CorruptionError(path, offset, f"code {int(batch.code[0])} where {first} must follow")
         if int(batch.name_kind.max()) >= KINDS:
             raise CorruptionError(path, offset, f"unknown kind of name {int(batch.name_kind.max())}")
-        offsets = ragged_offsets(batch.names_length).tolist()
-        blob = bytes(batch.names)
         try:
-            names = [blob[a:b].decode("utf-8") for a, b in pairwise(offsets)]
+            names = _texts(batch)
         except UnicodeDecodeError as error:
             raise CorruptionError(path, offset, f"a name is not UTF-8: {error}") from error
         self._adopt(batch.name_kind.tolist(), names)
@@ -147,14 +157,43 @@ class Names:
             )
         assert self._segment is not None, "a table opened for reading only"
         first = len(self._names)
-        self._segment.append_all(
-            [
-                _batch(kind, first + start, new[start : start + _RECORD_ROWS])
-                for start in range(0, len(new), _RECORD_ROWS)
-            ]
-        )
-        self._segment.sync()
+        batches = [
+            _batch(kind, first + start, new[start : start + _RECORD_ROWS]) for start in range(0, len(new), _RECORD_ROWS)
+        ]
+        if self._shared:
+            self._new += batches
+        else:
+            self._segment.append_all(batches)
+            self._segment.sync()
         self._adopt([kind] * len(new), new)
+
+    # -- of a cluster
+
+    def take_new(self) -> list[NameBatch]:
+        """The names that no record of the shared log has yet. The caller puts them there, before a record that uses them."""
+        new, self._new = self._new, []
+        return new
+
+    def keep(self, batch: NameBatch) -> None:
+        """Names came out of the shared log: write them, without a sync. What the file has already is passed over. Raises
+        CorruptionError where the log has another name for a code, DiskFullError."""
+        assert self._segment is not None and self._shared
+        first, path = int(batch.code[0]), self._segment.path
+        if first + len(batch) - 1 <= self._kept:
+            return
+        if first != self._kept + 1:
+            raise CorruptionError(path, self._segment.end, f"code {first} where {self._kept + 1} must follow")
+        if first > len(self):
+            self._load(path, self._segment.end, batch)
+        elif self._names[first : first + len(batch)] != _texts(batch):
+            raise CorruptionError(path, self._segment.end, f"code {first} has another name in the shared log")
+        self._segment.append_all([batch])
+        self._kept += len(batch)
+
+    def sync(self) -> None:
+        """Make durable what `keep` has written. May run in a thread beside it. Raises SyncFailedError."""
+        if self._shared and self._segment is not None and self._segment.synced < self._segment.end:
+            self._segment.sync()
 
     def name(self, code: int) -> str:
         """The name of a code. Raises KeyError for a code that was never given out."""
@@ -189,6 +228,11 @@ class Names:
         """Close the file; everything given out is durable already."""
         if self._segment is not None:
             self._segment.close()
+
+
+def _texts(batch: NameBatch) -> list[str]:
+    offsets, blob = ragged_offsets(batch.names_length).tolist(), bytes(batch.names)
+    return [blob[a:b].decode("utf-8") for a, b in pairwise(offsets)]
 
 
 def _batch(kind: int, first: int, names: list[str]) -> NameBatch:

@@ -31,6 +31,7 @@ from delayserver.protocol.figure_fields import as_map
 from delayserver.protocol.frames import FrameDecoder, ReplyFrame, decode_reply, encode_request
 from delayserver.runtime.runtime import Runtime
 from delayserver.server.delay_server import DelayServer
+from delayserver.server.ground import Membership
 from tests.fakes.broker import FakeBroker
 from tests.fakes.clock import SimulatedClock
 from tests.fakes.disk import FakeDisk, SimulatedCrash
@@ -204,8 +205,11 @@ class Host:
         clock: SimulatedClock | None = None,
         network: FakeNetwork | None = None,
         seed: int = 1,
+        membership: Callable[[], Membership] | None = None,
     ) -> None:
-        """`seed`: of the chance that a process gets; hosts that are to differ need different ones."""
+        """`seed`: of the chance that a process gets; hosts that are to differ need different ones. `membership` gives that
+        of each life in a cluster."""
+        self._membership = membership
         self._seed = seed
         self.settings = settings or small_settings()
         self.name = name
@@ -269,6 +273,7 @@ class Host:
             fs=self.disk,
             connect=self.network.connect,
             reread=lambda: self.settings,
+            membership=None if self._membership is None else self._membership(),
         )
         self._nursery.start_soon(self._live, self.server)
 
@@ -322,6 +327,11 @@ class Host:
         await self.wait_down()
         assert self.died_of is None, self.died_of
         self.disk.kill()
+
+    async def wait_up(self) -> None:
+        """Return when it accepts requests, or has died of an error."""
+        with trio.fail_after(REPLY_TIMEOUT_S):
+            await self._up.wait()
 
     async def wait_down(self) -> None:
         """Return when the server has died."""

@@ -19,11 +19,11 @@ from delayserver.config.settings import StorageSettings
 from delayserver.protocol.errors import DelayServerError, DiskFull, QueueFull, StorageFailed
 from delayserver.runtime.name_look import NameLook
 from delayserver.runtime.runtime import Runtime
+from delayserver.runtime.sequence_source import SequenceSource
 from store.errors import DiskFullError, StoreError
 from store.records.batches import FLAG_PUBLISHED, I64, MessageBatch, StoredBatch
 from store.records.message_rows import ROWS_MAX, Row
 from store.records.stored_rows import StoredRows, stored_batch
-from store.tables.identity import SequenceReservation
 
 # Memory of one message besides its bytes, for the bound on bytes that wait for their sync.
 ROW_OVERHEAD_BYTES = 120
@@ -48,7 +48,7 @@ class Publishing:
     def __init__(
         self,
         broker: LocalBroker,
-        sequences: SequenceReservation,
+        sequences: SequenceSource,
         server_id: int,
         settings: StorageSettings,
         failed: Callable[[StorageFailed], None],

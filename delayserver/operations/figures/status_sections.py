@@ -26,9 +26,9 @@ from delayserver.protocol.figures import (
     WindowsStatus,
 )
 from delayserver.protocol.outcomes import Outcome
-from delayserver.receive.message_log_writer import MessageLogWriter
 from delayserver.runtime.believable_clock import BelievableClock
 from delayserver.runtime.clock import Clock
+from delayserver.runtime.log_appender import LogAppender
 from delayserver.runtime.runtime import Runtime
 from delayserver.runtime.watchdog import Watchdog
 from delayserver.state.counts.balance import Balance
@@ -174,9 +174,9 @@ class ProgressReader:
     """Reads the progress of the stages."""
 
     def __init__(
-        self, writer: MessageLogWriter, positions: Positions, decided: Decided, checkpointing: Checkpointing
+        self, appender: LogAppender, positions: Positions, decided: Decided, checkpointing: Checkpointing
     ) -> None:
-        self._writer = writer
+        self._appender = appender
         self._positions = positions
         self._decided = decided
         self._checkpointing = checkpointing
@@ -185,8 +185,8 @@ class ProgressReader:
         """The section of this moment."""
         return ProgressStatus(
             replay_lag_bytes=self._positions.lag_bytes,
-            group_commits=self._writer.groups,
-            commit_us_max=self._writer.sync_us_max,
+            group_commits=self._appender.groups,
+            commit_us_max=self._appender.sync_us_max,
             checkpoints=self._checkpointing.written,
             outcomes_waiting=self._decided.rows_waiting,
         )

@@ -28,11 +28,11 @@ from delayserver.broker.service.local_broker import LocalBroker
 from delayserver.protocol.errors import DelayServerError, DiskFull, StorageFailed
 from delayserver.receive.group_commit import ROW_OVERHEAD_BYTES, GroupCommit
 from delayserver.runtime.runtime import Runtime
+from delayserver.runtime.sequence_source import SequenceSource
 from delayserver.state.counts.redeliveries import Redeliveries
 from delayserver.upkeep.kept_room import KeptRoom
 from store.errors import DiskFullError, StoreError
 from store.records.batches import I64, MessageBatch
-from store.tables.identity import SequenceReservation
 from store.tables.names import Names
 
 # Ended leases that become internal records in one step.
@@ -83,7 +83,7 @@ class Redelivery:
         broker: LocalBroker,
         pipeline: GroupCommit,
         room: KeptRoom,
-        sequences: SequenceReservation,
+        sequences: SequenceSource,
         names: Names,
         redeliveries: Redeliveries,
         runtime: Runtime,

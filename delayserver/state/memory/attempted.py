@@ -33,6 +33,11 @@ class Attempted:
         # The node and the number of the hand-overs without an answer.
         self._unknown: dict[int, tuple[int, int]] = {}
 
+    def begin(self, due_before_ms: int, sequence_before: int) -> None:
+        """This process takes over from another one, which may have attempted what is due and accepted before these."""
+        self.due_before_ms = max(self.due_before_ms, due_before_ms)
+        self.sequence_before = max(self.sequence_before, sequence_before)
+
     def maybe(self, sequence: I64, due_ms: I64) -> NDArray[np.bool_]:
         """True where an attempt may have been made before this start, bool[n]. For any thread."""
         return (due_ms < self.due_before_ms) & (sequence < self.sequence_before)

@@ -100,7 +100,8 @@ class Routes:
     def _matched(self, first: int, last: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
         """The groups and route numbers of the names with these codes, the last one included."""
         groups, route_numbers = np.zeros((2, max(last + 1 - first, 0)), dtype=np.uint32)
-        default = next(iter(self._group_codes.values()))
+        # A member that follows has no groups yet.
+        default = next(iter(self._group_codes.values()), 0)
         internal = {self._names.code(OWN, group.subject): group for group in INTERNAL_GROUPS}
         for row, code in enumerate(range(first, last + 1)):
             route = self.match(self._names.name(code))

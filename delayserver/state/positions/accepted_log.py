@@ -42,6 +42,10 @@ class AcceptedLog:
         positions.commits_begun.advance(positions.commits_begun.value + 1)
         return self._gathering.send_off()
 
+    def lead(self) -> None:
+        """What comes from here on was decided by this process."""
+        self._positions.led_from = self._positions.durable.value
+
     def refuse(self, group: CommitGroup, error: DelayServerError) -> None:
         """Tells all who wait for a group that it will not be accepted."""
         group.fail(error)

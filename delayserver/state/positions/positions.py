@@ -12,6 +12,8 @@ from delayserver.runtime.marks import Bell, Mark
 from store.records.batches import I64
 from store.records.membership import is_member
 
+NEVER_LED = 1 << 62
+
 
 class Positions:
     """Marks on message_log: logical offsets, and the sequences that lie before them."""
@@ -26,6 +28,7 @@ class Positions:
         "commits_ended",
         "durable",
         "hurry",
+        "led_from",
         "replayed",
         "replayed_sequence",
     )
@@ -49,6 +52,9 @@ class Positions:
         # sequence. Writer: the replay.
         self.replayed = Mark(replayed)
         self.replayed_sequence = Mark(replayed_sequence, self.hurry)
+        # The offset of message_log from which on this process decided what stands there, as the primary of a cluster: memory
+        # has it before the replay. Behind every offset where another process did. Writer: the accepted log.
+        self.led_from = NEVER_LED
         # The offset from which the next start replays; 0 before the first checkpoint of this life. Writer: checkpointing.
         self.checkpointed = Mark(0)
         self._drained: I64 = np.empty(0, np.int64)

@@ -1,8 +1,8 @@
 """How far a start has come, and how requests are answered meanwhile. State only: no tasks, no files.
 
 The stages follow each other: `OPENING` (the files are being opened), `REPLAYING` (message_log is being replayed),
-`DELIVERING` (the replay waits for room, what is placed already goes out), `READY`. A start may leave one out, but it never
-goes back.
+`FOLLOWING` (another member of the cluster leads), `DELIVERING` (the replay waits for room, what is placed already goes out),
+`READY`. A start may leave one out, but it never goes back.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ class Stage(IntEnum):
 
     OPENING = 0
     REPLAYING = 1
-    DELIVERING = 2
-    READY = 3
+    FOLLOWING = 2
+    DELIVERING = 3
+    READY = 4
 
 
 _REASONS = {
     Stage.OPENING: "the server is opening its data directory",
     Stage.REPLAYING: "the server is replaying what was accepted before its start",
+    Stage.FOLLOWING: "this server follows: another member of the cluster leads",
     Stage.DELIVERING: "the server is replaying what was accepted before its start",
     Stage.READY: "",
 }

@@ -19,6 +19,7 @@ from store.logs.message_log import LogEntry
 from store.records.segment import Appendable
 from store.shared.envelope import Envelope, EnvelopeKind, wrap
 from store.shared.payload import Note, encode_note, encode_records, kind_of
+from store.tables.names import Names
 
 Accepted = Callable[[list[LogEntry]], object]
 Refused = Callable[[DelayServerError], object]
@@ -26,11 +27,12 @@ Refused = Callable[[DelayServerError], object]
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A record on its way. `records` as this process has them, none for a note. `accepted` gets them as entries of
-    message_log."""
+    """A record on its way. `records` as this process has them, none for a note; the first `names` of them are new names.
+    `accepted` gets the others as entries of message_log."""
 
     index: int
     records: Sequence[Appendable]
+    names: int
     size_bytes: int
     accepted: Accepted
     refused: Refused
@@ -40,12 +42,15 @@ class Proposals:
     """Numbers the records of this process in its epoch, and hands them to the log. Writers: who proposes; the follower takes
     what came back.
 
+    New names go in front of the records of the next proposal, in the same envelope: no record comes before its names.
+
     Invariants: the indexes of what is on its way follow each other, up to the last one that was given out."""
 
-    __slots__ = ("_clock", "_epoch", "_index", "_log", "_on_their_way", "_seat", "size_bytes")
+    __slots__ = ("_clock", "_epoch", "_index", "_log", "_names", "_on_their_way", "_seat", "size_bytes")
 
-    def __init__(self, log: SharedLog, seat: Seat, clock: Clock) -> None:
+    def __init__(self, log: SharedLog, seat: Seat, names: Names, clock: Clock) -> None:
         self._log = log
+        self._names = names
         self._seat = seat
         self._clock = clock
         self._epoch = 0
@@ -68,17 +73,20 @@ class Proposals:
 
     def propose(self, records: Sequence[Appendable], accepted: Accepted, refused: Refused) -> None:
         """Append records, at least one, which are accepted all together. This process must lead."""
-        self._propose(EnvelopeKind.RECORDS, encode_records(records), records, accepted, refused)
+        names = self._names.take_new()
+        all_records = [*names, *records]
+        self._propose(EnvelopeKind.RECORDS, encode_records(all_records), all_records, len(names), accepted, refused)
 
     def note(self, note: Note, accepted: Accepted, refused: Refused) -> None:
         """Append a note. This process must lead."""
-        self._propose(kind_of(note), [encode_note(note)], (), accepted, refused)
+        self._propose(kind_of(note), [encode_note(note)], (), 0, accepted, refused)
 
     def _propose(
         self,
         kind: EnvelopeKind,
         payload: Sequence[Buffer],
         records: Sequence[Appendable],
+        names: int,
         accepted: Accepted,
         refused: Refused,
     ) -> None:
@@ -86,7 +94,7 @@ class Proposals:
         assert len(self._on_their_way) < IN_FLIGHT_MAX, "each part that proposes bounds what it has on its way"
         self._index += 1
         size = self._append(kind, self._epoch, self._index, payload)
-        self._on_their_way.append(Proposal(self._index, records, size, accepted, refused))
+        self._on_their_way.append(Proposal(self._index, records, names, size, accepted, refused))
         self.size_bytes += size
 
     def _append(self, kind: EnvelopeKind, epoch: int, index: int, payload: Sequence[Buffer]) -> int:

@@ -23,3 +23,10 @@ class ShardSequences:
         first = max(self._next, self._accepted.value + 1)
         self._next = first + count
         return first
+
+    def needs_extension(self) -> bool:
+        """Never."""
+        return False
+
+    def extend(self, count: int = 0) -> None:
+        """Nothing is reserved."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import trio
+
 from delayserver.runtime.marks import Bell, Mark
 from delayserver.state.shard.seat import Seat
 from store.shared.envelope import LogWriter
@@ -14,7 +16,19 @@ class Standing:
 
     Invariants: the epoch only grows. This member leads while the claim of the present epoch is of its own process."""
 
-    __slots__ = ("applied", "claim", "epoch", "heard", "heir", "horizon_ms", "leader", "lease", "read", "seat")
+    __slots__ = (
+        "applied",
+        "claim",
+        "epoch",
+        "heard",
+        "heir",
+        "horizon_ms",
+        "leader",
+        "lease",
+        "read",
+        "seat",
+        "took_over",
+    )
 
     def __init__(self, seat: Seat, start: FollowedTo) -> None:
         """`start`: where the last process left the log."""
@@ -30,6 +44,8 @@ class Standing:
         # The position behind the last record that was read; and behind the last one whose records are in message_log.
         self.read = Mark(start.position)
         self.applied = Mark(start.position)
+        # Set when this process leads and has applied all that came before its claim: from then on it decides.
+        self.took_over = trio.Event()
         # Rung by each valid record.
         self.heard = Bell()
         # Until then this process serves pulls and lookups and begins attempts. In microseconds of the clock that goes on

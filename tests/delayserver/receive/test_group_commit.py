@@ -239,13 +239,13 @@ async def test_past_the_bound_of_gathered_bytes_sends_are_refused_as_queue_full(
 async def test_sends_that_come_together_share_one_sync_and_take_consecutive_sequences(boot: Boot) -> None:
     host, client = await boot.connected()
     await client.put("first", host.now_ms + 60_000)
-    groups, syncs = host.server.parts.receive.log_writer.groups, host.disk.counts["datasync"]
+    groups, syncs = host.server.parts.receive.appender.groups, host.disk.counts["datasync"]
     message = {"subject": "s", "body": "x", "due_ms": host.now_ms + 60_000}
     await client.send_bytes(b"".join(encode_request(100 + i, "send", {"messages": [message]}) for i in range(50)))
     replies = [await client.reply(100 + i) for i in range(50)]
     sequences = [reply["results"][0]["sequence"] for reply in replies]
     assert sequences == list(range(sequences[0], sequences[0] + 50))
-    assert host.server.parts.receive.log_writer.groups == groups + 1
+    assert host.server.parts.receive.appender.groups == groups + 1
     assert host.disk.counts["datasync"] - syncs <= 2
 
 
@@ -345,12 +345,12 @@ async def test_sends_of_one_group_are_answered_with_their_own_rows_and_refusals(
 async def test_a_burst_larger_than_a_group_becomes_several_and_keeps_its_order(boot: Boot) -> None:
     host, client = await boot.connected(small_settings(storage={"group_bytes_max": 2_000}))
     first = (await client.put("first", host.now_ms + 60_000))["sequence"]
-    groups = host.server.parts.receive.log_writer.groups
+    groups = host.server.parts.receive.appender.groups
     message = {"subject": "s", "body": "x" * 500, "due_ms": host.now_ms + 60_000}
     await client.send_bytes(b"".join(encode_request(100 + i, "send", {"messages": [message]}) for i in range(7)))
     replies = [await client.reply(100 + i) for i in range(7)]
     assert [reply["results"][0]["sequence"] for reply in replies] == list(range(first + 1, first + 8))
-    assert host.server.parts.receive.log_writer.groups == groups + 3  # of three, three and one
+    assert host.server.parts.receive.appender.groups == groups + 3  # of three, three and one
 
 
 async def test_a_stop_waits_for_sends_that_were_taken_in_the_same_pass(boot: Boot) -> None:

@@ -11,3 +11,9 @@ class SequenceSource(Protocol):
     def take(self, count: int) -> int:
         """The first of `count` sequences, which are the caller's alone. May have to reserve some, on a disk that is full:
         raises StoreError then, and nothing is taken."""
+
+    def needs_extension(self) -> bool:
+        """Whether `extend` is to be called soon."""
+
+    def extend(self, count: int = 0) -> None:
+        """Reserve more, durable on return. For any thread. Raises DiskFullError, SyncFailedError."""
