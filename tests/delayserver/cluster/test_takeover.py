@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
+import pytest
+
 from delayserver.config.cluster_settings import ClusterSettings
+from delayserver.protocol.errors import StorageFailed
+from delayserver.server.delay_server import Superseded
 from delayserver.server.ground import Membership
 from delayserver.state.shard.seat import Seat
 from store.shared.envelope import LogWriter
@@ -85,3 +89,74 @@ async def test_a_standby_serves_what_the_dead_primary_accepted(boot: Boot) -> No
     assert cluster.delivered == ["early", "new", "late"]
     status = await second.balanced(pending=0)
     assert (status["delivered"], status["cancelled"]) == (3, 1)
+
+
+async def test_a_primary_that_was_superseded_ends_and_follows_in_its_next_life(boot: Boot) -> None:
+    cluster = Cluster(boot, "ab")
+    first, second = cluster.hosts["a"], cluster.hosts["b"]
+    client = await first.start_connected()
+    second.begin()
+    await client.put("one", first.now_ms + 60_000)
+    cluster.engine.logs[0].connect(False)
+    asked = await client.ask("send", {"messages": [{"subject": "s", "body": "lost", "due_ms": first.now_ms + 60_000}]})
+    await second.wait_up()
+    cluster.engine.logs[0].connect(True)
+    await first.wait_down()
+    assert isinstance(first.died_of, Superseded)
+    with pytest.raises(StorageFailed):  # nobody knows whether it counts
+        await client.reply(asked)
+    first.disk.kill()
+    first.begin()
+    other = await second.client()
+    await other.put("two", second.now_ms + 60_000)
+    await second.sleep_ms(5_000)
+    await second.kill()
+    await first.wait_up()
+    await first.sleep_ms(70_000)
+    assert cluster.delivered == ["one", "two"]
+    status = await first.balanced(pending=0)
+    assert status["delivered"] == 2
+
+
+async def test_what_a_dead_primary_may_have_handed_over_is_asked_for(boot: Boot) -> None:
+    cluster = Cluster(boot, "ab")
+    first, second = cluster.hosts["a"], cluster.hosts["b"]
+    client = await first.start_connected()
+    second.begin()
+    known = await client.put("known", first.now_ms + 1_000)
+    unknown = await client.put("unknown", first.now_ms + 3_000)
+    await first.sleep_ms(2_000)
+    cluster.engine.logs[0].connect(False)  # the outcome of the next one never comes into the log
+    await first.sleep_ms(1_100)
+    assert cluster.delivered == ["known", "unknown"]
+    await first.kill()
+    await second.wait_up()
+    other = await second.client()
+    assert await other.lookup(known["receipt"]) == ["delivered"]
+    assert await other.cancel(unknown["receipt"]) != ["cancelled"], "it was delivered"
+    await second.sleep_ms(5_000)
+    assert cluster.delivered == ["known", "unknown", "unknown"]
+    assert cluster.node.uncertain == {2}, "the node is told that it may have it"
+    status = await second.balanced(pending=0)
+    assert status["delivered"] == 2
+
+
+async def test_a_member_replays_its_own_log_and_goes_on_from_there(boot: Boot) -> None:
+    cluster = Cluster(boot, "ab")
+    first, second = cluster.hosts["a"], cluster.hosts["b"]
+    client = await first.start_connected()
+    second.begin()
+    for number in range(5):
+        await client.put(f"{number}", first.now_ms + 500 + number, subject=f"s{number}")
+        await first.sleep_ms(500)
+        await second.lose_power(number)
+        second.begin()
+    await first.sleep_ms(2_000)
+    await client.put("last", first.now_ms + 30_000, subject="new")
+    await first.sleep_ms(500)
+    await first.kill()
+    await second.wait_up()
+    status = await second.balanced(pending=1)
+    assert status["delivered"] == 5
+    await second.sleep_ms(40_000)
+    assert cluster.delivered == ["0", "1", "2", "3", "4", "last"]
