@@ -122,7 +122,10 @@ def recover_broker(
     except UnreadableError:
         close_files(files)
         raise
-    _read_progress(state, now_us, lease_us, letters, complete=complete)
+    replay = ProgressReplay(state)
+    for row in state.files.progress.rows():
+        replay.apply(row, now_us, lease_us)
+    replay.finish(letters, now_us, complete=complete)
     state.queues.keep_ends()
     return state
 
@@ -204,51 +207,63 @@ def _add_record(state: BrokerState, record: StoredColumns) -> None:
         queue.spill_above(state.limits.queue_runs_max, state.files.blocks)
 
 
-def _read_progress(
-    state: BrokerState, now_us: int, lease_us: int, letters: list[StoredColumns], *, complete: bool
-) -> None:
-    """Apply the progress log, and the acks that follow from dead letters. `complete`: a checkpoint named all queues, also
-    those whose messages were removed."""
-    lost: dict[QueueKey, int] = {}
-    until_ms, offset = 0, 0
-    for row in state.files.progress.rows():
+class ProgressReplay:
+    """Brings groups to where the rows of a progress log say that they are."""
+
+    def __init__(self, state: BrokerState) -> None:
+        self._state = state
+        # Queues that have acks and no message.
+        self._lost: dict[QueueKey, int] = {}
+        # What the row before said of the one that follows.
+        self._until_ms = 0
+        self._offset = 0
+
+    def apply(self, row: ProgressRow, now_us: int, lease_us: int) -> None:
+        """The next row of the log, in its order."""
+        state = self._state
         if row.change == UNTIL:
-            until_ms = row.stop
+            self._until_ms = row.stop
         elif row.change == IN_PLACE:
             # After a wall clock was set back, no message waits for longer than a nack can ask for.
-            rest_us = min(until_ms * 1000 - now_us, NACK_DELAY_MS_MAX * 1000)
-            waits = (WAITING, lease_us + rest_us, until_ms) if rest_us > 0 else (READY, 0, 0)
+            rest_us = min(self._until_ms * 1000 - now_us, NACK_DELAY_MS_MAX * 1000)
+            waits = (WAITING, lease_us + rest_us, self._until_ms) if rest_us > 0 else (READY, 0, 0)
             group = _group(state, row)
             stop = _stored_stop(state, row)
             group.cursor(row.retry).restore(Place(row.start, stop, row.times, *waits))
-            until_ms = 0
+            self._until_ms = 0
         elif row.change == FROM:
-            offset = row.stop
+            self._offset = row.stop
         elif row.change == RETURNING:
-            place = Place(row.start, _stored_stop(state, row), 0, READY, 0, offset)
+            place = Place(row.start, _stored_stop(state, row), 0, READY, 0, self._offset)
             _group(state, row).cursor(row.retry).restore_return(place)
         elif row.change == REMOVED:
             state.groups.recover_removal((row.subject, row.group), row.stop)
             state.groups.recover_moves(row.times)
         else:
-            _apply(state, row, lost)
-    ack_originals(state, letters)
-    if complete:
-        for (subject, target), stop in lost.items():
-            state.damages.add(
-                f"acked up to {stop} of subject {subject}, group {target}, and nothing of it is stored: messages are missing"
-            )
-    for key, group in state.groups.items():
-        if group.redelivery_bytes:
-            state.groups.kept(key).forget(now_us // 1000)
-        for cursor, queue_key in ((group.main, (key[0], 0)), (group.retry, key)):
-            bounds = state.queues.bounds(queue_key)
-            if bounds is not None:
-                cursor.skip_to(bounds[0], lagging=may_pass(state))
-            cursor.restart(bounds[1] if bounds else 0)
-            deadline_us = cursor.next_deadline_us()
-            if deadline_us is not None:
-                state.groups.deadlines.note(key, deadline_us)
+            _apply(state, row, self._lost)
+
+    def finish(self, letters: list[StoredColumns], now_us: int, *, complete: bool) -> None:
+        """All rows were applied: what was leased is deliverable again. `letters` may lack the acks of their messages.
+        `complete`: a checkpoint named all queues, also those whose messages were removed."""
+        state = self._state
+        ack_originals(state, letters)
+        if complete:
+            for (subject, target), stop in self._lost.items():
+                state.damages.add(
+                    f"acked up to {stop} of subject {subject}, group {target}, and nothing of it is stored: "
+                    "messages are missing"
+                )
+        for key, group in state.groups.items():
+            if group.redelivery_bytes:
+                state.groups.kept(key).forget(now_us // 1000)
+            for cursor, queue_key in ((group.main, (key[0], 0)), (group.retry, key)):
+                bounds = state.queues.bounds(queue_key)
+                if bounds is not None:
+                    cursor.skip_to(bounds[0], lagging=may_pass(state))
+                cursor.restart(bounds[1] if bounds else 0)
+                deadline_us = cursor.next_deadline_us()
+                if deadline_us is not None:
+                    state.groups.deadlines.note(key, deadline_us)
 
 
 def _group(state: BrokerState, row: ProgressRow) -> GroupCursors:
