@@ -35,6 +35,7 @@ from store.records.batches import FollowedBatch, MessageBatch
 from store.records.segment import Appendable
 from store.shared.envelope import LogWriter, ShardIdentity
 from store.shared.followed import followed_to
+from store.tables.names import Names
 from tests.fakes.clock import SimulatedClock
 from tests.fakes.rows import messages
 from tests.fakes.workers import FakeWorkers
@@ -136,7 +137,10 @@ class Member:
         self.shared = ListLog(records)
         seat = Seat(0, IDENTITY, LogWriter(number, instance), name, f"{name}:1")
         self.standing = Standing(seat, start)
-        self.proposals = Proposals(self.shared, seat, runtime.clock)
+        fs.make_directory("/d")
+        self.proposals = Proposals(
+            self.shared, seat, Names.open(fs, "/d", IDENTITY.server_id, shared=True), runtime.clock
+        )
         self.positions = Positions(durable=self.log.synced, accepted_sequence=0, replayed=0, replayed_sequence=0)
         self.queue = LogQueue(self.positions, runtime.clock)
         gathering = Gathering(storage, runtime.clock)
