@@ -41,6 +41,8 @@ COMMANDS: Final = {
     "reload": "Have the server read its configuration again.",
     "status": "Show what the server holds and how late it is.",
     "demo": "Start a server, schedule messages, watch them arrive.",
+    "backup": "Copy the data of a running server, and look after the copies.",
+    "restore": "Make a data directory of a backup, also of a moment in the past.",
     "recover": "Check, trace and repair a data directory.",
     "config": "Check a configuration, and show the settings.",
     "completion": "Print the completion script of a shell.",
@@ -52,6 +54,7 @@ ROOMS: Final = {
     "messages": ("send", "publish", "cancel", "reschedule", "lookup", "transactions", "find", "pending"),
     "groups": ("pull", "consume", "nack", "subjects", "route", "groups", "peek", "dead"),
     "tokens": ("token",),
+    "backup": ("backup", "restore"),
 }
 """The rooms of the modules. `demo` and `recover` are rooms of their own."""
 

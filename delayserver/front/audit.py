@@ -25,6 +25,7 @@ AUDITED: Final = frozenset(
         names_of.DEAD_LETTERS,
         names_of.REDISPATCH,
         names_of.RELOAD,
+        names_of.SNAPSHOT,
     }
 )
 # Arguments that say what was asked for. None of them is a secret or a body.

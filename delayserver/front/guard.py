@@ -183,6 +183,7 @@ RULES: Final[Mapping[str, Rule]] = {
     names_of.REDISPATCH: Rule(frozenset({ADMIN}), _redispatch, operator=True),
     names_of.RELOAD: Rule(frozenset({ADMIN}), _everything, operator=True),
     names_of.TOKEN: Rule(frozenset({ADMIN}), _everything),
+    names_of.SNAPSHOT: Rule(frozenset({ADMIN}), _everything, operator=True),
 }
 """The rule of each operation that is neither free nor a server's. `admin` includes the other roles."""
 

@@ -28,6 +28,7 @@ from delayserver.operations.nodes.reload import Reload
 from delayserver.operations.nodes.routing import Routing
 from delayserver.operations.nodes.server_identity import Identity
 from delayserver.operations.nodes.servers import Servers
+from delayserver.operations.nodes.snapshots import Snapshots
 from delayserver.operations.sending.prepare import Prepare
 from delayserver.operations.sending.publish import Publish
 from delayserver.operations.sending.redispatch import Redispatch
@@ -61,6 +62,7 @@ class Operations:
     routing: Routing
     servers: Servers
     tokens: TokenBook
+    snapshots: Snapshots
     consuming: Consuming
     subjects: Subjects
     publish: Publish

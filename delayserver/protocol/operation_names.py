@@ -46,6 +46,7 @@ COMMIT: Final = "commit"
 ROLLBACK: Final = "rollback"
 TRANSACTIONS: Final = "transactions"
 TOKEN: Final = "token"
+SNAPSHOT: Final = "snapshot"
 
 # Operations that a request may ask to have no reply, with the argument `one_way`.
 ONE_WAY: Final = frozenset({SEND, PUBLISH})
@@ -55,6 +56,6 @@ OPERATIONS: Final = frozenset(
         HELLO, PING, STATUS, ROUTE, SEND, CANCEL, RESCHEDULE, LOOKUP, PULL, CANCEL_WAIT, ACK, NACK, GROUPS,
         DELIVER, WINDOW_COMPLETE, REDISPATCH, PROVE, SUBJECTS, POLICY, GROUP, SEEK, REMOVE_GROUP, READ, PREPARE,
         COMMIT, ROLLBACK, TRANSACTIONS, FIND, DEAD_LETTERS, PUBLISH, RELOAD, PENDING, METRICS, TOKEN, EXTEND,
-        WAITING_KEYS,
+        WAITING_KEYS, SNAPSHOT,
     }
 )  # fmt: skip

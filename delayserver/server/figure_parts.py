@@ -18,6 +18,7 @@ from delayserver.operations.figures.status_sections import (
     WindowsReader,
 )
 from delayserver.operations.nodes.server_identity import Identity
+from delayserver.operations.nodes.snapshots import Snapshots
 from delayserver.server.broker_parts import BrokerParts
 from delayserver.server.dispatch_parts import DispatchParts
 from delayserver.server.ground import Ground
@@ -30,11 +31,12 @@ from delayserver.server.upkeep_parts import UpkeepParts
 
 @dataclass(frozen=True, slots=True)
 class FigureParts:
-    """The readers of figures, and who the server is."""
+    """The readers of figures, who the server is, and the snapshots of its directory."""
 
     identity: Identity
     status: Status
     metrics: Metrics
+    snapshots: Snapshots
 
 
 def build_figures(
@@ -79,4 +81,12 @@ def build_figures(
         PendingBySubject(state.balance, files.names),
         runtime,
     )
-    return FigureParts(identity, status, metrics)
+    logs = files.log, *broker.core.state.files.logs
+    snapshots = Snapshots(
+        ground.outside.fs,
+        ground.opened.directory.path,
+        lambda: {path: length for log in logs for path, length in log.lengths.items()},
+        outside.servers,
+        runtime,
+    )
+    return FigureParts(identity, status, metrics, snapshots)

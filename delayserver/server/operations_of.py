@@ -50,6 +50,7 @@ def operations_of(parts: Parts, addresses: Iterable[tuple[str, int]]) -> Operati
         routing=routing,
         servers=outside.servers,
         tokens=groups.tokens,
+        snapshots=figures.snapshots,
         consuming=groups.consuming,
         subjects=Subjects(table),
         publish=Publish(ground.server_id, admission, receive.intake, routing, broker.publishing, table),

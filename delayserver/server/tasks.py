@@ -28,6 +28,7 @@ def tasks_by_stage(parts: Parts) -> Mapping[Stage, tuple[Task, ...]]:
         replay.tier.run,
         dispatch.complete_windows.run,
         upkeep.segments_ahead.run,
+        parts.figures.snapshots.run,
     )
     return MappingProxyType(
         {

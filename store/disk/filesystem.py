@@ -18,12 +18,13 @@ import stat
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from threading import Lock
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 from weakref import WeakMethod
 
+from store.disk.write_gate import WriteGate
 from store.errors import (
     DiskError,
     DiskFullError,
@@ -159,6 +160,34 @@ class FileSystem(Protocol):
         """Take an exclusive lock that the kernel drops with the process. Raises LockedError with the holder's text."""
 
 
+class FileStamp(NamedTuple):
+    """What tells a file from another one, and from what it was before. `file_number` stays with the file when it is
+    renamed or linked. `changed_ns` grows with each change of the bytes, in steps of some milliseconds."""
+
+    size: int
+    file_number: int
+    changed_ns: int
+    is_directory: bool
+
+
+@runtime_checkable
+class StillDisk(Protocol):
+    """A `FileSystem` that can stand still for a moment, and give a file a second name. A disk in memory cannot."""
+
+    def stand_still(self) -> AbstractContextManager[None]:
+        """Within it no other thread of this process changes a file by this object. The thread itself may."""
+
+    def stamp(self, path: str) -> FileStamp:
+        """The stamp of a file or directory. Raises FileNotFoundError, DiskError."""
+
+    def absolute(self, path: str) -> str:
+        """The path as another process finds it."""
+
+    def link(self, source: str, target: str) -> None:
+        """Give a file a second name, on the same disk. Raises FileNotFoundError, DiskError (the disk has no such names, or
+        `target` is there)."""
+
+
 # In the place of a descriptor.
 _NOT_TRIED, _IMPOSSIBLE = -1, -2
 # How Linux ends the name of an open file that no directory has any more.
@@ -168,11 +197,12 @@ _DELETED = " (deleted)"
 class RealFile:
     """A `File` on the operating system."""
 
-    __slots__ = ("_direct_fd", "_fd", "_link", "_looks", "_sync_failed", "_syncing", "path")
+    __slots__ = ("_direct_fd", "_fd", "_gate", "_link", "_looks", "_sync_failed", "_syncing", "path")
 
-    def __init__(self, path: str, fd: int) -> None:
+    def __init__(self, path: str, fd: int, gate: WriteGate) -> None:
         self.path = path
         self._fd = fd
+        self._gate = gate
         # Names the open file, also after its path has come to mean another one.
         self._link = f"/proc/self/fd/{fd}"
         self._looks = 0
@@ -201,6 +231,7 @@ class RealFile:
     def pwrite(self, offset: int, buffers: Sequence[Buffer]) -> int:
         if len(buffers) > IOV_MAX:
             buffers = [b"".join(buffers)]
+        self._gate.enter()
         try:
             written = os.pwritev(self._fd, buffers, offset)
             total = sum([len(buffer) for buffer in buffers])
@@ -210,6 +241,8 @@ class RealFile:
                     written += os.pwrite(self._fd, rest[written:], offset + written)
         except OSError as error:
             raise refusal(error, self.path, "write") from error
+        finally:
+            self._gate.leave()
         return written
 
     def datasync(self) -> None:
@@ -225,6 +258,7 @@ class RealFile:
     def write_through(self, offset: int, blocks: memoryview) -> bool:
         if self._direct_fd < 0 and not self._open_direct():
             return False
+        self._gate.enter()
         try:
             written = os.pwrite(self._direct_fd, blocks, offset)
         except OSError as error:
@@ -236,6 +270,8 @@ class RealFile:
                 return False
             self._sync_failed = True
             raise sync_refusal(error, self.path) from error
+        finally:
+            self._gate.leave()
         if written != len(blocks):
             self._sync_failed = True
         if self._sync_failed:  # this one, or one that ran beside it
@@ -260,12 +296,16 @@ class RealFile:
     def truncate(self, length: int) -> None:
         # A log is cut where it is sealed, and then it needs one descriptor only; it is opened again if it is written to.
         self._close_direct()
+        self._gate.enter()
         try:
             os.ftruncate(self._fd, length)
         except OSError as error:
             raise refusal(error, self.path, "truncate") from error
+        finally:
+            self._gate.leave()
 
     def allocate(self, length: int) -> None:
+        self._gate.enter()
         try:
             os.posix_fallocate(self._fd, 0, length)
         except OSError as error:
@@ -277,6 +317,8 @@ class RealFile:
                 text = f"{self.path}: cannot allocate {length:,} bytes: no space left on the disk"
                 raise DiskFullError(text, max(missing, 0)) from error
             raise refusal(error, self.path, "allocate") from error
+        finally:
+            self._gate.leave()
 
     def size(self) -> int:
         return self._stat().st_size
@@ -349,6 +391,7 @@ class RealFileSystem:
 
     def __init__(self) -> None:
         self._reliefs: list[WeakMethod[Callable[[], bool]]] = []
+        self._gate = WriteGate()
 
     def relieve_with(self, relief: Callable[[], bool]) -> None:
         self._reliefs = [*[known for known in self._reliefs if known() is not None], WeakMethod(relief)]
@@ -374,15 +417,20 @@ class RealFileSystem:
         if write or create:
             # A link could lead the bytes, or those of a tool that root runs, into a file of somebody else.
             flags |= os.O_NOFOLLOW
+        if create:
+            self._gate.enter()
         try:
             fd = self._descriptor(path, flags)
             if create:
                 _give_to_owner_of_directory(path, fd)
-            return kind(path, fd)
+            return kind(path, fd, self._gate)
         except OSError as error:
             if error.errno == errno.ENOENT and not create:
                 raise
             raise refusal(error, path, "open") from error
+        finally:
+            if create:
+                self._gate.leave()
 
     def exists(self, path: str) -> bool:
         try:
@@ -412,6 +460,7 @@ class RealFileSystem:
     def make_directory(self, path: str, *, durable: bool = True) -> None:
         missing = []
         probe = Path(path)
+        self._gate.enter()
         try:
             while not probe.exists():
                 missing.append(probe)
@@ -423,25 +472,36 @@ class RealFileSystem:
                     self.sync_directory(str(directory.parent))
         except OSError as error:
             raise refusal(error, path, "make directory") from error
+        finally:
+            self._gate.leave()
 
     def remove(self, path: str) -> None:
+        self._gate.enter()
         try:
             Path(path).unlink(missing_ok=True)
         except OSError as error:
             raise refusal(error, path, "remove") from error
+        finally:
+            self._gate.leave()
 
     def remove_directory(self, path: str) -> None:
+        self._gate.enter()
         try:
             Path(path).rmdir()
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):
                 raise refusal(error, path, "remove directory") from error
+        finally:
+            self._gate.leave()
 
     def replace(self, source: str, target: str) -> None:
+        self._gate.enter()
         try:
             Path(source).replace(target)
         except OSError as error:
             raise refusal(error, target, "rename") from error
+        finally:
+            self._gate.leave()
 
     def sync_directory(self, path: str) -> None:
         fd = self._directory(path)
@@ -487,6 +547,32 @@ class RealFileSystem:
         except OSError as error:
             raise refusal(error, path, "tell the free space") from error
         return found.f_bavail * found.f_frsize
+
+    def stand_still(self) -> AbstractContextManager[None]:
+        return self._gate.closed()
+
+    def stamp(self, path: str) -> FileStamp:
+        try:
+            found = os.stat(path)  # noqa: PTH116 - a call for each file of a directory: no Path object
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise refusal(error, path, "look at the file") from error
+        return FileStamp(found.st_size, found.st_ino, found.st_mtime_ns, stat.S_ISDIR(found.st_mode))
+
+    def absolute(self, path: str) -> str:
+        return str(Path(path).absolute())
+
+    def link(self, source: str, target: str) -> None:
+        self._gate.enter()
+        try:
+            os.link(source, target, follow_symlinks=False)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise refusal(error, target, f"give {source} a second name") from error
+        finally:
+            self._gate.leave()
 
     def lock(self, path: str, content: bytes) -> RealFile:
         handle = self._open(_LockFile, path, create=True, write=True)

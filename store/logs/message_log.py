@@ -152,6 +152,11 @@ class MessageLog:
         return base + max(segment.synced, segment.assumed)
 
     @property
+    def lengths(self) -> dict[str, int]:
+        """How many bytes of each segment hold records, by the path at which a start finds it. The file may be longer."""
+        return {segment_path(self._directory, base): segment.end for base, segment in self._table}
+
+    @property
     def first(self) -> int:
         """Logical offset of the oldest record position kept."""
         return self._table.bases[0] + FILE_HEADER_BYTES

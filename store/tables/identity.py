@@ -190,6 +190,18 @@ def _write_sequences(
     keep_room(fs, f"{path}/{SEQUENCES}", len(head))
 
 
+def pass_over_sequences(fs: FileSystem, path: str, server_id: int, count: int) -> int:
+    """Reserve `count` more sequences that nobody takes, and let the last stop be no clean one. Returns the next sequence.
+
+    A directory that is older than what its server gave out goes on behind that. Durable when this returns. Raises
+    CorruptionError, FormatError, DiskFullError."""
+    found = read_reservation(fs, f"{path}/{SEQUENCES}", server_id)
+    following = max(found.next, found.reserved) + count
+    minute = found.clock_us // _MINUTE_US
+    _write_sequences(fs, path, server_id, 0, following=following, reserved=following, clock_minute=minute)
+    return following
+
+
 class SequenceReservation:
     """Gives out sequences from durably reserved blocks. `take` belongs to one thread; `extend` may run in another.
 

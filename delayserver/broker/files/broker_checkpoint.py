@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import google_crc32c
@@ -73,6 +73,12 @@ def encode_checkpoint(checkpoint: BrokerCheckpoint) -> bytes:
         content["moves"] = checkpoint.moves
     body: bytes = msgpack.packb(content)
     return b"".join((_MAGIC, google_crc32c.value(body).to_bytes(4, "little"), body))
+
+
+def in_later_epoch(data: bytes, server_id: int, epoch: int) -> bytes | None:
+    """The bytes of the same checkpoint in a later epoch; None if `decode_checkpoint` finds none in them."""
+    found = decode_checkpoint(data, server_id)
+    return None if found is None else encode_checkpoint(replace(found, epoch=max(found.epoch + 1, epoch)))
 
 
 def decode_checkpoint(data: bytes, server_id: int) -> BrokerCheckpoint | None:

@@ -60,12 +60,13 @@ from delayserver.client.values.timing import (
 )
 from delayserver.protocol.errors import DelayServerError, InvalidArgument
 from delayserver.protocol.limits import Limits
-from delayserver.protocol.operation_names import FIND, RELOAD, ROUTE, SUBJECTS
+from delayserver.protocol.operation_names import FIND, RELOAD, ROUTE, SNAPSHOT, SUBJECTS
 from delayserver.protocol.schema.fates import CancelResult, LookupResult, RescheduleResult
 from delayserver.protocol.schema.greetings import ServerInfo
 from delayserver.protocol.schema.groups import ConsumerGroup, GroupsPage
 from delayserver.protocol.schema.node_routes import AskRoute, Route
 from delayserver.protocol.schema.reload import Changes, ReloadConfiguration
+from delayserver.protocol.schema.snapshots import DropSnapshot, KeepSnapshot, Snapshot, SnapshotDropped, TakeSnapshot
 from delayserver.protocol.schema.stored import FindMessages, FindPage, FoundMessage
 from delayserver.protocol.schema.subjects import ListSubjects, SubjectsPage
 from delayserver.protocol.schema.tokens import Token
@@ -149,6 +150,21 @@ class BlockingOperations(
         changed then.
         """
         return (self._run(described_call(RELOAD, ReloadConfiguration(), Changes))).changes
+
+    def take_snapshot(self) -> Snapshot:
+        """Have the server take a snapshot of its directory, in the place of one that is there. ``path`` of the result is a
+        folder on the server's machine. Copy it and drop it; ``delayserver backup`` does both. Not repeated after a lost
+        reply.
+        """
+        return self._run(described_call(SNAPSHOT, TakeSnapshot(), Snapshot, repeatable=False))
+
+    def keep_snapshot(self, name: str) -> Snapshot:
+        """Keep a snapshot for another ten minutes. Raises InvalidArgument if it was dropped."""
+        return self._run(described_call(SNAPSHOT, KeepSnapshot(name=name), Snapshot))
+
+    def drop_snapshot(self, name: str) -> bool:
+        """Drop a snapshot. False if it was not there."""
+        return (self._run(described_call(SNAPSHOT, DropSnapshot(name=name), SnapshotDropped))).dropped
 
     def token(
         self,

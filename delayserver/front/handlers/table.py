@@ -30,6 +30,7 @@ from delayserver.protocol.schema.groups import ListGroups, RemoveGroup, SeekGrou
 from delayserver.protocol.schema.policies import ShowPolicy
 from delayserver.protocol.schema.redispatch import RedispatchSlice
 from delayserver.protocol.schema.reload import ReloadConfiguration
+from delayserver.protocol.schema.snapshots import DropSnapshot, KeepSnapshot, TakeSnapshot
 from delayserver.protocol.schema.subjects import ListSubjects
 from delayserver.protocol.schema.transactions import ListTransactions
 from delayserver.protocol.schema.waiting_keys import ListWaitingKeys, RetryWaitingKeys, SkipWaitingKeys
@@ -66,6 +67,13 @@ def _of_nodes(operations: Operations, limits: Limits, levels_ms: tuple[int, ...]
             names_of.METRICS: MetricsHandlers(operations.metrics).metrics,
             names_of.SUBJECTS: described({ListSubjects: for_client(operations.subjects.page)}),
             names_of.TOKEN: described(token_acts(tokens, servers)),
+            names_of.SNAPSHOT: described(
+                {
+                    TakeSnapshot: for_peer(operations.snapshots.take),
+                    KeepSnapshot: for_peer(operations.snapshots.keep),
+                    DropSnapshot: for_peer(operations.snapshots.drop),
+                }
+            ),
         },
     )
 

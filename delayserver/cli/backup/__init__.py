@@ -1,0 +1,1 @@
+"""`delayserver backup` and `delayserver restore`."""

@@ -1,0 +1,76 @@
+"""`delayserver restore`: makes a data directory of a backup."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from delayserver.cli.backup.places import backups_in
+from delayserver.cli.recover.recover_options import progress_bar
+from delayserver.cli.terminal import options
+from delayserver.cli.terminal.output import print_json
+from delayserver.config.units import format_size, format_utc
+
+if TYPE_CHECKING:
+    from delayserver.backup.restoring import Restored
+
+
+@click.command
+@click.option("--from", "source", metavar="DIR", required=True, type=click.Path(exists=True, file_okay=False),
+              help="Where the backups lie.")  # fmt: skip
+@click.option("--data-dir", metavar="DIR", required=True, help="The directory to make: an empty or a new one.")
+@click.option("--to-time", "to_ms", type=options.INSTANT, metavar="TIME",
+              help="Up to which moment; the last backup if missing.")  # fmt: skip
+@options.as_json
+def restore(source: str, data_dir: str, to_ms: int | None, as_json: bool) -> None:
+    """Make a data directory of a backup: of the last one, or as of a moment between the first and the last one.
+
+    Stop the server of the old directory first, and never start it again: both have the same server id. What the old
+    server delivered since the backup is delivered once more.
+    """
+    from delayserver.backup.point_in_time import plan_restore
+    from delayserver.backup.restoring import restore as restored_from
+    from delayserver.runtime.clock import SystemClock
+    from store.disk.filesystem import RealFileSystem
+
+    with backups_in(source) as repository, progress_bar("restoring") as tell:
+        plan = plan_restore(repository, to_ms)
+        root = data_dir.rstrip("/") or "/"
+        done = restored_from(repository, plan, RealFileSystem(), root, SystemClock().now_us(), tell)
+    if as_json:
+        print_json(
+            {
+                "backup": done.name,
+                "server_id": f"{done.server_id:012x}",
+                "taken_ms": done.taken_us // 1000,
+                "last_ms": done.last_us // 1000,
+                "next_sequence": done.next_sequence,
+                "files": done.files,
+                "bytes": done.size_bytes,
+            }
+        )
+    else:
+        _tell(done, data_dir, to_ms)
+
+
+def _tell(done: Restored, data_dir: str, to_ms: int | None) -> None:
+    taken = format_utc(done.taken_us // 1000)
+    click.echo(
+        f"{data_dir} is restored from the backup {done.name}: {done.files:,} files, {format_size(done.size_bytes)}."
+    )
+    if to_ms is not None and done.last_us:
+        click.echo(f"It has all messages and cancels that were accepted up to {format_utc(to_ms)}.")
+        click.echo(
+            f"All else is as of {taken}: what was delivered, published and acknowledged behind that moment is not in it."
+        )
+    else:
+        click.echo(
+            f"It is as of {taken}. What was accepted, published and acknowledged behind that moment is not in it."
+        )
+    click.echo("Messages that were delivered since then are delivered once more.")
+    click.echo(
+        f"It keeps the server id {done.server_id:012x}, so receipts stay valid. New messages get sequences from "
+        f"{done.next_sequence} on, which the old server has not used."
+    )
+    click.echo("Never start the server of the old directory again.")
