@@ -35,6 +35,7 @@ store.indexes: store.records
 store.logs: store store.disk store.indexes store.records
 store.shared: store store.disk store.logs store.records
 store.tables: store store.disk store.logs store.records
+store.snapshots: store store.disk store.logs store.tables
 .logs:
 .protocol:
 .protocol.schema: .protocol
@@ -69,6 +70,7 @@ store.tables: store store.disk store.logs store.records
 .operations.access: store store.disk store.tables .protocol .protocol.schema .runtime .state.counts .tokens
 .recover.checking: store store.disk store.indexes store.logs store.records store.tables .broker.files .protocol
     .recover.reading
+.backup: store store.disk store.records store.snapshots store.tables .broker.files .config .recover.checking .recover.reading
 .state.positions: store.logs store.records .config .protocol .runtime .state.counts
 .state.shard: store.disk store.logs store.records store.shared .protocol .runtime
 .broker.service: store store.disk store.records store.tables .broker .broker.actions .broker.files .broker.queues .config
@@ -96,6 +98,8 @@ delayserver: .client
 .cli.messages: .cli.terminal .client .client.calls .config .protocol
 .cli.recover: store store.disk store.records store.tables .cli.terminal .client .client.calls .config .protocol
     .protocol.schema .recover.checking .recover.mending .recover.reading .recover.telling .runtime
+.cli.backup: store.disk store.snapshots store.tables delayserver .backup .cli.recover .cli.terminal .client .config
+    .protocol .runtime
 .cli.tokens: store.disk store.tables .cli.terminal .client.calls .config .protocol .protocol.schema .runtime .tokens
 .dispatch: wheel store store.indexes store.logs store.records store.tables .config .logs .protocol .runtime
     .state.counts .state.decisions .state.memory .state.windows .targets
@@ -113,7 +117,8 @@ delayserver: .client
 .operations.groups: store store.records store.tables .broker .broker.actions .broker.filters .broker.queues
     .broker.service .config .names .operations.access .protocol .protocol.schema .receive .runtime .state.connections
     .state.counts .upkeep
-.operations.nodes: store store.records store.tables delayserver .broker.actions .broker.service .config .dispatch
+.operations.nodes: store store.disk store.records store.snapshots store.tables delayserver .broker.actions
+    .broker.service .config .dispatch
     .logs .names .protocol .protocol.schema .receive .runtime .state.memory
 .front: store .config .logs .net .operations.access .operations.nodes .protocol .runtime .state.connections
     .state.positions

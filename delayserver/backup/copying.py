@@ -16,8 +16,8 @@ from typing import Final
 from delayserver.backup.objects import ObjectWriter
 from delayserver.backup.repository import PACK_BYTES, BackupError, Repository, name_of
 from store.disk.filesystem import File, FileSystem
-from store.snapshots.listing import ListedFile, Listing
 from store.snapshots.manifest import Manifest, Piece, StoredFile
+from store.snapshots.snapshot_listing import ListedFile, Listing
 
 PIECE_BYTES: Final = 8 << 20
 """A piece is read, verified and held in memory as a whole."""

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from delayserver.backup.repository import BackupError, Repository
 from delayserver.config.units import format_utc
-from store.snapshots.listing import base_of
 from store.snapshots.manifest import NAMES, Manifest, StoredFile
+from store.snapshots.snapshot_listing import base_of
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RestorePlan:
     """What a restore makes. `base` is the backup that it begins with, `files` all files. `until_us`: message_log ends
     before the first record that was accepted later, microseconds since 1970; None: it stays as it is. Records below the
     logical offset `log_from` are those of the base."""
@@ -28,11 +28,11 @@ class Plan:
     log_from: int
 
 
-def plan_restore(repository: Repository, to_ms: int | None) -> Plan:
+def plan_restore(repository: Repository, to_ms: int | None) -> RestorePlan:
     """The plan for a time, or for the last backup. Raises BackupError: there is no backup, or none that has the time."""
     if to_ms is None:
         name, newest = repository.newest()
-        return Plan(name, newest, newest.files, None, newest.log_end)
+        return RestorePlan(name, newest, newest.files, None, newest.log_end)
     to_us = to_ms * 1000
     before: tuple[str, Manifest] | None = None
     for name in repository.names():
@@ -54,10 +54,10 @@ def plan_restore(repository: Repository, to_ms: int | None) -> Plan:
             f"{repository.name}: the last backup is of {_time(base.taken_us)}, and nothing here is of {_time(to_us)}; "
             "restore without a time, or to that one"
         )
-    return Plan(name, base, base.files, None, base.log_end)
+    return RestorePlan(name, base, base.files, None, base.log_end)
 
 
-def _joined(name: str, base: Manifest, later: Manifest, to_us: int) -> Plan:
+def _joined(name: str, base: Manifest, later: Manifest, to_us: int) -> RestorePlan:
     """The files of `base` with the message_log of `later`. Names only grow, and records of later need the later ones."""
     own = base.segments
     last_base = base_of(own[-1].path) if own else 0
@@ -73,7 +73,7 @@ def _joined(name: str, base: Manifest, later: Manifest, to_us: int) -> Plan:
     replaced = {file.path for file in own} | {NAMES}
     files = [file for file in base.files if file.path not in replaced]
     files += [*log, *[file for file in later.files if file.path == NAMES]]
-    return Plan(name, base, tuple(files), to_us, base.log_end)
+    return RestorePlan(name, base, tuple(files), to_us, base.log_end)
 
 
 def _time(us: int) -> str:

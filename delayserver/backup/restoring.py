@@ -12,14 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from delayserver.backup.point_in_time import Plan
+from delayserver.backup.point_in_time import RestorePlan
 from delayserver.backup.repository import BackupError, Repository
 from delayserver.broker.files.broker_checkpoint import in_later_epoch
 from store.disk.filesystem import File, FileSystem, directory_of, read_whole, write_atomically
 from store.records.batches import CancelBatch, MessageBatch
 from store.records.segment import FILE_HEADER_BYTES, FILE_MESSAGE_LOG, Segment
-from store.snapshots.listing import base_of, is_segment
 from store.snapshots.manifest import StoredFile
+from store.snapshots.snapshot_listing import base_of, is_segment
 from store.tables.identity import BLOCK, IDENTITY, LOCK, pass_over_sequences
 
 SEQUENCES_A_SECOND: Final = 1 << 20
@@ -52,7 +52,7 @@ class Restored:
     size_bytes: int
 
 
-def restore(repository: Repository, plan: Plan, fs: FileSystem, root: str, now_us: int, tell: Tell) -> Restored:
+def restore(repository: Repository, plan: RestorePlan, fs: FileSystem, root: str, now_us: int, tell: Tell) -> Restored:
     """Make the directory `root`, which must be empty or missing. It is complete, and durable, when this returns: an
     interrupted restore leaves one that no server opens.
 
@@ -134,7 +134,7 @@ class _Writing:
         return file
 
 
-def _cut_log(fs: FileSystem, root: str, plan: Plan) -> int:
+def _cut_log(fs: FileSystem, root: str, plan: RestorePlan) -> int:
     """Cut message_log before the first record that was accepted too late. Returns when the last one was accepted, in
     microseconds, among those that the backup itself has not; 0: none."""
     assert plan.until_us is not None

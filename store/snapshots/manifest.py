@@ -7,8 +7,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from store.snapshots.listing import is_segment
 from store.snapshots.sealed_text import seal, unseal
+from store.snapshots.snapshot_listing import is_segment
 
 _KIND, _VERSION = "DELAYBAK", 1
 NAMES: Final = "names.log"

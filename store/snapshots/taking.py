@@ -16,7 +16,7 @@ from typing import Final
 from store.disk.filesystem import FileStamp, FileSystem, StillDisk, directory_of
 from store.errors import StoreError
 from store.snapshots.directory_walk import SNAPSHOTS, walk
-from store.snapshots.listing import ListedFile, Listing, log_end_of, write_listing
+from store.snapshots.snapshot_listing import ListedFile, Listing, log_end_of, write_listing
 from store.tables.identity import read_identity, read_role
 
 FILES: Final = "files"

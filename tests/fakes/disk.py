@@ -16,10 +16,11 @@ import errno
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from random import Random
 
-from store.disk.filesystem import Buffer, File, directory_of, read_refusal, refusal, sync_refusal
+from store.disk.filesystem import Buffer, File, FileStamp, directory_of, read_refusal, refusal, sync_refusal
 from store.errors import DiskFullError, LockedError, StoreError, SyncFailedError
 from tests.fakes.disk_node import PAGE, Node, whole_pages
 
@@ -360,7 +361,9 @@ class FakeDisk:
 
     def _count_blocks(self) -> None:
         nodes = {id(node): node for node in self._files.values()}.values()
+        names = Counter(map(id, self._files.values()))
         for node in nodes:
+            node.second_names = names[id(node)] - 1
             node.blocks = max(min(node.blocks, whole_pages(node.size)), whole_pages(len(node.data)))
             node.linked = True  # a removal that was not synced is undone
         self.used_bytes = sum(node.blocks for node in nodes)
@@ -443,6 +446,9 @@ class FakeDisk:
 
     def _unlink(self, node: Node) -> None:
         """The blocks are free at once: simpler than waiting for the last handle, and no worse for the program."""
+        if node.second_names:
+            node.second_names -= 1
+            return
         self.used_bytes -= node.blocks
         node.blocks = 0
         node.linked = False
@@ -492,6 +498,37 @@ class FakeDisk:
         """Make the entries of a directory durable."""
         for entry in self._pending.pop(path, ()):
             _apply(self._durable, entry)
+
+    def stand_still(self) -> AbstractContextManager[None]:
+        self._alive()
+        return nullcontext()  # a simulated process does one thing at a time
+
+    def stamp(self, path: str) -> FileStamp:
+        self._alive()
+        self.ask("stamp", path)
+        if path in self._directories:
+            return FileStamp(0, 0, 0, is_directory=True)
+        if path not in self._files:
+            raise FileNotFoundError(errno.ENOENT, "no such file", path)
+        node = self._files[path]
+        return FileStamp(node.size, node.number, node.changes, is_directory=False)
+
+    def absolute(self, path: str) -> str:
+        return path
+
+    def link(self, source: str, target: str) -> None:
+        self._alive()
+        self.ask("link", target)
+        node = self._files.get(source)
+        if node is None:
+            raise FileNotFoundError(errno.ENOENT, "no such file", source)
+        if target in self._files:
+            there = FileExistsError(errno.EEXIST, "there is a file", target)
+            raise refusal(there, target, "give a second name") from there
+        crashing = self.step("link")
+        node.second_names += 1
+        self._change(directory_of(target), (target, node))
+        self.die_if(crashing)
 
     def free_bytes(self, path: str) -> int:
         self._alive()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from random import Random
 
@@ -18,7 +19,8 @@ class Node:
     """A file's content. `data` may be shorter than `size`: the rest reads as zeros.
 
     `saved`: pages written since the last sync, as the disk still has them. `lost`: the same for pages whose sync
-    failed. `blocks`: bytes taken of the disk's space. `linked`: whether a directory has it.
+    failed. `blocks`: bytes taken of the disk's space. `linked`: whether a directory has it. `number` tells it from others,
+    `changes` counts writes and cuts, `second_names` its names but one.
     """
 
     data: bytearray = field(default_factory=bytearray)
@@ -29,6 +31,9 @@ class Node:
     lost: dict[int, bytes] = field(default_factory=dict)
     sync_failed: bool = False
     linked: bool = True
+    number: int = field(default_factory=itertools.count(1).__next__)
+    changes: int = 0
+    second_names: int = 0
 
     def save(self, start: int, stop: int) -> None:
         """Keep the pages of a range as they are on the disk, before it is written."""
@@ -40,6 +45,7 @@ class Node:
     def write(self, offset: int, content: bytes) -> None:
         """Overwrite or extend."""
         data, end = self.data, offset + len(content)
+        self.changes += 1
         self.save(offset, end)
         if offset > len(data):
             data.extend(bytes(offset - len(data)))
@@ -48,6 +54,7 @@ class Node:
 
     def resize(self, length: int) -> None:
         """Cut off or extend by zeros."""
+        self.changes += 1
         if length < len(self.data):
             self.save(length, len(self.data))
             del self.data[length:]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from delayserver.cli.backup.places import backups_in, place
+from delayserver.cli.backup.backup_places import backups_in, place
 from delayserver.cli.recover.recover_options import progress_bar, usage_of_directory
 from delayserver.cli.terminal import options
 from delayserver.cli.terminal.failures import FAILED
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from delayserver.backup.copying import BackedUp
     from delayserver.backup.repository import Repository
     from delayserver.client import Client
-    from store.snapshots.listing import Listing
+    from store.snapshots.snapshot_listing import Listing
 
 KEEP_AGAIN_S: Final = 60.0
 FINDINGS_SHOWN: Final = 20
@@ -89,7 +89,7 @@ def _of_stopped(repository: Repository, data_dir: str) -> BackedUp:
 def _of_running(repository: Repository, client: Client) -> BackedUp:
     from delayserver.protocol.errors import DelayServerError
     from store.disk.filesystem import RealFileSystem
-    from store.snapshots.listing import read_listing
+    from store.snapshots.snapshot_listing import read_listing
     from store.snapshots.taking import FILES
 
     taken = client.take_snapshot()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from delayserver.cli.backup.places import backups_in
+from delayserver.cli.backup.backup_places import backups_in
 from delayserver.cli.recover.recover_options import progress_bar
 from delayserver.cli.terminal import options
 from delayserver.cli.terminal.output import print_json

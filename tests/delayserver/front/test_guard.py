@@ -82,6 +82,7 @@ CASES: dict[str, Case] = {
     "redispatch": Case({"from_ms": 0, "to_ms": 1}, whole="forbidden"),
     "reload": Case(whole="forbidden"),
     "token": Case({"action": "list"}, whole="forbidden"),
+    "snapshot": Case({"action": "take"}, whole="forbidden"),
     "deliver": Case(whole="server_not_proven"),
     "window_complete": Case(whole="server_not_proven"),
 }

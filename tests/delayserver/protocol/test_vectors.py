@@ -306,6 +306,9 @@ async def conversation(host: Host) -> dict[str, list[dict[str, Any]]]:
     dry = await ask("redispatch request", from_ms=0, to_ms=host.now_ms + 1)
     same_shape("redispatch reply", dry, columns=True)
     same_shape("reload reply", await ask("reload request"), columns=True)
+    taken = await ask("snapshot request")
+    same_shape("snapshot reply", taken)
+    same_shape("snapshot drop reply", await client.request("snapshot", {"action": "drop", "name": taken["name"]}))
     assert await ask("prove challenge request") == {"challenge": b""}
     return answers
 

@@ -329,6 +329,8 @@ REQUESTS: dict[str, tuple[Any, ...]] = {
         {"from_ms": DUE_MS, "to_ms": DUE_MS + 60_000, "outcomes": ["delivered"], "dry_run": True},
     ),
     "reload request": (95, "reload", {}),
+    "snapshot request": (141, "snapshot", {"action": "take"}),
+    "snapshot drop request": (142, "snapshot", {"action": "drop", "name": "0a1b2c3d4e5f"}),
     "pending request": (96, "pending", {"by": "minute", "from_ms": DUE_MS, "to_ms": DUE_MS + 3_600_000}),
     "pending subjects request": (98, "pending", {"by": "subject", "after": 12}),
     "metrics request": (97, "metrics", {}),
@@ -823,6 +825,12 @@ REPLIES: dict[str, tuple[Any, ...]] = {
         True,
         {"changes": ["group east: the weight of 10.0.0.12:20811 is 0, was 2, so it is drained"]},
     ),
+    "snapshot reply": (
+        141,
+        True,
+        {"name": "0a1b2c3d4e5f", "path": "/var/lib/delayserver/snapshot/0a1b2c3d4e5f", "kept_ms": 600_000},
+    ),
+    "snapshot drop reply": (142, True, {"dropped": True}),
     "token reply": (
         140,
         True,
