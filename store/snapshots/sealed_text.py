@@ -13,9 +13,13 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 def seal(kind: str, version: int, value: msgspec.Struct) -> bytes:
-    """The bytes of the file: `kind version sha256`, and behind this line the value."""
+    """The bytes of the file: `kind version sha256`, and behind this line the value. The checksum covers all but itself."""
     body = msgspec.json.encode(value) + b"\n"
-    return f"{kind} {version} {hashlib.sha256(body).hexdigest()}\n".encode() + body
+    return f"{kind} {version} {_checksum(kind, str(version), body)}\n".encode() + body
+
+
+def _checksum(kind: str, version: str, body: bytes) -> str:
+    return hashlib.sha256(f"{kind} {version}\n".encode() + body).hexdigest()
 
 
 def unseal(data: bytes, path: str, kind: str, version: int, wanted: type[T]) -> T:
@@ -26,7 +30,7 @@ def unseal(data: bytes, path: str, kind: str, version: int, wanted: type[T]) -> 
         raise CorruptionError(path, 0, f"the first line is not that of a {kind} file")
     if int(words[1]) > version:
         raise FormatError(path, f"format version {words[1]} is newer than this program's {version}; upgrade it")
-    if hashlib.sha256(body).hexdigest() != words[2]:
+    if _checksum(words[0], words[1], body) != words[2]:
         raise CorruptionError(path, len(head) + 1, "checksum")
     try:
         return msgspec.json.decode(body, type=wanted)

@@ -1,0 +1,107 @@
+"""While the gate is closed no other thread changes a file, and what was under way has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from threading import Event, Thread
+
+import pytest
+
+from store.disk.filesystem import RealFileSystem
+from store.disk.write_gate import WriteGate
+from store.errors import DiskError
+
+LONG_S = 60
+
+
+def started(work: Callable[[], object]) -> Thread:
+    thread = Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_a_change_waits_until_the_gate_opens() -> None:
+    gate, done = WriteGate(), Event()
+
+    def change() -> None:
+        gate.enter()
+        done.set()
+        gate.leave()
+
+    with gate.closed():
+        thread = started(change)
+        assert not done.wait(0.05)
+    thread.join(LONG_S)
+    assert done.is_set()
+
+
+def test_the_gate_closes_when_the_change_under_way_has_ended() -> None:
+    gate, closed = WriteGate(), Event()
+
+    def close() -> None:
+        with gate.closed():
+            closed.set()
+
+    gate.enter()
+    thread = started(close)
+    assert not closed.wait(0.05)
+    gate.leave()
+    thread.join(LONG_S)
+    assert closed.is_set()
+
+
+def test_the_thread_that_has_closed_the_gate_may_change_files() -> None:
+    gate = WriteGate()
+    with gate.closed():
+        gate.enter()
+        gate.leave()
+
+
+CHANGES: dict[str, Callable[[RealFileSystem, str], object]] = {
+    "write": lambda fs, path: fs.open(f"{path}/file").pwrite(0, [b"new"]),
+    "write_through": lambda fs, path: fs.open(f"{path}/file").write_through(0, memoryview(bytearray(4096))),
+    "truncate": lambda fs, path: fs.open(f"{path}/file").truncate(1),
+    "allocate": lambda fs, path: fs.open(f"{path}/file").allocate(9_000),
+    "make": lambda fs, path: fs.open(f"{path}/new", create=True),
+    "make_directory": lambda fs, path: fs.make_directory(f"{path}/new"),
+    "remove": lambda fs, path: fs.remove(f"{path}/file"),
+    "remove_directory": lambda fs, path: fs.remove_directory(f"{path}/folder"),
+    "replace": lambda fs, path: fs.replace(f"{path}/file", f"{path}/other"),
+    "link": lambda fs, path: fs.link(f"{path}/file", f"{path}/second"),
+}
+
+
+def seen(folder: Path) -> list[tuple[str, bytes]]:
+    return sorted((path.name, path.read_bytes() if path.is_file() else b"") for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_every_change_of_the_disk_waits_while_it_stands_still(tmp_path: Path, change: str) -> None:
+    fs = RealFileSystem()
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_bytes(b"old")
+    before = seen(tmp_path)
+    with fs.stand_still():
+        thread = started(lambda: CHANGES[change](fs, str(tmp_path)))
+        thread.join(0.05)
+        assert thread.is_alive() or change == "write_through"
+        assert seen(tmp_path) == before
+    thread.join(LONG_S)
+    assert not thread.is_alive()
+    assert seen(tmp_path) != before or change == "write_through"
+
+
+def test_a_second_name_stays_when_the_first_one_means_another_file(tmp_path: Path) -> None:
+    fs, path = RealFileSystem(), str(tmp_path)
+    (tmp_path / "file").write_bytes(b"old")
+    fs.link(f"{path}/file", f"{path}/second")
+    assert fs.stamp(f"{path}/file") == fs.stamp(f"{path}/second")
+    (tmp_path / "new").write_bytes(b"new")
+    fs.replace(f"{path}/new", f"{path}/file")
+    assert (tmp_path / "second").read_bytes() == b"old"
+    assert fs.stamp(f"{path}/file").file_number != fs.stamp(f"{path}/second").file_number
+    with pytest.raises(DiskError, match="second name"):
+        fs.link(f"{path}/file", f"{path}/second")
+    with pytest.raises(FileNotFoundError):
+        fs.link(f"{path}/none", f"{path}/third")
