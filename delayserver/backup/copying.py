@@ -14,7 +14,7 @@ from functools import partial
 from typing import Final
 
 from delayserver.backup.objects import ObjectWriter
-from delayserver.backup.repository import PACK_BYTES, BackupError, Repository, name_of
+from delayserver.backup.repository import PACK_BYTES, BackupError, Repository, moment_of, name_of
 from store.disk.filesystem import File, FileSystem
 from store.snapshots.manifest import Manifest, Piece, StoredFile
 from store.snapshots.snapshot_listing import ListedFile, Listing
@@ -80,7 +80,7 @@ def _begun(repository: Repository, listing: Listing) -> tuple[str, Manifest | No
         )
     repository.remove_packs_behind(names[-1])
     # Where the clock has stepped back, the last backup still has the last name.
-    return (name if name > names[-1] else f"{names[-1]}+"), previous
+    return max(name, name_of(moment_of(names[-1]) + 1)), previous
 
 
 class _Copying:

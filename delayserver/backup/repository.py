@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from delayserver.backup.objects import Objects, ObjectWriter
@@ -136,3 +136,12 @@ class Repository:
 def name_of(taken_us: int) -> str:
     """The name of a backup by the moment of its snapshot, such as `20261127T224500.123456Z`. Names sort as moments do."""
     return f"{datetime.fromtimestamp(taken_us // 1_000_000, UTC):%Y%m%dT%H%M%S}.{taken_us % 1_000_000:06d}Z"
+
+
+def moment_of(name: str) -> int:
+    """The moment of a name, microseconds since 1970. Raises BackupError for a name that `name_of` does not give."""
+    try:
+        moment = datetime.strptime(f"{name.removesuffix('Z')}+0000", "%Y%m%dT%H%M%S.%f%z")
+    except ValueError:
+        raise BackupError(f"{name}: the manifest has a name that no backup gives; remove it") from None
+    return (moment - datetime.fromtimestamp(0, UTC)) // timedelta(microseconds=1)
