@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from typing import Final
 
@@ -28,12 +27,8 @@ class SlowFileSystem(RealFileSystem):
     """The disk of the system, with slow reads of the broker's store."""
 
     def open(self, path: str, *, create: bool = False, write: bool = True) -> RealFile:
-        file = super().open(path, create=create, write=write)
-        if "/broker/store/" not in path:
-            return file
-        file.close()
-        flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC
-        return SlowFile(path, os.open(path, flags))
+        kind = SlowFile if "/broker/store/" in path else RealFile
+        return self._open(kind, path, create=create, write=write)
 
 
 def main() -> int:
