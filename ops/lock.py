@@ -14,7 +14,7 @@ from typing import Any, Final
 
 ROOT: Final = Path(__file__).parents[1]
 FOLDER: Final = ROOT / "ops" / "deploy" / "lock"
-EXTRAS: Final = ("kafka", "otel")
+EXTRAS: Final = ("backup", "kafka", "otel")
 """Extras of a server in service. The others are for a checkout."""
 
 

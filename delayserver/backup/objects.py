@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from store.disk.filesystem import File, FileSystem
+from store.disk.filesystem import File, FileSystem, directory_of, write_atomically
 from store.errors import CorruptionError, StoreError
 
 _UNFINISHED = ".tmp"
@@ -12,7 +12,7 @@ _LOCK = "lock"
 
 
 class ObjectWriter(Protocol):
-    """Writes one object. It is not there before `finish`."""
+    """Writes one object. It counts from `finish` on."""
 
     def write(self, data: bytes) -> None:
         """Add bytes at the end. Raises StoreError."""
@@ -29,8 +29,8 @@ class Objects(Protocol):
 
     name: str
 
-    def hold(self) -> None:
-        """Keep other backups out until `close`, as far as the place can. Raises LockedError."""
+    def hold(self) -> bool:
+        """Keep other backups out until `close`. False: the place cannot. Raises LockedError."""
 
     def sizes(self, folder: str) -> dict[str, int]:
         """The objects of a folder, by name, with their bytes. Objects that are not finished are not among them."""
@@ -41,6 +41,9 @@ class Objects(Protocol):
 
     def writer(self, path: str) -> ObjectWriter:
         """A new object. One of the same name is replaced."""
+
+    def put(self, path: str, data: bytes) -> None:
+        """Write a small object, whole or not at all, durably."""
 
     def remove(self, path: str) -> None:
         """Remove an object; no error if it is gone."""
@@ -86,13 +89,14 @@ class Folder:
         self._fs = fs
         self._lock: File | None = None
 
-    def hold(self) -> None:
+    def hold(self) -> bool:
         self._fs.make_directory(self.name)
         self._lock = self._fs.lock(f"{self.name}/{_LOCK}", b"another backup")
         for folder in self._fs.listdir(self.name):
             for name in self._fs.listdir(f"{self.name}/{folder}"):
                 if name.endswith(_UNFINISHED):  # a backup was interrupted
                     self._fs.remove(f"{self.name}/{folder}/{name}")
+        return True
 
     def sizes(self, folder: str) -> dict[str, int]:
         names = self._fs.listdir(f"{self.name}/{folder}")
@@ -111,6 +115,11 @@ class Folder:
 
     def writer(self, path: str) -> FolderWriter:
         return FolderWriter(self._fs, self.name, path)
+
+    def put(self, path: str, data: bytes) -> None:
+        path = f"{self.name}/{path}"
+        self._fs.make_directory(directory_of(path))
+        write_atomically(self._fs, path, data)
 
     def remove(self, path: str) -> None:
         self._fs.remove(f"{self.name}/{path}")

@@ -32,6 +32,7 @@ class Repository:
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
         self.name = objects.name
+        self._alone = False
 
     def names(self) -> list[str]:
         """The complete backups, the oldest first. A name is the moment of its snapshot."""
@@ -68,8 +69,8 @@ class Repository:
         return data
 
     def hold(self) -> None:
-        """Keep other backups out. Raises LockedError, StoreError."""
-        self._objects.hold()
+        """Keep other backups out, if the place can. Raises LockedError, StoreError."""
+        self._alone = self._objects.hold()
 
     def close(self) -> None:
         """Let other backups in."""
@@ -80,14 +81,14 @@ class Repository:
         return self._objects.writer(f"{PACKS}/{pack}")
 
     def add(self, name: str, manifest: Manifest) -> None:
-        """Complete a backup, whose packs are all finished. Raises StoreError."""
-        writer = self._objects.writer(f"{MANIFESTS}/{name}{_MANIFEST}")
-        try:
-            writer.write(encode_manifest(manifest))
-            writer.finish()
-        except BaseException:
-            writer.give_up()
-            raise
+        """Complete a backup, whose packs are all finished. Raises BackupError (one has gone), StoreError."""
+        sizes = self.pack_sizes()
+        for piece in manifest.pieces():
+            if sizes.get(piece.pack, 0) < piece.offset + piece.length:
+                raise BackupError(
+                    f"{self.name}: {piece.pack} has gone; another backup or a `prune` ran at the same time"
+                )
+        self._objects.put(f"{MANIFESTS}/{name}{_MANIFEST}", encode_manifest(manifest))
 
     def prune(self, keep: int) -> list[str]:
         """Remove all backups but the last `keep`, and then the packs that no backup needs. Returns the removed backups.
@@ -107,8 +108,9 @@ class Repository:
         return removed
 
     def remove_packs_behind(self, name: str) -> None:
-        """Remove the packs of backups that came behind this one, the last that is complete: they were interrupted."""
-        for pack in self.pack_sizes():
+        """Remove the packs of backups that came behind this one, the last that is complete: they were interrupted. Without a
+        lock one of them may be under way, and nothing is removed."""
+        for pack in self.pack_sizes() if self._alone else ():
             if pack.rpartition("-")[0] > name:
                 self._objects.remove(f"{PACKS}/{pack}")
 

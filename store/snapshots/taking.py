@@ -4,7 +4,7 @@ The files of one moment are what a process leaves that is killed at that moment.
 as after a crash, and no part of the server has to know of snapshots. Files only grow or are replaced, so what they held
 at the moment stays there under the second name.
 
-Most names are made before the moment. At the moment itself nobody writes, for about a microsecond and a half a file.
+Most names are made before the moment. At the moment itself nobody writes, for about five microseconds a file.
 """
 
 from __future__ import annotations

@@ -32,7 +32,9 @@ Tell = Callable[[int, int], None]
 @options.server
 @options.as_json
 @click.option("--data-dir", metavar="DIR", help="Copy this data directory, while no server runs on it.")
-@click.option("--to", "to", metavar="DIR", help="Where the backups of this server lie, on another disk.")
+@click.option(
+    "--to", "to", metavar="DIR", help="Where the backups of this server lie: a folder of another disk, or a URL."
+)
 @click.pass_context
 def backup(context: click.Context, server: str, as_json: bool, data_dir: str | None, to: str | None) -> None:
     """Copy the data of a running server, or of a stopped one, to a folder with all its backups.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from delayserver.cli.backup.backup_places import backups_in
+from delayserver.cli.backup.backup_places import THERE, backups_in
 from delayserver.cli.recover.recover_options import progress_bar
 from delayserver.cli.terminal import options
 from delayserver.cli.terminal.output import print_json
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 @click.command
-@click.option("--from", "source", metavar="DIR", required=True, type=click.Path(exists=True, file_okay=False),
-              help="Where the backups lie.")  # fmt: skip
+@click.option("--from", "source", metavar="DIR", required=True, type=THERE,
+              help="Where the backups lie: a folder, or a URL.")  # fmt: skip
 @click.option("--data-dir", metavar="DIR", required=True, help="The directory to make: an empty or a new one.")
 @click.option("--to-time", "to_ms", type=options.INSTANT, metavar="TIME",
               help="Up to which moment; the last backup if missing.")  # fmt: skip
