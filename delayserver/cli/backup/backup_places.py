@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 EXTRA: Final = "backup"
 
 
-class Place(click.Path):
+class BackupPlace(click.Path):
     """A folder that is there, or a URL of an object storage."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -23,7 +23,7 @@ class Place(click.Path):
         return value if isinstance(value, str) and "://" in value else super().convert(value, param, ctx)
 
 
-THERE: Final = Place(exists=True, file_okay=False)
+THERE: Final = BackupPlace(exists=True, file_okay=False)
 place = click.argument("place", metavar="DIR", type=THERE)
 
 
