@@ -12,14 +12,18 @@ from threading import Event, Lock, get_ident
 
 # A change that is under way takes microseconds, on a busy disk some milliseconds.
 LOOK_AGAIN_S = 0.0002
+# While one change takes long, the others go on: the gate opens again between two looks, for up to half a second of looks.
+POLITE_LOOKS = 2500
 
 
 class WriteGate:
     """Open most of the time: then `enter` and `leave` cost a tenth of a microsecond each and take no lock."""
 
-    __slots__ = ("_closed_by", "_closing", "_inside", "_opened")
+    __slots__ = ("_closed_by", "_closing", "_inside", "_opened", "_polite_looks")
 
-    def __init__(self) -> None:
+    def __init__(self, polite_looks: int = POLITE_LOOKS) -> None:
+        """`polite_looks`: so many times it does not hold others up for a change that takes long."""
+        self._polite_looks = polite_looks
         # One entry for each change under way. Adding and removing one is atomic.
         self._inside: list[None] = []
         # The thread that has closed the gate; 0: it is open.
@@ -45,12 +49,23 @@ class WriteGate:
         """Within it no other thread changes a file. Begins when the changes under way have ended. The thread itself may
         change files."""
         with self._closing:
-            self._opened.clear()
-            self._closed_by = get_ident()
+            polite = self._polite_looks
+            self._shut()
             try:
                 while self._inside:
+                    if polite:
+                        polite -= 1
+                        self._open()
                     time.sleep(LOOK_AGAIN_S)
+                    self._shut()
                 yield
             finally:
-                self._closed_by = 0
-                self._opened.set()
+                self._open()
+
+    def _shut(self) -> None:
+        self._opened.clear()
+        self._closed_by = get_ident()
+
+    def _open(self) -> None:
+        self._closed_by = 0
+        self._opened.set()

@@ -51,6 +51,47 @@ def test_the_gate_closes_when_the_change_under_way_has_ended() -> None:
     assert closed.is_set()
 
 
+def test_a_change_that_takes_long_holds_no_other_up() -> None:
+    gate, closed, other = WriteGate(polite_looks=1 << 40), Event(), Event()
+
+    def close() -> None:
+        with gate.closed():
+            closed.set()
+
+    def change() -> None:
+        gate.enter()
+        other.set()
+        gate.leave()
+
+    gate.enter()
+    closing = started(close)
+    started(change).join(LONG_S)
+    assert other.is_set() and not closed.is_set()
+    gate.leave()
+    closing.join(LONG_S)
+    assert closed.is_set()
+
+
+def test_a_gate_that_waits_in_vain_for_a_quiet_moment_makes_one() -> None:
+    gate, over, closed = WriteGate(polite_looks=3), Event(), Event()
+
+    def change() -> None:
+        while not over.is_set():
+            gate.enter()
+            gate.leave()
+
+    def close() -> None:
+        with gate.closed():
+            closed.set()
+
+    changing = [started(change) for _ in range(4)]
+    started(close).join(LONG_S)
+    over.set()
+    for each in changing:
+        each.join(LONG_S)
+    assert closed.is_set()
+
+
 def test_the_thread_that_has_closed_the_gate_may_change_files() -> None:
     gate = WriteGate()
     with gate.closed():
