@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 KEEP_AGAIN_S: Final = 60.0
 FINDINGS_SHOWN: Final = 20
+IDENTITY: Final = "identity"
 Tell = Callable[[int, int], None]
 
 
@@ -49,6 +51,7 @@ def backup(context: click.Context, server: str, as_json: bool, data_dir: str | N
         return
     if to is None:
         raise click.UsageError("Missing option '--to': say where the backups lie")
+    _require_outside(to)
     with backups_in(to, alone=True) as repository:
         if data_dir is not None:
             done = _of_stopped(repository, data_dir)
@@ -107,6 +110,14 @@ def _of_running(repository: Repository, client: Client) -> BackedUp:
     finally:
         with suppress(DelayServerError):  # the server drops it by itself, a little later
             client.drop_snapshot(taken.name)
+
+
+def _require_outside(to: str) -> None:
+    """Fails where the backups would lie in a data directory: each would have those before it."""
+    place = Path(to).resolve()
+    for folder in () if "://" in to else (place, *place.parents):
+        if (folder / IDENTITY).exists():
+            raise click.UsageError(f"--to lies in the data directory {folder}; choose a folder of another disk")
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -143,6 +144,36 @@ def test_a_moment_between_two_backups_is_restored(
         "restore", "--from", place, "--data-dir", str(tmp_path / "x"), "--to-time", "2100-01-01T00:00Z"
     )
     assert late_time.code == 1 and "the last backup is of" in late_time.err
+
+
+def test_a_place_in_the_data_directory_is_refused(
+    start_server: Callable[..., Server], delayserver: Callable[..., Done], tmp_path: Path
+) -> None:
+    server, inside = start_server(tmp_path / "data"), str(tmp_path / "data" / "backups")
+    assert "choose a folder of another disk" in server.run("backup", "--to", inside).err
+    assert not Path(inside).exists() and not (tmp_path / "data" / "snapshot").exists()
+    server.stop()
+    refused = delayserver("backup", "--data-dir", str(tmp_path / "data"), "--to", inside)
+    assert refused.code == 2 and "choose a folder of another disk" in refused.err
+
+
+def test_a_lone_broker_is_backed_up_and_restored(
+    begin: Callable[..., subprocess.Popen[bytes]], delayserver: Callable[..., Done], tmp_path: Path
+) -> None:
+    def started(data: Path) -> str:
+        process = begin("broker", "--data-dir", str(data), "--port", "0", "--json")
+        assert process.stdout is not None
+        ready = json.loads(process.stdout.readline())
+        return f"{ready['host']}:{ready['port']}"
+
+    address, place = started(tmp_path / "data"), str(tmp_path / "backups")
+    with Client(address) as client:
+        client.publish("s", b"kept")
+    assert delayserver("backup", "--server", address, "--to", place).code == 0
+    assert delayserver("backup", "check", place).code == 0
+    assert delayserver("restore", "--from", place, "--data-dir", str(tmp_path / "new")).code == 0
+    with Client(started(tmp_path / "new")) as client:
+        assert [message.body for message in client.pull("s", "g", wait_s=60)] == [b"kept"]
 
 
 def test_damage_of_a_backup_is_told_by_check(
