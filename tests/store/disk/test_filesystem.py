@@ -17,6 +17,7 @@ from store.disk.filesystem import (
     FileSystem,
     RealFile,
     RealFileSystem,
+    StillDisk,
     aligned_memory,
     directory_of,
     read_whole,
@@ -418,3 +419,36 @@ def test_what_root_makes_belongs_to_the_owner_of_its_directory(tmp_path: Path) -
     os.chown(data / "tokens", 0, 0)
     fs.open(str(data / "tokens"), create=True).close()
     assert (data / "tokens").stat().st_uid == 0, "a file with two names may be that of somebody else"
+
+
+def test_a_second_name_stays_when_the_first_one_means_another_file(made: Made) -> None:
+    fs, root = made
+    if not isinstance(fs, StillDisk):
+        pytest.skip("a disk in memory has no second names")
+
+    def written(name: str, data: bytes) -> None:
+        file = fs.open(f"{root}/{name}", create=True)
+        file.pwrite(file.size(), [data])
+        file.close()
+
+    written("file", b"old")
+    fs.link(f"{root}/file", f"{root}/second")
+    assert fs.stamp(f"{root}/file") == fs.stamp(f"{root}/second")
+    assert fs.stamp(f"{root}/file")[::3] == (3, False) and fs.stamp(root).is_directory
+    written("file", b", and more")
+    assert read_whole(fs, f"{root}/second") == b"old, and more"
+    written("new", b"new")
+    fs.replace(f"{root}/new", f"{root}/file")
+    assert fs.stamp(f"{root}/file").file_number != fs.stamp(f"{root}/second").file_number
+    fs.remove(f"{root}/file")
+    assert read_whole(fs, f"{root}/second") == b"old, and more"
+    written("other", b"")
+    with pytest.raises(DiskError, match="second name"):
+        fs.link(f"{root}/other", f"{root}/second")
+    for refused in (lambda: fs.link(f"{root}/none", f"{root}/third"), lambda: fs.stamp(f"{root}/none")):
+        with pytest.raises(FileNotFoundError):
+            refused()
+    with fs.stand_still():
+        fs.remove(f"{root}/second")
+    assert fs.listdir(root) == ["other"]
+    assert fs.absolute("/a/b") == "/a/b"

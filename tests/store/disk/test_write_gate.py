@@ -10,7 +10,6 @@ import pytest
 
 from store.disk.filesystem import RealFileSystem
 from store.disk.write_gate import WriteGate
-from store.errors import DiskError
 
 LONG_S = 60
 
@@ -131,18 +130,3 @@ def test_every_change_of_the_disk_waits_while_it_stands_still(tmp_path: Path, ch
     thread.join(LONG_S)
     assert not thread.is_alive()
     assert seen(tmp_path) != before or change == "write_through"
-
-
-def test_a_second_name_stays_when_the_first_one_means_another_file(tmp_path: Path) -> None:
-    fs, path = RealFileSystem(), str(tmp_path)
-    (tmp_path / "file").write_bytes(b"old")
-    fs.link(f"{path}/file", f"{path}/second")
-    assert fs.stamp(f"{path}/file") == fs.stamp(f"{path}/second")
-    (tmp_path / "new").write_bytes(b"new")
-    fs.replace(f"{path}/new", f"{path}/file")
-    assert (tmp_path / "second").read_bytes() == b"old"
-    assert fs.stamp(f"{path}/file").file_number != fs.stamp(f"{path}/second").file_number
-    with pytest.raises(DiskError, match="second name"):
-        fs.link(f"{path}/file", f"{path}/second")
-    with pytest.raises(FileNotFoundError):
-        fs.link(f"{path}/none", f"{path}/third")
