@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -60,7 +61,7 @@ def test_every_message_acknowledged_before_a_backup_under_load_is_restored(
         for _ in range(3):
             count = len(receipts) + 100
             while len(receipts) < count:
-                pass
+                time.sleep(0.01)
             before = list(receipts)
             done = server.run("backup", "--to", place, "--json")
             assert done.code == 0, done.err
@@ -91,7 +92,7 @@ def test_a_backup_that_is_killed_leaves_none_and_the_next_one_works(
             client.send("s", b"b" * 1_000_000, delay_ms=HOUR_MS)
     killed = begin("backup", "--server", server.address, "--to", str(place))
     while killed.poll() is None and not list(place.glob("packs/*")):
-        pass
+        time.sleep(0.01)
     killed.kill()
     killed.wait(60)
     complete = len(list(place.glob("snapshots/*.manifest")))  # 1: it was quicker than the kill
@@ -129,12 +130,12 @@ def test_a_moment_between_two_backups_is_restored(
         early = client.send("s", b"early", delay_ms=HOUR_MS)
         moment_ms = client.ping() // 1000 + 1
         while client.ping() // 1000 <= moment_ms + 1:
-            pass
+            time.sleep(0.01)
         late = client.send("s", b"late", delay_ms=HOUR_MS)
         assert server.run("backup", "--to", place).code == 0
     assert server.stop().code == 0
-    time = datetime.fromtimestamp(moment_ms / 1000, UTC).isoformat()
-    done = delayserver("restore", "--from", place, "--data-dir", str(tmp_path / "new"), "--to-time", time)
+    moment = datetime.fromtimestamp(moment_ms / 1000, UTC).isoformat()
+    done = delayserver("restore", "--from", place, "--data-dir", str(tmp_path / "new"), "--to-time", moment)
     assert done.code == 0 and "All else is as of" in done.out, done.err
     again = start_server(tmp_path / "new")
     with Client(again.address) as client:
