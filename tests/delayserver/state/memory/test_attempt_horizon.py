@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import trio
 
+from delayserver.outcomes.dispatch_log_writer import DispatchLogWriter
 from store.tables import checkpoint as checkpoint_file
 from tests.fakes.host import Boot, Host, faked_settings
 
@@ -32,7 +33,9 @@ async def test_on_a_full_disk_attempts_stay_behind_a_durable_horizon(
     await host.until(lambda: sent["sequence"] in fake.stored, within_ms=101_000)
     host.clock.step(-60_000)
     await host.sleep_ms(500)
-    assert host.server.parts.outcomes.outcome_writer.disk_full, "the outcome cannot be on the disk"
+    writer = host.server.parts.outcomes.outcome_writer
+    assert isinstance(writer, DispatchLogWriter)
+    assert writer.disk_full, "the outcome cannot be on the disk"
     await host.lose_power()
     host.disk.capacity_bytes = None
     fake.uncertain.clear()
