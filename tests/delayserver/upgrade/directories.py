@@ -14,7 +14,8 @@ from tests.fakes.disk import FakeDisk
 from tests.fakes.host import DATA_DIR
 
 HERE = Path(__file__).parent
-COMMITS = ("d4a2130", "c143d54", "eaafbfa")
+# The last one is version 0.2.0.
+COMMITS = ("d4a2130", "c143d54", "eaafbfa", "61536fe")
 ENDS = ("stopped", "killed")
 ARCHIVES = tuple(f"{commit}-{end}" for commit in COMMITS for end in ENDS)
 
