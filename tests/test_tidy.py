@@ -72,14 +72,14 @@ store.snapshots: store store.disk store.logs store.tables
     .recover.reading
 .backup: store store.disk store.records store.snapshots store.tables .broker.files .config .recover.checking .recover.reading
 .state.positions: store.logs store.records .config .protocol .runtime .state.counts
-.state.shard: store.disk store.logs store.records store.shared .protocol .runtime
-.broker.service: store store.disk store.records store.tables .broker .broker.actions .broker.files .broker.queues .config
-    .logs .protocol .runtime
+.state.shard: store.disk store.logs store.records store.shared .protocol .runtime store.tables
+.broker.service: store store.disk store.records .broker .broker.actions .broker.files .broker.queues .config .logs
+    .protocol .runtime
 .targets.embedded: store store.records .broker.service .protocol .state.counts .targets
 .client: .client.asynchronous .client.blocking .client.calls .client.consuming .client.listening .client.values
     .protocol .protocol.schema
 .receive: store store.logs store.records store.tables .config .names .protocol .runtime .state.positions .state.windows
-.follow: store store.logs store.records store.shared .protocol .runtime .state.positions .state.shard
+.follow: store store.logs store.records store.shared .protocol .runtime .state.positions .state.shard .state.decisions
 .lead: store.shared .config .protocol .runtime .state.shard
 .recover.mending: store store.disk store.logs store.records store.tables .broker.files .config .recover.checking
     .recover.reading .runtime
@@ -123,7 +123,7 @@ delayserver: .client
 .front: store .config .logs .net .operations.access .operations.nodes .protocol .runtime .state.connections
     .state.positions
 .operations.figures: store.logs store.records store.tables .broker .broker.queues .broker.service .config .dispatch
-    .load .operations.access .operations.groups .operations.nodes .protocol .protocol.schema .receive .runtime .state
+    .load .operations.access .operations.groups .operations.nodes .protocol .protocol.schema .runtime .state
     .state.connections .state.counts .state.decisions .state.memory .state.positions .state.windows .upkeep
 .operations.sending: store store.indexes store.logs store.records store.tables .broker.service .config .names
     .operations.nodes .protocol .protocol.schema .receive .recover.reading .runtime .state .state.decisions .state.positions
@@ -135,11 +135,11 @@ delayserver: .client
     .operations.sending
 .front.handlers: store.records .config .front .operations .operations.access .operations.figures
     .operations.groups .operations.messages .operations.nodes .operations.sending .protocol .protocol.schema .runtime
-.server: wheel store store.disk store.records store.tables .broker .broker.service .config .dispatch
-    .front .front.handlers .load .logs .names .net .operations .operations.access .operations.figures
-    .operations.groups .operations.messages .operations.nodes .operations.sending .outcomes .protocol .receive .replay
-    .runtime .startup .state .state.connections .state.counts .state.decisions .state.memory .state.positions
-    .state.windows .targets .targets.embedded .upkeep
+.server: wheel store store.disk store.records store.tables .broker .broker.service .config .dispatch .front
+    .front.handlers .load .logs .names .net .operations .operations.access .operations.figures .operations.groups
+    .operations.messages .operations.nodes .operations.sending .outcomes .protocol .receive .replay .runtime .startup
+    .state .state.connections .state.counts .state.decisions .state.memory .state.positions .state.windows .targets
+    .targets.embedded .upkeep delayserver .follow .lead .state.shard store.shared
 .cli.running: store store.disk store.tables delayserver .cli.terminal .client .config .logs .net .server .web
 .embedded: store store.disk .client.asynchronous .client.blocking .client.connections .config .net .protocol .runtime .server
 ops:
@@ -970,7 +970,6 @@ WindowBook.note_orphans
 # Work on a disk or in a thread has ended, which the owner cannot see.
 FileState.name_is_durable
 MessageLog.give_up_preparing
-PolicyTable.apply
 Positions.end_drained
 QueueTable.end_capture
 # The caller alone sees the event, and later answers of the owner depend on it.

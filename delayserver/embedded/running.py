@@ -19,6 +19,7 @@ from delayserver.embedded.pipe_listener import PipeListener, PipeTransport
 from delayserver.runtime.runtime import Runtime
 from delayserver.runtime.workers import ThreadWorkers
 from delayserver.server.delay_server import DelayServer
+from delayserver.server.ground import Doors
 from store.disk.filesystem import FileSystem
 from store.errors import SyncFailedError
 
@@ -37,7 +38,7 @@ class Running:
     """The server and its listener, and what became of it. `connect` and `check` are for any thread."""
 
     def __init__(self, settings: Settings, fs: FileSystem) -> None:
-        self.server = DelayServer(settings, fs=fs, trusting=True, runtime=Runtime.on(workers=_Waiting()))
+        self.server = DelayServer(settings, doors=Doors(fs), trusting=True, runtime=Runtime.on(workers=_Waiting()))
         self.ready = False
         self.failure: BaseException | None = None
         self._listener = PipeListener()

@@ -37,11 +37,11 @@ def build_broker(ground: Ground, upkeep: UpkeepParts, receive: ReceiveParts) -> 
     """Opens the broker's files, which are the last: takes sequences then. Raises StoreError; the files are closed then."""
     opened, runtime = ground.opened, ground.runtime
     path = ground.path("broker")
-    lost = find_lost_broker(ground.outside.fs, path, ground.names)
+    lost = find_lost_broker(ground.outside.doors.fs, path, ground.names)
     if lost is not None:
         runtime.damage.report(lost)
     core = Broker.open(
-        ground.outside.fs,
+        ground.outside.doors.fs,
         path,
         opened.directory.server_id,
         runtime.clock.now_us(),

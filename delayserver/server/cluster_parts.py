@@ -32,10 +32,6 @@ class ClusterParts:
     claiming: Claiming
     beating: Beating
 
-    async def follow(self) -> None:
-        """Follow the log until cancelled."""
-        await self.follower.run(self.log)
-
 
 def build_cluster(ground: Ground, state: StateParts, appender: LogAppender) -> ClusterParts | None:
     """None for a single server. Raises CorruptionError where damage hides how far the log was followed."""

@@ -23,7 +23,7 @@ from delayserver.config.settings import (
 from delayserver.front.front import BROKER, SERVER, Front, Service
 from delayserver.front.handlers.table import handler_table
 from delayserver.logs.events import EventLogger
-from delayserver.net.transport import Connect, StreamListener, connect_socket
+from delayserver.net.transport import StreamListener
 from delayserver.operations.access.tokens import OwnTokens
 from delayserver.operations.nodes.reload import Reread
 from delayserver.operations.nodes.servers import Servers
@@ -33,7 +33,7 @@ from delayserver.runtime.runtime import Runtime
 from delayserver.runtime.steps import Steps
 from delayserver.runtime.watchdog import Watchdog
 from delayserver.server.cluster_parts import ClusterParts
-from delayserver.server.ground import Ground, Membership, Outside
+from delayserver.server.ground import Doors, Ground, Membership, Outside
 from delayserver.server.operations_of import operations_of
 from delayserver.server.parts import Parts, build_parts
 from delayserver.server.tasks import tasks_by_stage
@@ -42,7 +42,6 @@ from delayserver.state.connections.connection_memory import ConnectionMemory
 from delayserver.state.connections.connections import Connections
 from delayserver.state.connections.parties import Parties
 from delayserver.state.positions.readiness import Readiness, Stage
-from store.disk.filesystem import FileSystem, RealFileSystem
 from store.errors import DiskFullError, StoreError, UnreadableError
 
 events = EventLogger()
@@ -58,7 +57,7 @@ OPEN_TRIES = 3
 OPEN_AGAIN_MS = 1_000
 
 
-class Superseded(Exception):
+class LeadershipLost(Exception):
     """Another member leads, and this process did. It drops its memory: open the directory again, as a standby."""
 
 
@@ -71,8 +70,7 @@ class DelayServer:
         *,
         role: str = SERVER,
         runtime: Runtime | None = None,
-        fs: FileSystem | None = None,
-        connect: Connect = connect_socket,
+        doors: Doors | None = None,
         reread: Reread | None = None,
         trusting: bool = False,
         membership: Membership | None = None,
@@ -85,7 +83,8 @@ class DelayServer:
         self.role = role
         self.runtime = runtime or Runtime.on()
         self.clock, self.turns, self.damage = self.runtime.clock, self.runtime.turns, self.runtime.damage
-        self.fs: FileSystem = fs or RealFileSystem()
+        doors = doors or Doors()
+        self.fs = doors.fs
         path = self.settings.storage.data_dir
         self.opening_room = RoomWait(self.fs, path, "the start of the server", self.clock)
         self.replay_room = RoomWait(self.fs, path, "the replay of accepted messages", self.clock)
@@ -122,8 +121,7 @@ class DelayServer:
         self._outside = Outside(
             role,
             instance,
-            self.fs,
-            connect,
+            doors,
             settings,
             reread,
             self.readiness,
@@ -216,7 +214,7 @@ class DelayServer:
         if failure is not None:
             raise failure
         if self._superseded:
-            raise Superseded("another member of the cluster leads")
+            raise LeadershipLost("another member of the cluster leads")
 
     async def _open_when_there_is_room(self) -> None:
         tries = OPEN_TRIES

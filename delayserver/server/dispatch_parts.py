@@ -73,7 +73,7 @@ def _targets(ground: Ground, state: StateParts, broker: BrokerParts) -> Targets:
         embedded,
         ServerIdentity(ground.server_id, ground.outside.instance, settings.listen.server_secret),
         ground.names.name,
-        ground.outside.connect,
+        ground.outside.doors.connect,
         settings.listen.frame_bytes_max,
         ground.runtime,
     )

@@ -83,7 +83,7 @@ def build_figures(
     )
     logs = files.log, *broker.core.state.files.logs
     snapshots = Snapshots(
-        ground.outside.fs,
+        ground.outside.doors.fs,
         ground.opened.directory.path,
         lambda: {path: length for log in logs for path, length in log.lengths.items()},
         outside.servers,

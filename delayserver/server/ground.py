@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from delayserver.config.cluster_settings import ClusterSettings
 from delayserver.config.pacing import Pacing
 from delayserver.config.settings import Settings
-from delayserver.net.transport import Connect
+from delayserver.net.transport import Connect, connect_socket
 from delayserver.operations.access.tokens import OwnTokens
 from delayserver.operations.nodes.reload import Reread
 from delayserver.operations.nodes.servers import Servers
@@ -20,7 +20,7 @@ from delayserver.state.connections.connections import Connections
 from delayserver.state.files import Files
 from delayserver.state.positions.readiness import Readiness
 from delayserver.state.shard.seat import Seat
-from store.disk.filesystem import FileSystem
+from store.disk.filesystem import FileSystem, RealFileSystem
 from store.tables.names import Names
 
 
@@ -34,6 +34,14 @@ class Membership:
 
 
 @dataclass(frozen=True, slots=True)
+class Doors:
+    """How a server reaches its disk and other servers."""
+
+    fs: FileSystem = field(default_factory=RealFileSystem)
+    connect: Connect = connect_socket
+
+
+@dataclass(frozen=True, slots=True)
 class Outside:
     """The inputs of a server that exist before its data directory is open. `instance` names this process. `given` are
     the settings as the operator gave them; `reread` reads them again, for `reload`. `membership` is None for a single
@@ -41,8 +49,7 @@ class Outside:
 
     role: str
     instance: str
-    fs: FileSystem
-    connect: Connect
+    doors: Doors
     given: Settings
     reread: Reread | None
     readiness: Readiness

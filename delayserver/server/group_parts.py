@@ -55,6 +55,6 @@ def build_groups(
         first_messages=first,
         consuming=Consuming(local, redelivery, GroupFilters(local, filters, policies), names, first, runtime),
         tokens=TokenBook(
-            ground.outside.fs, directory.path, directory.server_id, ground.outside.own_tokens, waiting, runtime
+            ground.outside.doors.fs, directory.path, directory.server_id, ground.outside.own_tokens, waiting, runtime
         ),
     )

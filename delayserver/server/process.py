@@ -24,6 +24,7 @@ from delayserver.runtime.free_memory import give_back_when_quiet
 from delayserver.runtime.runtime import Runtime
 from delayserver.server.delay_server import DelayServer, Ready
 from delayserver.server.encryption import Encryption
+from delayserver.server.ground import Doors
 from delayserver.server.http_gateway import HttpGateway
 from delayserver.server.service_manager import BEATS, ServiceManager, status_line
 from store.disk.filesystem import FileSystem, RealFileSystem
@@ -80,8 +81,7 @@ async def serve(
         settings,
         role=role,
         runtime=runtime,
-        fs=fs,
-        connect=encryption.connect,
+        doors=Doors(fs, encryption.connect),
         reread=None if reread is None else again,
     )
     failure: StoreError | OSError | None = None

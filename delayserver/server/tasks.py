@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 
 from delayserver.server.parts import Parts
@@ -18,7 +19,9 @@ def tasks_by_stage(parts: Parts) -> Mapping[Stage, tuple[Task, ...]]:
     receive, broker, dispatch, groups = parts.receive, parts.broker, parts.dispatch, parts.groups
     # A member keeps its directory in order while it follows.
     kept: tuple[Task, ...] = (upkeep.checkpointing.run, receive.warming.run, replay.tier.run, upkeep.segments_ahead.run)
-    following = () if parts.cluster is None else (parts.cluster.follow, *kept)
+    following: tuple[Task, ...] = ()
+    if parts.cluster is not None:
+        following = (partial(parts.cluster.follower.run, parts.cluster.log), *kept)
     ready: tuple[Task, ...] = (
         upkeep.checkpointing.run,
         upkeep.retention.run,

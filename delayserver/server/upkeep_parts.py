@@ -40,7 +40,7 @@ class UpkeepParts:
 def build_upkeep(ground: Ground, state: StateParts) -> UpkeepParts:
     """Removes nothing yet."""
     opened, files, runtime, storage = ground.opened, ground.files, ground.runtime, ground.settings.storage
-    fs, path, horizon = ground.outside.fs, opened.directory.path, opened.attempts.horizon
+    fs, path, horizon = ground.outside.doors.fs, opened.directory.path, opened.attempts.horizon
     kept_room = KeptRoom(fs, path, state.positions, state.windows.drains, storage.free_bytes_min)
     coming = OnTheirWay(state.gathering, files.log, state.positions, storage.window_ms, runtime)
     found = None if opened.found.lost else opened.found.checkpoint

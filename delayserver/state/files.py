@@ -23,3 +23,10 @@ class Files:
     days: DayTable
     ledger: Ledger
     names: Names
+
+
+def sync_sources(files: Files) -> None:
+    """Make durable what rows of other files point at: names and message_log. Nothing may point behind what a loss of power
+    takes (durability `os`). May run in a thread. Raises SyncFailedError."""
+    files.names.sync()
+    files.log.sync_assumed()

@@ -12,7 +12,7 @@ import trio
 from delayserver.config.settings import StorageSettings
 from delayserver.runtime.runtime import Runtime
 from delayserver.state.counts.waiting_ages import WaitingAges
-from delayserver.state.files import Files
+from delayserver.state.files import Files, sync_sources
 from delayserver.state.memory.attempt_horizon import AttemptHorizon
 from delayserver.upkeep.checkpoint_file import CheckpointFile
 from delayserver.upkeep.progress import Captured, Progress
@@ -155,8 +155,7 @@ class Checkpointing:
         # Of outcomes that come meanwhile the messages may be lost with the power, and a start looks only behind the marks
         # for such.
         schedule, dispatch = self._files.schedule, self._files.dispatch
-        self._files.names.sync()
-        self._files.log.sync_assumed()  # nothing may point behind what a loss of power takes (durability `os`)
+        sync_sources(self._files)
         schedule.sync()
         drains, orphans = captured.drains, captured.orphans
         self._file.write(

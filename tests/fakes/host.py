@@ -31,7 +31,7 @@ from delayserver.protocol.figure_fields import as_map
 from delayserver.protocol.frames import FrameDecoder, ReplyFrame, decode_reply, encode_request
 from delayserver.runtime.runtime import Runtime
 from delayserver.server.delay_server import DelayServer
-from delayserver.server.ground import Membership
+from delayserver.server.ground import Doors, Membership
 from tests.fakes.broker import FakeBroker
 from tests.fakes.clock import SimulatedClock
 from tests.fakes.disk import FakeDisk, SimulatedCrash
@@ -270,8 +270,7 @@ class Host:
             self.settings,
             role=self.role,
             runtime=Runtime.on(clock=self.clock, chance=Random(self._seed), workers=self.workers),
-            fs=self.disk,
-            connect=self.network.connect,
+            doors=Doors(self.disk, self.network.connect),
             reread=lambda: self.settings,
             membership=None if self._membership is None else self._membership(),
         )

@@ -16,6 +16,7 @@ from delayserver.runtime.clock import Clock
 from delayserver.runtime.runtime import Runtime
 from delayserver.runtime.workers import Workers
 from delayserver.server.delay_server import DelayServer
+from delayserver.server.ground import Doors
 from store.errors import DiskFullError, StoreError
 from tests.fakes.disk import FakeDisk, FakeFile, SimulatedCrash
 from tests.fakes.workers import FakeWorkers
@@ -166,8 +167,7 @@ class Host:
             self.settings,
             role=self.role,
             runtime=Runtime.on(clock=self.clock_of_process(), chance=chance, workers=self.workers),
-            fs=self.disk,
-            connect=self._network.connect,
+            doors=Doors(self.disk, self._network.connect),
             reread=lambda: self.file,
         )
         clean = False

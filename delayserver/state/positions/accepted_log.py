@@ -44,7 +44,7 @@ class AcceptedLog:
 
     def lead(self) -> None:
         """What comes from here on was decided by this process."""
-        self._positions.led_from = self._positions.durable.value
+        self._positions.lead()
 
     def refuse(self, group: CommitGroup, error: DelayServerError) -> None:
         """Tells all who wait for a group that it will not be accepted."""

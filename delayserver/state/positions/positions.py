@@ -64,6 +64,10 @@ class Positions:
         """Durable in message_log, not in the schedule files yet."""
         return max(self.durable.value - self.replayed.value, 0)
 
+    def lead(self) -> None:
+        """What comes behind the end of the log was decided by this process."""
+        self.led_from = self.durable.value
+
     def skip_unused(self, sequence: int) -> None:
         """Ends the replay of a start: no part waits for sequences up to this one, which a crash may have left
         unused."""

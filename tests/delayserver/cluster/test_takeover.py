@@ -8,7 +8,7 @@ import pytest
 
 from delayserver.config.cluster_settings import ClusterSettings
 from delayserver.protocol.errors import StorageFailed
-from delayserver.server.delay_server import Superseded
+from delayserver.server.delay_server import LeadershipLost
 from delayserver.server.ground import Membership
 from delayserver.state.shard.seat import Seat
 from store.shared.envelope import LogWriter
@@ -102,7 +102,7 @@ async def test_a_primary_that_was_superseded_ends_and_follows_in_its_next_life(b
     await second.wait_up()
     cluster.engine.logs[0].connect(True)
     await first.wait_down()
-    assert isinstance(first.died_of, Superseded)
+    assert isinstance(first.died_of, LeadershipLost)
     with pytest.raises(StorageFailed):  # nobody knows whether it counts
         await client.reply(asked)
     first.disk.kill()

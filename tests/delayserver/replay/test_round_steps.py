@@ -13,6 +13,7 @@ from delayserver.replay.replayer import Replayer
 from delayserver.replay.rounds import Rounds
 from delayserver.runtime.runtime import Runtime
 from delayserver.server.delay_server import DelayServer
+from delayserver.server.ground import Doors
 from delayserver.server.parts import Parts
 from delayserver.state.positions.positions import Positions
 from delayserver.state.replay_round import Round
@@ -60,7 +61,7 @@ async def test_a_step_that_the_publisher_was_made_with_gets_every_message_before
     await client.cancel(cancelled["receipt"])
     await host.kill()
     runtime = Runtime.on(clock=host.clock, workers=host.workers)
-    server = DelayServer(host.settings, runtime=runtime, fs=host.disk, connect=host.network.connect)
+    server = DelayServer(host.settings, runtime=runtime, doors=Doors(host.disk, host.network.connect))
     server.open()
     step = FirstLetters(server.parts.files.names, server.parts.state.positions)
     await replay_with(server.parts, step, runtime)
