@@ -12,27 +12,34 @@ from dataclasses import dataclass
 from delayserver.backup.repository import BackupError, Repository
 from delayserver.config.units import format_utc
 from store.snapshots.manifest import NAMES, Manifest, StoredFile
-from store.snapshots.snapshot_listing import base_of
+from store.snapshots.snapshot_listing import base_of, is_segment
 
 
 @dataclass(frozen=True, slots=True)
 class RestorePlan:
     """What a restore makes. `base` is the backup that it begins with, `files` all files. `until_us`: message_log ends
     before the first record that was accepted later, microseconds since 1970; None: it stays as it is. Records below the
-    logical offset `log_from` are those of the base."""
+    logical offset `log_from` are those of the base. `alone`: also of a member of a cluster it is made
+    for a server that does not go on from the shared log."""
 
     name: str
     base: Manifest
     files: tuple[StoredFile, ...]
     until_us: int | None
     log_from: int
+    alone: bool = True
+
+    def log_paths(self, root: str) -> list[str]:
+        """The segments of message_log, in order, in the directory that is made at `root`."""
+        return sorted([f"{root}/{file.path}" for file in self.files if is_segment(file.path)])
 
 
-def plan_restore(repository: Repository, to_ms: int | None) -> RestorePlan:
-    """The plan for a time, or for the last backup. Raises BackupError: there is no backup, or none that has the time."""
+def plan_restore(repository: Repository, to_ms: int | None, *, alone: bool = False) -> RestorePlan:
+    """The plan for a time, or for the last backup. What is made for a time is always `alone`. Raises BackupError: there is
+    no backup, or none that has the time."""
     if to_ms is None:
         name, newest = repository.newest()
-        return RestorePlan(name, newest, newest.files, None, newest.log_end)
+        return RestorePlan(name, newest, newest.files, None, newest.log_end, alone)
     to_us = to_ms * 1000
     before: tuple[str, Manifest] | None = None
     for name in repository.names():

@@ -4,11 +4,15 @@ The directory is of the past, and its server may have gone on since. It keeps th
 messages stay valid. So it must not give out what the server gave out since: (server id, sequence) would name two
 messages. It goes on behind all that the server can have used in the time since the backup. A jump of a fixed size would
 not do: a backup may be restored twice, and both directories may have served.
+
+The directory of a cluster's member is another matter: what came since stands in the shared log, and the member reads it
+there. So the directory is taken as it is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,10 +20,13 @@ from delayserver.backup.point_in_time import RestorePlan
 from delayserver.backup.repository import BackupError, Repository
 from delayserver.broker.files.broker_checkpoint import in_later_epoch
 from store.disk.filesystem import File, FileSystem, directory_of, read_whole, write_atomically
+from store.errors import CorruptionError
 from store.records.batches import CancelBatch, MessageBatch
 from store.records.segment import FILE_HEADER_BYTES, FILE_MESSAGE_LOG, Segment
+from store.shared.followed import FollowedTo, followed_in
 from store.snapshots.manifest import StoredFile
-from store.snapshots.snapshot_listing import base_of, is_segment
+from store.snapshots.snapshot_listing import MESSAGE_LOG, base_of
+from store.tables import checkpoint
 from store.tables.identity import BLOCK, IDENTITY, LOCK, pass_over_sequences
 
 SEQUENCES_A_SECOND: Final = 1 << 20
@@ -41,12 +48,14 @@ Tell = Callable[[int, int], None]
 @dataclass(frozen=True, slots=True)
 class Restored:
     """A restored directory. `taken_us`: the moment of the backup it began with. `last_us`: when the last message or cancel
-    was accepted that the message_log of a later backup added, 0 without any. The server goes on with `next_sequence`."""
+    was accepted that the message_log of a later backup added, 0 without any. `followed`: where a member goes on in the
+    shared log. None: this is a server of its own, which goes on with `next_sequence`."""
 
     name: str
     server_id: int
     taken_us: int
     last_us: int
+    followed: FollowedTo | None
     next_sequence: int
     files: int
     size_bytes: int
@@ -75,18 +84,30 @@ def restore(repository: Repository, plan: RestorePlan, fs: FileSystem, root: str
         writing = _Writing(repository, fs, root, sum([file.size for file in plan.files]), tell)
         writing.files([file for file in plan.files if file is not identity])
         last_us = _cut_log(fs, root, plan) if plan.until_us is not None else 0
-        elapsed_s = max(now_us - base.taken_us, 0) // 1_000_000 + 1
-        passed = elapsed_s * SEQUENCES_A_SECOND + STARTS * BLOCK
-        following = pass_over_sequences(fs, root, base.server_id, passed)
-        if following > SEQUENCE_MAX:
-            raise BackupError(
-                f"{root}: the sequences of server {base.server_id:012x} are used up; begin a new directory"
-            )
-        _begin_epoch(fs, root, base.server_id, now_us)
+        followed = None if plan.alone else followed_in(fs, plan.log_paths(root), base.server_id)
+        following = 0
+        if followed is None:
+            elapsed_s = max(now_us - base.taken_us, 0) // 1_000_000 + 1
+            following = _pass_over(fs, root, base.server_id, elapsed_s)
+            _begin_epoch(fs, root, base.server_id, now_us)
         writing.files([identity])
     finally:
         lock.close()
-    return Restored(plan.name, base.server_id, base.taken_us, last_us, following, len(plan.files), writing.size_bytes)
+    size_bytes = writing.size_bytes
+    return Restored(plan.name, base.server_id, base.taken_us, last_us, followed, following, len(plan.files), size_bytes)
+
+
+def _pass_over(fs: FileSystem, root: str, server_id: int, elapsed_s: int) -> int:
+    """Go on behind the sequences that the server can have used in this time. Returns the next one."""
+    # A member reserves none: those of its shard follow from the shared log.
+    known = None
+    with suppress(CorruptionError):  # the start reports it, and makes it anew
+        known = checkpoint.read(fs, f"{root}/checkpoint")
+    used = 0 if known is None else known.replayed_sequence
+    following = pass_over_sequences(fs, root, server_id, used + elapsed_s * SEQUENCES_A_SECOND + STARTS * BLOCK)
+    if following > SEQUENCE_MAX:
+        raise BackupError(f"{root}: the sequences of server {server_id:012x} are used up; begin a new directory")
+    return following
 
 
 class _Writing:
@@ -138,14 +159,13 @@ def _cut_log(fs: FileSystem, root: str, plan: RestorePlan) -> int:
     """Cut message_log before the first record that was accepted too late. Returns when the last one was accepted, in
     microseconds, among those that the backup itself has not; 0: none."""
     assert plan.until_us is not None
-    paths = sorted([file.path for file in plan.files if is_segment(file.path)])
     last_us, cut = 0, False
-    for path in paths:
+    for path in plan.log_paths(root):
         base = base_of(path)
         if cut:
-            fs.remove(f"{root}/{path}")
+            fs.remove(path)
             continue
-        segment = Segment.open(fs, f"{root}/{path}", FILE_MESSAGE_LOG, plan.base.server_id)
+        segment = Segment.open(fs, path, FILE_MESSAGE_LOG, plan.base.server_id)
         try:
             start = max(FILE_HEADER_BYTES, plan.log_from - base)
             for header, batch in segment.records(start) if start < segment.end else ():
@@ -159,7 +179,7 @@ def _cut_log(fs: FileSystem, root: str, plan: RestorePlan) -> int:
         finally:
             segment.close()
     if cut:
-        fs.sync_directory(f"{root}/{directory_of(paths[0])}")
+        fs.sync_directory(f"{root}/{MESSAGE_LOG}")
     return last_us
 
 

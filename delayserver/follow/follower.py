@@ -28,6 +28,9 @@ from store.shared.payload import ClaimNote, Note, decode_note, decode_records
 # Records that were read and wait for the disk. Past the first bound reading stops, below the second it goes on.
 WAITING_BYTES_MAX = 32 << 20
 WAITING_BYTES_LOW = 8 << 20
+# An idle shard has nothing but beats, four a second. So often it is written down how far they were read: a restart reads
+# fewer of them again, and the log can be trimmed up to there.
+MARKS_APART = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +103,7 @@ class Follower:
             self._read(record)
         standing = self._standing
         standing.read.advance(self._place.position)
-        if not self._waiting:
+        if not self._waits:
             if not self._appending:
                 standing.applied.advance(self._place.position)
         elif not self._appending and self._appender.takes_now(self._waiting_bytes):
@@ -177,10 +180,15 @@ class Follower:
 
     # -- appending
 
+    @property
+    def _waits(self) -> bool:
+        """Whether something is to be appended."""
+        return bool(self._waiting) or self._place.position - self._standing.kept.value >= MARKS_APART
+
     async def _append_waiting(self, log: SharedLog) -> None:
         while True:
             self._came.hush()
-            if not self._waiting:
+            if not self._waits:
                 await self._came.rung()
                 continue
             taken = self._take()
@@ -213,6 +221,7 @@ class Follower:
                     self._accepted.accept(own[: each.names])
                 each.accepted(own[each.names :])
         self._accepted.accept(entries[first:])
+        self._standing.kept.advance(taken.place.position)
         self._standing.applied.advance(taken.place.position if self._waiting else self._place.position)
 
 

@@ -67,7 +67,8 @@ _CONSUMING = frozenset(
 _SERVED = {
     Stage.OPENING: frozenset({names_of.PING}),
     Stage.REPLAYING: _LOOKING,
-    Stage.FOLLOWING: _LOOKING,
+    # A standby is the member whose directory is best copied: nobody waits for it.
+    Stage.FOLLOWING: _LOOKING | {names_of.SNAPSHOT},
     Stage.DELIVERING: _LOOKING | _CONSUMING,
     Stage.READY: names_of.OPERATIONS,
 }

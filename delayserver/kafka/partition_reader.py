@@ -13,7 +13,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from delayserver.kafka.client_options import KafkaCluster, reader_options
 from delayserver.kafka.topic import MISSING, REFUSED, KafkaTopic
 from delayserver.logs.events import EventLogger
-from delayserver.runtime.shared_log import LogLost, LogRecord, LogUnavailable, LogUnusable, SharedLogError
+from delayserver.runtime.shared_log import LogLost, LogRecord, LogTrimmed, LogUnavailable, LogUnusable, SharedLogError
 
 _LOG: Final = EventLogger()
 LOOK_S: Final = 0.2
@@ -102,7 +102,7 @@ class PartitionReader:
             marks = None
         first, end = marks or (self._next, self._next)
         if first > self._next:
-            return LogLost(self._shard, self._next, first, f"they were trimmed ({error.str()})")
+            return LogTrimmed(self._shard, self._next, first)
         return LogLost(
             self._shard, min(end, self._next), max(end, self._next), f"it has less than it had ({error.str()})"
         )

@@ -40,8 +40,8 @@ class SharedLogError(Exception):
 class LogLost(SharedLogError):
     """The log does not have what the caller must read next: it was trimmed away, or the log has less than it had.
 
-    What to do: the member stops following, by this name. A member behind the trimmed part starts from a snapshot. If
-    acknowledged records are gone, the operator heals the shard. It never goes on at another position.
+    What to do: the member stops following, by this name. If acknowledged records are gone, the operator heals the shard. It
+    never goes on at another position.
 
     An engine may miss that a tail was lost, if the log has grown beyond it since. Then the order of the records shows it.
     """
@@ -53,6 +53,22 @@ class LogLost(SharedLogError):
         """The first position that is missing."""
         self.stop = stop
         """The position behind the last one that is missing, as far as the engine knows."""
+
+
+class LogTrimmed(LogLost):
+    """The log begins behind the position from which the caller reads. Nothing is wrong with the log.
+
+    What to do: the member stops, by this name. Its directory is made anew from a snapshot, of `stop` or a later position.
+    """
+
+    def __init__(self, shard: int, start: int, stop: int) -> None:
+        super().__init__(
+            shard,
+            start,
+            stop,
+            f"they were trimmed. Make the directory anew from a backup that has position {stop} or a later one "
+            "(delayserver restore)",
+        )
 
 
 class LogUnusable(SharedLogError):

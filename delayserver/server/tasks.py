@@ -18,7 +18,13 @@ def tasks_by_stage(parts: Parts) -> Mapping[Stage, tuple[Task, ...]]:
     replay, load, outcomes, upkeep = parts.replay, parts.load, parts.outcomes, parts.upkeep
     receive, broker, dispatch, groups = parts.receive, parts.broker, parts.dispatch, parts.groups
     # A member keeps its directory in order while it follows.
-    kept: tuple[Task, ...] = (upkeep.checkpointing.run, receive.warming.run, replay.tier.run, upkeep.segments_ahead.run)
+    kept: tuple[Task, ...] = (
+        upkeep.checkpointing.run,
+        receive.warming.run,
+        replay.tier.run,
+        upkeep.segments_ahead.run,
+        parts.figures.snapshots.run,
+    )
     following: tuple[Task, ...] = ()
     if parts.cluster is not None:
         following = (partial(parts.cluster.follower.run, parts.cluster.log), *kept)

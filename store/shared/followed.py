@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from store.disk.filesystem import FileSystem
 from store.errors import CorruptionError
 from store.logs.log_scan import LogScan
 from store.logs.message_log import MessageLog
 from store.records.batches import FollowedBatch
-from store.records.segment import FILE_HEADER_BYTES
+from store.records.segment import FILE_HEADER_BYTES, FILE_MESSAGE_LOG, ScanReport, Segment
 from store.shared.envelope import LogWriter
 from store.shared.log_order import NOBODY
 
@@ -55,13 +57,35 @@ def _scan(log: MessageLog, start: int) -> tuple[FollowedTo, bool]:
     for entry in scan:
         batch = entry.batch
         if isinstance(batch, FollowedBatch):
-            writer = LogWriter(int(batch.member.item(-1)), int(batch.instance.item(-1)))
-            position, epoch, index, horizon_ms = [
-                int(column.item(-1)) for column in (batch.position, batch.epoch, batch.record_index, batch.horizon_ms)
-            ]
-            place, marked, ahead = FollowedTo(position, epoch, index, writer, horizon_ms), True, 0
+            place, marked, ahead = _place_of(batch), True, 0
         else:
             ahead += 1
     if scan.has_gaps:
         raise CorruptionError("message_log", start, "damage hides how far this member has followed the shared log")
     return replace(place, ahead=ahead), marked
+
+
+def followed_in(fs: FileSystem, log_paths: Sequence[str], server_id: int) -> FollowedTo | None:
+    """As `followed_to`, but for `ahead`, of a directory on which no server works; None for one that is no member's.
+    `log_paths` are the segments of its message_log, in order. Damage is passed over. Raises FormatError, StoreError."""
+    for path in reversed(log_paths):
+        found: FollowedBatch | None = None
+        segment = Segment.open(fs, path, FILE_MESSAGE_LOG, server_id, write=False)
+        try:
+            for _, batch in segment.records(report=ScanReport(FILE_HEADER_BYTES)):
+                found = batch if isinstance(batch, FollowedBatch) else found
+        finally:
+            segment.close()
+        if found is not None:
+            return _place_of(found)
+    return None
+
+
+def _place_of(batch: FollowedBatch) -> FollowedTo:
+    position, epoch, index, member, instance, horizon_ms = [
+        int(column.item(-1))
+        for column in (
+            batch.position, batch.epoch, batch.record_index, batch.member, batch.instance, batch.horizon_ms
+        )
+    ]  # fmt: skip
+    return FollowedTo(position, epoch, index, LogWriter(member, instance), horizon_ms)

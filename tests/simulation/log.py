@@ -26,6 +26,7 @@ from delayserver.runtime.shared_log import (
     LogDescription,
     LogLost,
     LogRecord,
+    LogTrimmed,
     LogUnavailable,
     LogUnusable,
     SharedLog,
@@ -318,7 +319,7 @@ class SimulatedLog:
         if self._time.now_s < self._away_until_s or not logs.reaches(self._member):
             return []
         if position < shard.first:
-            raise LogLost(shard.number, position, shard.first, "they were trimmed")
+            raise LogTrimmed(shard.number, position, shard.first)
         if position > shard.end:
             raise LogLost(shard.number, shard.end, position, f"it ends at position {shard.end}")
         if self._paused or position >= min(self._visible, shard.end):

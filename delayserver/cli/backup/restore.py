@@ -22,12 +22,18 @@ if TYPE_CHECKING:
 @click.option("--data-dir", metavar="DIR", required=True, help="The directory to make: an empty or a new one.")
 @click.option("--to-time", "to_ms", type=options.INSTANT, metavar="TIME",
               help="Up to which moment; the last backup if missing.")  # fmt: skip
+@click.option("--alone", is_flag=True,
+              help="Of a cluster's member: make a server of its own, which does not follow the log.")  # fmt: skip
 @options.as_json
-def restore(source: str, data_dir: str, to_ms: int | None, as_json: bool) -> None:
+def restore(source: str, data_dir: str, to_ms: int | None, alone: bool, as_json: bool) -> None:
     """Make a data directory of a backup: of the last one, or as of a moment between the first and the last one.
 
     Stop the server of the old directory first, and never start it again: both have the same server id. What the old
     server delivered since the backup is delivered once more.
+
+    The backup of a cluster's member makes the directory of any member of this cluster, also of a new one. It reads in
+    the cluster's log what came since, so nothing is delivered again. With --to-time or --alone it makes the directory of
+    a server of its own: then all members of the cluster must be stopped for good.
     """
     from delayserver.backup.point_in_time import plan_restore
     from delayserver.backup.restoring import restore as restored_from
@@ -35,7 +41,7 @@ def restore(source: str, data_dir: str, to_ms: int | None, as_json: bool) -> Non
     from store.disk.filesystem import RealFileSystem
 
     with backups_in(source) as repository, progress_bar("restoring") as tell:
-        plan = plan_restore(repository, to_ms)
+        plan = plan_restore(repository, to_ms, alone=alone)
         root = data_dir.rstrip("/") or "/"
         done = restored_from(repository, plan, RealFileSystem(), root, SystemClock().now_us(), tell)
     if as_json:
@@ -45,6 +51,7 @@ def restore(source: str, data_dir: str, to_ms: int | None, as_json: bool) -> Non
                 "server_id": f"{done.server_id:012x}",
                 "taken_ms": done.taken_us // 1000,
                 "last_ms": done.last_us // 1000,
+                "log_position": None if done.followed is None else done.followed.position,
                 "next_sequence": done.next_sequence,
                 "files": done.files,
                 "bytes": done.size_bytes,
@@ -59,6 +66,12 @@ def _tell(done: Restored, data_dir: str, to_ms: int | None) -> None:
     click.echo(
         f"{data_dir} is restored from the backup {done.name}: {done.files:,} files, {format_size(done.size_bytes)}."
     )
+    if done.followed is not None:
+        click.echo(
+            f"It is as of {taken}, and a member of the cluster of {done.server_id:012x}. It goes on from position "
+            f"{done.followed.position} of the cluster's log. Start it with serve --cluster."
+        )
+        return
     if to_ms is not None and done.last_us:
         click.echo(f"It has all messages and cancels that were accepted up to {format_utc(to_ms)}.")
         click.echo(

@@ -25,13 +25,27 @@ from delayserver.recover.reading.subject_balances import ACCEPTED, INTERNAL, PEN
 from delayserver.recover.reading.unit_sequences import unit_sequences
 from delayserver.recover.reading.window_units import Units
 from store.logs.schedule_log import ScheduleKey, ScheduleSource
-from store.records.batches import I64, KIND_CANCELS, KIND_MESSAGES, KIND_NAMES, CancelBatch, MessageBatch
+from store.records.batches import (
+    I64,
+    KIND_CANCELS,
+    KIND_FOLLOWED,
+    KIND_MESSAGES,
+    KIND_NAMES,
+    KIND_OUTCOMES,
+    KIND_PROGRESS,
+    KIND_STORED,
+    CancelBatch,
+    MessageBatch,
+)
 from store.records.column_batch import MalformedColumnsError
 from store.records.records import Records
 
 NOTHING_KEPT = 1 << 62
 # Units whose messages are compared one by one at a time.
 UNITS_AT_ONCE = 256
+# What a message_log holds, and that of a cluster's member.
+KINDS = (KIND_MESSAGES, KIND_CANCELS, KIND_NAMES)
+MEMBER_KINDS = (*KINDS, KIND_OUTCOMES, KIND_STORED, KIND_PROGRESS, KIND_FOLLOWED)
 
 
 def first_kept_sequence(taken: Capture) -> int:
@@ -82,6 +96,10 @@ class LogCheck:
         self._gaps_without: dict[int, tuple[int, int]] = {}
         self._missing: dict[int, list[tuple[int, str, int, int]]] = {}
         self.missing_codes: set[int] = set()
+        # In the log of a cluster's member stands all that its shard has decided. Only the whole log says whose it is.
+        self._is_members = False
+        self._strange: list[tuple[str, int]] = []
+        self._strange_to_members: list[tuple[str, int]] = []
 
     def run(self) -> None:
         """Read all segments, then compare."""
@@ -99,6 +117,7 @@ class LogCheck:
         self.gaps += [(after, NOTHING_KEPT) for after in self._open_gaps]
         if self._cancel_lots is not None:
             self._cancel_lots.settle()
+        self._report_strange()
         self._report_missing()
 
     def _verify_chain(self) -> None:
@@ -146,12 +165,13 @@ class LogCheck:
                     CORRUPT, read.path, int(mine.offsets[0]), f"columns that contradict each other: {error}"
                 )
         self._note_placeholders(records)
-        known = (KIND_MESSAGES, KIND_CANCELS, KIND_NAMES)
-        strange = records.offsets[~np.isin(records.kinds, known)]
-        if len(strange):
-            self._findings.add(
-                CORRUPT, read.path, int(strange[0]), "records of a kind that has no place in message_log"
-            )
+        self._is_members |= KIND_FOLLOWED in records.kinds
+        for kinds, found in ((KINDS, self._strange), (MEMBER_KINDS, self._strange_to_members)):
+            found += [(read.path, int(offset)) for offset in records.offsets[~np.isin(records.kinds, kinds)][:1]]
+
+    def _report_strange(self) -> None:
+        for path, offset in self._strange_to_members if self._is_members else self._strange:
+            self._findings.add(CORRUPT, path, offset, "records of a kind that has no place in message_log")
 
     def _note_placeholders(self, records: Records) -> None:
         """A record of names stands where `repair` took a corrupt range out; replay passes over it. The range held sequences

@@ -23,6 +23,7 @@ class Standing:
         "heard",
         "heir",
         "horizon_ms",
+        "kept",
         "leader",
         "lease",
         "read",
@@ -44,6 +45,8 @@ class Standing:
         # The position behind the last record that was read; and behind the last one whose records are in message_log.
         self.read = Mark(start.position)
         self.applied = Mark(start.position)
+        # The position from which the next process would read on: message_log says it.
+        self.kept = Mark(start.position)
         # Set when this process leads and has applied all that came before its claim: from then on it decides.
         self.took_over = trio.Event()
         # Rung by each valid record.
@@ -69,5 +72,5 @@ class Standing:
             self.heir = note.heir
 
     def check_invariants(self) -> None:
-        """Nothing is applied that was not read."""
-        assert self.applied.value <= self.read.value
+        """Nothing is applied or kept that was not read."""
+        assert self.kept.value <= self.applied.value <= self.read.value

@@ -38,10 +38,10 @@ async def backed_up(host: Host, client: Client, place: Repository) -> BackedUp:
 
 
 def restored(
-    place: Repository, now_us: int, to_ms: int | None = None, disk: FakeDisk | None = None
+    place: Repository, now_us: int, to_ms: int | None = None, disk: FakeDisk | None = None, *, alone: bool = False
 ) -> tuple[FakeDisk, Restored]:
     disk = disk or FakeDisk()
-    return disk, restore(place, plan_restore(place, to_ms), disk, DATA_DIR, now_us, silent)
+    return disk, restore(place, plan_restore(place, to_ms, alone=alone), disk, DATA_DIR, now_us, silent)
 
 
 def is_clean(disk: FakeDisk) -> bool:

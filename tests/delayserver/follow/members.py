@@ -18,7 +18,7 @@ from delayserver.lead.claiming import Claiming
 from delayserver.receive.group_commit import GroupCommit
 from delayserver.runtime.log_appender import LogAppender
 from delayserver.runtime.runtime import Runtime
-from delayserver.runtime.shared_log import LogDescription, LogRecord, LogUnavailable
+from delayserver.runtime.shared_log import RECORD_BYTES_MAX, LogDescription, LogRecord, LogTrimmed, LogUnavailable
 from delayserver.state.counts.balance import Balance
 from delayserver.state.positions.accepted_log import AcceptedLog
 from delayserver.state.positions.gathering import Committed, Gathering
@@ -48,6 +48,8 @@ class Records:
 
     def __init__(self) -> None:
         self.data: list[bytes] = []
+        # The lowest position that can be read.
+        self.first = 0
         self.grown = trio.Event()
         self.answers = True
 
@@ -64,13 +66,18 @@ class ListLog:
         self._records = records
         # How long the log takes to give a record to this member.
         self.delay_s = 0.0
+        # Where its run began to read.
+        self.began_at = -1
         self._unsent: list[bytes] = []
         self._connected = True
         self._paused = False
 
     async def run(self, position: int, arrived: Callable[[Sequence[LogRecord]], None]) -> NoReturn:
+        self.began_at = position
         while True:
             grown = self._records.grown
+            if position < self._records.first:
+                raise LogTrimmed(0, position, self._records.first)
             data = self._records.data[position:]
             if data and self._connected and not self._paused:
                 await trio.sleep(self.delay_s)
@@ -110,10 +117,12 @@ class ListLog:
         self._paused = False
 
     async def trim(self, position: int) -> None:
-        raise NotImplementedError
+        await trio.lowlevel.checkpoint()
+        self._records.first = max(self._records.first, position)
 
     async def describe(self) -> LogDescription:
-        raise NotImplementedError
+        await trio.lowlevel.checkpoint()
+        return LogDescription(3, 2, RECORD_BYTES_MAX, self._records.first, len(self._records.data))
 
 
 class Member:

@@ -24,6 +24,7 @@ from delayserver.runtime.shared_log import (
     LogEngine,
     LogLost,
     LogRecord,
+    LogTrimmed,
     LogUnavailable,
     LogUnusable,
     SharedLog,
@@ -362,7 +363,7 @@ async def a_member_behind_the_trimmed_part_is_told_so(place: LogPlace) -> None:
 
     await answered(trim)
     for position in (0, records[11].position):
-        with pytest.raises(LogLost) as lost:
+        with pytest.raises(LogTrimmed) as lost:
             await run_to_its_end(place.open(), position)
         assert (lost.value.shard, lost.value.start) == (place.shard, position)
         assert position < lost.value.stop <= records[12].position
