@@ -70,7 +70,8 @@ store.snapshots: store store.disk store.logs store.tables
 .operations.access: store store.disk store.tables .protocol .protocol.schema .runtime .state.counts .tokens
 .recover.checking: store store.disk store.indexes store.logs store.records store.tables .broker.files .protocol
     .recover.reading
-.backup: store store.disk store.records store.snapshots store.tables .broker.files .config .recover.checking .recover.reading
+.backup: store store.disk store.records store.shared store.snapshots store.tables .broker.files .config .recover.checking
+    .recover.reading
 .state.positions: store.logs store.records .config .protocol .runtime .state.counts
 .state.shard: store.disk store.logs store.records store.shared .protocol .runtime store.tables
 .broker.service: store store.disk store.records .broker .broker.actions .broker.files .broker.queues .config .logs
