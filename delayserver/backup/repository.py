@@ -13,10 +13,12 @@ from typing import Final
 from delayserver.backup.objects import Objects, ObjectWriter
 from store.errors import CorruptionError, FormatError, StoreError
 from store.snapshots.manifest import Manifest, Piece, decode_manifest, encode_manifest
+from store.snapshots.verified_backup import VerifiedBackup, decode_verified, encode_verified
 
 MANIFESTS: Final = "snapshots"
 PACKS: Final = "packs"
 _MANIFEST: Final = ".manifest"
+_VERIFIED: Final = ".verified"
 PACK_BYTES: Final = 256 << 20
 """A pack is closed when it has so many bytes. A place of objects takes far larger ones; one that nothing needs any more
 frees so much at once."""
@@ -90,6 +92,20 @@ class Repository:
                 )
         self._objects.put(f"{MANIFESTS}/{name}{_MANIFEST}", encode_manifest(manifest))
 
+    def verify(self, name: str, verified: VerifiedBackup) -> None:
+        """Write down that a member's directory was made of a backup, and checked. Raises StoreError."""
+        self._objects.put(f"{MANIFESTS}/{name}{_VERIFIED}", encode_verified(verified))
+
+    def verified(self) -> dict[str, VerifiedBackup]:
+        """The backups of members that were checked, by name, the oldest first. Raises CorruptionError, FormatError."""
+        marks = self._objects.sizes(MANIFESTS)
+        found: dict[str, VerifiedBackup] = {}
+        for name in self.names():
+            path = f"{MANIFESTS}/{name}{_VERIFIED}"
+            if f"{name}{_VERIFIED}" in marks:
+                found[name] = decode_verified(self._objects.read(path), f"{self.name}/{path}")
+        return found
+
     def prune(self, keep: int) -> list[str]:
         """Remove all backups but the last `keep`, and then the packs that no backup needs. Returns the removed backups.
 
@@ -98,6 +114,8 @@ class Repository:
         names = self.names()
         removed = names[: max(len(names) - keep, 0)]
         for name in removed:
+            # First the mark: a backup without its manifest covers nothing.
+            self._objects.remove(f"{MANIFESTS}/{name}{_VERIFIED}")
             self._objects.remove(f"{MANIFESTS}/{name}{_MANIFEST}")
         needed: set[str] = set()
         for name in self.names():

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from delayserver.backup.repository import Repository
     from delayserver.client import Client
     from store.snapshots.snapshot_listing import Listing
+    from store.snapshots.verified_backup import VerifiedBackup
 
 KEEP_AGAIN_S: Final = 60.0
 FINDINGS_SHOWN: Final = 20
@@ -151,8 +152,9 @@ def _copied(repository: Repository, root: str, listing: Listing, tell: Tell) -> 
 def list_(place: str, as_json: bool) -> None:
     """List the backups in a folder, the oldest first."""
     with backups_in(place) as repository:
+        verified = repository.verified()
         for name in repository.names():
-            manifest = repository.manifest(name)
+            manifest, mark = repository.manifest(name), verified.get(name)
             if as_json:
                 print_json(
                     {
@@ -162,13 +164,18 @@ def list_(place: str, as_json: bool) -> None:
                         "files": len(manifest.files),
                         "bytes": manifest.size_bytes,
                         "log_end": manifest.log_end,
+                        "covers_position": None if mark is None else mark.position,
                     }
                 )
             else:
                 click.echo(
                     f"{name}  server {manifest.server_id:012x}  {len(manifest.files):,} files  "
-                    f"{format_size(manifest.size_bytes)}"
+                    f"{format_size(manifest.size_bytes)}" + ("" if mark is None else f"  covers {_covered(mark)}")
                 )
+
+
+def _covered(mark: VerifiedBackup) -> str:
+    return f"the cluster's log up to position {mark.position}"
 
 
 @backup.command()
@@ -201,6 +208,7 @@ def check(context: click.Context, place: str, temporary_dir: str | None, as_json
                 "restored": checked.findings is not None,
                 "accepted": checked.accepted,
                 "pending": checked.pending,
+                "covers_position": None if checked.verified is None else checked.verified.position,
                 "findings": [finding.to_map() for finding in checked.findings or ()],
             }
         )
@@ -221,6 +229,8 @@ def _tell_checked(checked: CheckedBackup) -> None:
             f"clean: {len(checked.names):,} backups; the last one has {checked.accepted:,} accepted messages, "
             f"{checked.pending:,} of them pending"
         )
+        if checked.verified is not None:
+            click.echo(f"It covers {_covered(checked.verified)}")
     elif checked.findings is None:
         click.echo("NOT clean: the last backup cannot be restored")
     else:
