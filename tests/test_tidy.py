@@ -122,7 +122,7 @@ delayserver: .client
     .broker.service .config .dispatch
     .logs .names .protocol .protocol.schema .receive .runtime .state.memory
 .front: store .config .logs .net .operations.access .operations.nodes .protocol .runtime .state.connections
-    .state.positions
+    .state.positions .state.shard
 .operations.figures: store.logs store.records store.tables .broker .broker.queues .broker.service .config .dispatch
     .load .operations.access .operations.groups .operations.nodes .protocol .protocol.schema .runtime .state
     .state.connections .state.counts .state.decisions .state.memory .state.positions .state.windows .upkeep

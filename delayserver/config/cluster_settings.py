@@ -20,6 +20,9 @@ class ClusterSettings:
     lease_ms: int = 1_200
     """So long after it sent the last beat that it read back, the primary serves pulls and lookups, and begins attempts.
     Below `silence_ms`: a primary that hears nothing of the log has stopped when a standby begins."""
+    log_wait_ms: int = 5_000
+    """The primary takes new messages for so long after the last beat that it read back. Past it, it refuses them by name. A
+    log that changes its leader comes back within this time."""
     horizon_ms: int = 3_000
     """Nothing is attempted that is due later than this after a beat. After a takeover, messages due before it cannot be
     cancelled before their node has said what it has."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import trio
 
-from delayserver.protocol.errors import StorageFailed
+from delayserver.protocol.errors import InDoubt
 from delayserver.runtime.damage import DamageReport
 from delayserver.runtime.log_appender import AppendedRecords, LogAppender
 from delayserver.runtime.marks import Bell
@@ -168,9 +168,7 @@ class Follower:
         if isinstance(note, ClaimNote):
             doubtful = proposals.end()
             if doubtful:  # they are told behind what came back before the claim
-                error = StorageFailed(
-                    f"member {note.member} leads since, so the result is unknown; look the message up there"
-                )
+                error = InDoubt(f"member {note.member} leads since, so the result is unknown; look there")
                 self._waiting.append(_Valid((), lambda _: [proposal.refused(error) for proposal in doubtful]))
             if standing.leads:
                 proposals.begin(envelope.epoch)

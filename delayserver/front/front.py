@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import trio
 
@@ -27,6 +29,9 @@ from delayserver.runtime.steps import Step
 from delayserver.state.connections.connections import Connections
 from delayserver.state.connections.parties import Party
 from delayserver.state.positions.readiness import Readiness, Stage
+from delayserver.state.shard.leading import Leading
+
+T = TypeVar("T")
 
 events = EventLogger()
 
@@ -64,11 +69,15 @@ _CONSUMING = frozenset(
         names_of.WINDOW_COMPLETE,
     }
 )
+# They concern this process, whoever leads.
+_OF_THIS_MEMBER = _LOOKING - {names_of.ROUTE} | {names_of.RELOAD, names_of.SNAPSHOT, names_of.CANCEL_WAIT}
+# They are answered when their record came back from the shared log, so they need no lease.
+_APPENDED = frozenset({names_of.SEND, names_of.PUBLISH, names_of.PREPARE})
 _SERVED = {
     Stage.OPENING: frozenset({names_of.PING}),
     Stage.REPLAYING: _LOOKING,
     # A standby is the member whose directory is best copied: nobody waits for it.
-    Stage.FOLLOWING: _LOOKING | {names_of.SNAPSHOT},
+    Stage.FOLLOWING: _LOOKING - {names_of.ROUTE} | {names_of.SNAPSHOT},
     Stage.DELIVERING: _LOOKING | _CONSUMING,
     Stage.READY: names_of.OPERATIONS,
 }
@@ -89,12 +98,13 @@ class HandlersByName:
 @dataclass(frozen=True, slots=True)
 class Service:
     """The parts that a front serves when the data directory is open. `steps` is called at each step that reads
-    requests. `trusting`: no client needs a token."""
+    requests. `trusting`: no client needs a token. `leading` is that of a member of a cluster."""
 
     steps: Step
     table: HandlersByName
     tokens: TokenBook
     trusting: bool
+    leading: Leading | None = None
 
 
 class Front:
@@ -134,11 +144,15 @@ class Front:
         self.enter(Stage.OPENING)
 
     def enter(self, stage: Stage) -> None:
-        """Serves the operations of this stage and refuses the others as `not_ready`."""
+        """Serves the operations of this stage and refuses the others as `not_ready`; a standby as `not_primary`."""
         self._stage = stage
         refused: dict[str, QuickHandler] = dict.fromkeys(self._names - _SERVED[stage], self._refuse)
         quick = {name: handler for name, handler in self._quick.items() if name not in refused}
         slow = {name: handler for name, handler in self._slow.items() if name not in refused}
+        leading = None if self._service is None else self._service.leading
+        if leading is not None:
+            quick = {name: _led(leading, name, handler) for name, handler in quick.items()}
+            slow = {name: _led(leading, name, handler) for name, handler in slow.items()}
         if self._guarded:
             quick, slow = self._guard.quick(quick), self._guard.slow(slow)
         self.handlers.serve(quick | refused, audited(slow))
@@ -160,8 +174,11 @@ class Front:
                 if connection.access is EVERYTHING and not self._servers.is_proven(connection.peer):
                     connection.expect_token()
 
-    def _refuse(self, _connection: Connection, _request: RequestFrame) -> None:
-        raise self._readiness.refusal()
+    def _refuse(self, _connection: Connection, request: RequestFrame) -> None:
+        leading = None if self._service is None else self._service.leading
+        if leading is None or self._stage is not Stage.FOLLOWING or request.operation in _OF_THIS_MEMBER:
+            raise self._readiness.refusal()
+        raise leading.refusal()
 
     def _ping(self, connection: Connection, request: RequestFrame) -> None:
         """The server's clock. Behind one-way requests the reply waits until it is known what of them was refused."""
@@ -277,3 +294,18 @@ class Front:
             self._servers.forget(connection.peer)
             if self._service is not None:
                 self._service.tokens.forget(connection.peer.number)
+
+
+def _led(
+    leading: Leading, name: str, handler: Callable[[Connection, RequestFrame], T]
+) -> Callable[[Connection, RequestFrame], T]:
+    """The handler of an operation in a member of a cluster, which asks its lease before."""
+    if name in _OF_THIS_MEMBER or name == names_of.PING:
+        return handler
+    require = leading.require_log if name in _APPENDED else leading.require
+
+    def led(connection: Connection, request: RequestFrame) -> T:
+        require()
+        return handler(connection, request)
+
+    return led

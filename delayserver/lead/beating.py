@@ -35,9 +35,14 @@ class Beating:
             read = standing.read.value
 
     def _beat(self) -> None:
-        settings, sent_us = self._settings, self._clock.boot_us()
+        settings, seat, sent_us = self._settings, self._standing.seat, self._clock.boot_us()
         beat = BeatNote(
-            horizon_ms=self._clock.now_ms() + settings.horizon_ms, lease_ms=settings.lease_ms, digest=b"", position=0
+            horizon_ms=self._clock.now_ms() + settings.horizon_ms,
+            lease_ms=settings.lease_ms,
+            digest=b"",
+            position=0,
+            address=seat.address,
+            http=seat.http,
         )
 
         def accepted(_: object) -> None:

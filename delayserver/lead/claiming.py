@@ -31,7 +31,9 @@ class Claiming:
             reason = await self._silence()
             epoch = standing.epoch.value + 1
             seat = standing.seat
-            self._proposals.claim(epoch, ClaimNote(seat.name, seat.address, self._program, standing.read.value, reason))
+            self._proposals.claim(
+                epoch, ClaimNote(seat.name, seat.address, self._program, standing.read.value, reason, seat.http)
+            )
             # Whoever claims this epoch first leads. A claim that is lost with its connection is made once more.
             with trio.move_on_after(settings.silence_ms / 1000):
                 await standing.epoch.reached(epoch)

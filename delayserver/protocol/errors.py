@@ -34,7 +34,7 @@ class DelayServerError(Exception):
         retry_after_ms: int | None = None,
         request_id: int = 0,
         name: str | None = None,
-        details: Mapping[str, int] | None = None,
+        details: Mapping[str, int | str] | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -43,8 +43,8 @@ class DelayServerError(Exception):
         self.request_id = request_id
         # The name as it came over the wire. It differs from ``error`` only if this version does not know the name.
         self.name = name or self.error
-        # Numbers of this kind of error, which are fields of its map on the wire.
-        self.details: Mapping[str, int] = details or {}
+        # Numbers and texts of this kind of error, which are fields of its map on the wire.
+        self.details: Mapping[str, int | str] = details or {}
 
     def __str__(self) -> str:
         return f"{self.name}: {self.message}" if self.message else self.name
@@ -241,7 +241,7 @@ class TransactionEnded(Refused):
     @property
     def outcome(self) -> Outcome:
         """How it ended: ROLLED_BACK, COMMITTED, CANCELLED, DEDUPLICATED or RETIRED; UNKNOWN if the server did not say."""
-        return Outcome(self.details.get("outcome", Outcome.UNKNOWN))
+        return Outcome(int(self.details.get("outcome", Outcome.UNKNOWN)))
 
 
 class SubjectsFull(Refused):
@@ -384,6 +384,34 @@ class NotReady(Unavailable):
     error = "not_ready"
 
 
+class NotPrimary(Unavailable):
+    """This member of a cluster does not lead, so it has done nothing of the request. Ask the member at ``primary``, if the
+    error names one, and else the other members. ``http`` is the URL of that member's HTTP interface, if it has one.
+    """
+
+    error = "not_primary"
+    again = "yes, at the primary"
+
+    @property
+    def primary(self) -> str:
+        """Where the primary answers, as ``host:port``; empty if this member does not know it."""
+        return str(self.details.get("primary", ""))
+
+    @property
+    def http(self) -> str:
+        """The URL of the primary's HTTP interface; empty if it has none or this member does not know it."""
+        return str(self.details.get("http", ""))
+
+
+class SharedLogUnavailable(Unavailable):
+    """The shared log of the cluster does not answer, so nothing can be made durable. Nothing was stored. It goes on by
+    itself when the log does; the operator looks at Kafka.
+    """
+
+    error = "log_unavailable"
+    fault = "operator"
+
+
 class Superseded(Unavailable):
     """The server has delivered to this node over a newer connection, so the node refuses this older one. Nothing was
     stored. The server connects again. Only servers get this error.
@@ -438,20 +466,32 @@ class FrameTimeout(Unavailable):
     again = "yes, over a new connection"
 
 
-class ConnectionLost(Unavailable):
+class InDoubt(Unavailable):
+    """The member that took the request leads no longer, and nobody knows whether the next primary has it. The result is
+    unknown. Ask there again, or look the message up.
+    """
+
+    error = "in_doubt"
+    fault = "nobody"
+    again = "yes; a `send` only if it is repeatable"
+
+
+class ConnectionLost(InDoubt):
     """The client could not connect, or the connection broke before the reply. The result is unknown. The client raises
     this error itself.
     """
 
     error = "connection_lost"
+    again = ""
 
 
-class RequestTimedOut(Unavailable):
+class RequestTimedOut(InDoubt):
     """No reply came within ``timeout_s``. The result is unknown: send again with the same message id and due time. The
     client raises this error itself.
     """
 
     error = "timed_out"
+    again = ""
 
 
 def _leaves(base: type[DelayServerError]) -> list[type[DelayServerError]]:
@@ -459,7 +499,10 @@ def _leaves(base: type[DelayServerError]) -> list[type[DelayServerError]]:
     return [base] if not children else [leaf for child in children for leaf in _leaves(child)]
 
 
-ERRORS: dict[str, type[DelayServerError]] = {leaf.error: leaf for leaf in _leaves(DelayServerError)}
+# A server sends `InDoubt` itself; its kinds are the client's own.
+_CONCRETE: list[type[DelayServerError]] = [*_leaves(DelayServerError), InDoubt]
+
+ERRORS: dict[str, type[DelayServerError]] = {kind.error: kind for kind in _CONCRETE}
 """Every concrete error by its name on the wire."""
 
 
@@ -492,7 +535,7 @@ def make_error(
     retry_after_ms: object = None,
     *,
     request_id: int = 0,
-    details: Mapping[str, int] | None = None,
+    details: Mapping[str, int | str] | None = None,
 ) -> DelayServerError:
     """The exception for an error name of the wire. An unknown name gives `UnknownError`."""
     known = ERRORS.get(name) if isinstance(name, str) else None
@@ -510,7 +553,7 @@ _COMMON = ("error", "message", "retry_after_ms")
 
 def error_from_map(fields: dict[str, Any], *, request_id: int = 0) -> DelayServerError:
     """The exception of an error map from the wire. Never raises."""
-    details = {name: value for name, value in fields.items() if name not in _COMMON and type(value) is int}
+    details = {name: value for name, value in fields.items() if name not in _COMMON and type(value) in (int, str)}
     label = fields.get("outcome")
     if type(label) is str:
         details["outcome"] = int(OUTCOMES_BY_LABEL.get(label, Outcome.UNKNOWN))

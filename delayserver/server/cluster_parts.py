@@ -13,6 +13,7 @@ from delayserver.runtime.log_appender import LogAppender
 from delayserver.runtime.shared_log import SharedLog
 from delayserver.server.ground import Ground
 from delayserver.server.state_parts import StateParts
+from delayserver.state.shard.leading import Leading
 from delayserver.state.shard.proposals import Proposals
 from delayserver.state.shard.shard_sequences import ShardSequences
 from delayserver.state.shard.standing import Standing
@@ -25,6 +26,7 @@ class ClusterParts:
 
     log: SharedLog
     standing: Standing
+    leading: Leading
     proposals: Proposals
     sequences: ShardSequences
     writer: ShardWriter
@@ -46,6 +48,7 @@ def build_cluster(ground: Ground, state: StateParts, appender: LogAppender) -> C
     return ClusterParts(
         log=log,
         standing=standing,
+        leading=Leading(standing, runtime.clock, membership.settings.lease_ms, membership.settings.log_wait_ms),
         proposals=proposals,
         sequences=ShardSequences(positions.accepted_sequence),
         writer=ShardWriter(proposals, state.accepted, positions),

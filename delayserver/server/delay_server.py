@@ -195,7 +195,8 @@ class DelayServer:
                     parts = self.parts
                     table = handler_table(operations_of(parts, listener.addresses), self.settings, self.clock)
                     steps = Steps((parts.receive.commit, parts.broker.publishing))
-                    self.front.open(Service(steps, table, parts.groups.tokens, self._trusting))
+                    leading = None if parts.cluster is None else parts.cluster.leading
+                    self.front.open(Service(steps, table, parts.groups.tokens, self._trusting, leading))
                     if opened is not None:
                         opened()
                     await self._start(nursery)
@@ -277,6 +278,7 @@ class DelayServer:
         await parts.outcomes.recorder.flush()
         horizon_ms, sequence = cluster.standing.horizon_ms, parts.state.positions.accepted_sequence.value
         parts.opened.attempts.attempted.begin(horizon_ms + 1, sequence + 1)
+        await cluster.standing.lease.reached(1)
         cluster.standing.took_over.set()
         await parts.dispatch.topology.change(self.settings)
 

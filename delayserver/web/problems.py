@@ -38,6 +38,7 @@ STATUSES: Final[Mapping[str, int]] = {
     "malformed_frame": 502,
     "unknown_error": 502,
     "timed_out": 504,
+    "in_doubt": 504,
     "deadline_passed": 504,
 }
 """Status codes of errors whose class does not give it. `status_of` knows the rest."""

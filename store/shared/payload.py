@@ -31,6 +31,8 @@ class ClaimNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Up to here it has read the log."""
     reason: str
     """Why it claims, for the operator."""
+    http: str = ""
+    """The URL of its HTTP interface; empty: it has none."""
 
 
 class BeatNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -44,6 +46,10 @@ class BeatNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The digest of the state at `position`; empty where the beat has none."""
     position: int
     """The position in the log up to which the digest counts."""
+    address: str = ""
+    """Where clients reach the primary, for a member that has not read its claim."""
+    http: str = ""
+    """The URL of its HTTP interface; empty: it has none."""
 
 
 class EndNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -15,6 +15,7 @@ class SimulatedClock:
 
     def __init__(self, base_us: int = BASE_US) -> None:
         self._offset_us = base_us - self.monotonic_us()
+        self._suspended_us = 0
 
     def now_us(self) -> int:
         return self._offset_us + self.monotonic_us()
@@ -26,7 +27,7 @@ class SimulatedClock:
         return round(trio.current_time() * 1_000_000)
 
     def boot_us(self) -> int:
-        return self.monotonic_us()
+        return self.monotonic_us() + self._suspended_us
 
     def wait_s(self, wall_us: int) -> float:
         return min(max(wall_us - self.now_us(), 0), LOOK_AGAIN_MS * 1000) / 1_000_000
@@ -40,3 +41,8 @@ class SimulatedClock:
     def step(self, delta_ms: int) -> None:
         """Somebody sets the wall clock, or a suspend ends: timers do not notice."""
         self._offset_us += delta_ms * 1000
+
+    def suspend(self, duration_ms: int) -> None:
+        """The machine slept for so long, and goes on: timers did not notice."""
+        self._suspended_us += duration_ms * 1000
+        self.step(duration_ms)

@@ -28,7 +28,7 @@ Message = tuple[int, int, bytes]
 """The code of the consumer group, the sequence of the origin, the message id."""
 
 
-class InDoubt:
+class MessagesInDoubt:
     """Notes such messages, and settles them at a start."""
 
     def __init__(self, state: BrokerState) -> None:

@@ -18,7 +18,7 @@ from delayserver.broker.actions.dead_queue import DeadQueue
 from delayserver.broker.actions.find_plan import Indexes
 from delayserver.broker.actions.group_backlog import ConsumerGroupRows
 from delayserver.broker.actions.group_moves import GroupMoves
-from delayserver.broker.actions.in_doubt import InDoubt
+from delayserver.broker.actions.in_doubt import MessagesInDoubt
 from delayserver.broker.actions.leasing import Leasing
 from delayserver.broker.actions.retries import Retries
 from delayserver.broker.actions.state import BrokerState
@@ -49,7 +49,7 @@ class Broker:
         self.dead_letters = DeadLetters(state, self.arrivals)
         self.dead_queue = DeadQueue(state, self.dead_letters)
         self.waiting_keys = WaitingKeys(state)
-        self.in_doubt = InDoubt(state)
+        self.in_doubt = MessagesInDoubt(state)
         self.indexes = Indexes(state)
         self.group_rows = ConsumerGroupRows(state)
         self.durability = Durability(state)

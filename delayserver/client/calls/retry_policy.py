@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from delayserver.client.calls.core import Call, in_doubt
-from delayserver.protocol.errors import ConnectionLost, DelayServerError, RequestTimedOut, StorageFailed
+from delayserver.protocol.errors import DelayServerError, InDoubt, RequestTimedOut, StorageFailed
 from delayserver.protocol.operation_names import FIND, HELLO, LOOKUP, PING, ROUTE, STATUS, SUBJECTS
 
 T = TypeVar("T")
@@ -15,7 +15,7 @@ T = TypeVar("T")
 RETRY_AFTER_MS_MAX: Final = 60_000
 """If the server advises a longer pause than this, the caller gets the error at once instead of a long silence."""
 
-RESULT_UNKNOWN: Final = (ConnectionLost, RequestTimedOut, StorageFailed)
+RESULT_UNKNOWN: Final = (InDoubt, StorageFailed)
 """After these errors the request may have taken effect. After any other error it has not."""
 
 # Reads change nothing, so the result of an earlier attempt does not matter.

@@ -25,6 +25,8 @@ class Standing:
         "horizon_ms",
         "kept",
         "leader",
+        "leader_address",
+        "leader_http",
         "lease",
         "read",
         "seat",
@@ -38,6 +40,8 @@ class Standing:
         self.leader: LogWriter = start.writer
         # What the leader said of itself; None if its claim was read by an earlier process.
         self.claim: ClaimNote | None = None
+        # Where clients reach the leader; empty: not read yet. `leader_http` is a URL, and empty where it has none.
+        self.leader_address = self.leader_http = ""
         # The member to which the leader has handed over; empty: it has not.
         self.heir = ""
         # Nothing that is due later was attempted by any leader so far.
@@ -65,9 +69,11 @@ class Standing:
         if isinstance(note, ClaimNote):
             assert epoch == self.epoch.value + 1
             self.leader, self.claim, self.heir = writer, note, ""
+            self.leader_address, self.leader_http = note.address, note.http
             self.epoch.advance(epoch)
         elif isinstance(note, BeatNote):
             self.horizon_ms = max(self.horizon_ms, note.horizon_ms)
+            self.leader_address, self.leader_http = note.address, note.http
         elif isinstance(note, EndNote):
             self.heir = note.heir
 

@@ -284,7 +284,7 @@ func mayBeDone(err error) bool {
 		return without.MaybeDone
 	}
 	var named *Error
-	return errors.As(err, &named) && (named.Name == InternalError || named.Name == StorageFailed && named.RetryAfter == 0)
+	return errors.As(err, &named) && (named.Name == InternalError || named.Name == InDoubt || named.Name == StorageFailed && named.RetryAfter == 0)
 }
 
 // pause is how long to wait before the next attempt, and whether there is one.

@@ -58,6 +58,9 @@ const (
 	Superseded         ErrorName = "superseded"
 	DuplicateServerID  ErrorName = "duplicate_server_id"
 	NotDue             ErrorName = "not_due"
+	NotPrimary         ErrorName = "not_primary"
+	LogUnavailable     ErrorName = "log_unavailable"
+	InDoubt            ErrorName = "in_doubt"
 	InternalError      ErrorName = "internal_error"
 )
 
@@ -65,6 +68,7 @@ const (
 var again = map[ErrorName]bool{
 	FrameTimeout: true, FilterInUse: true, QueueFull: true, TooManyConnections: true, NotReady: true,
 	ShuttingDown: true, DiskFull: true, StorageFailed: true, RateLimited: true, Superseded: true, DuplicateServerID: true, NotDue: true,
+	NotPrimary: true, LogUnavailable: true, InDoubt: true,
 }
 
 const (

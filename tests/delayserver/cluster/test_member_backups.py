@@ -14,7 +14,7 @@ from delayserver.runtime.shared_log import LogTrimmed
 from store.tables.identity import BLOCK
 from tests.delayserver.backup.builders import repository, silent
 from tests.delayserver.backup.test_restoring import HOUR_MS, backed_up, is_clean, restored
-from tests.delayserver.cluster.test_takeover import Cluster
+from tests.delayserver.cluster.clusters import Cluster
 from tests.delayserver.follow.members import IDENTITY
 from tests.fakes.disk import FakeDisk
 from tests.fakes.host import DATA_DIR, Boot, Host

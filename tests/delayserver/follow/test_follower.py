@@ -9,7 +9,7 @@ import trio
 import trio.testing
 
 from delayserver.follow.shard_writer import GROUPS_MAX
-from delayserver.protocol.errors import DelayServerError, StorageFailed
+from delayserver.protocol.errors import DelayServerError, InDoubt
 from delayserver.state.positions.gathering import Committed
 from store.disk.memory_filesystem import MemoryFileSystem
 from store.records.batches import MessageBatch
@@ -68,7 +68,7 @@ async def test_a_standby_goes_on_where_the_log_of_a_silent_primary_ends(autojump
         first.shared.connect(True)
         await trio.testing.wait_all_tasks_blocked()
         assert not first.standing.leads
-        assert [type(answer) for answer in told] == [StorageFailed]
+        assert [type(answer) for answer in told] == [InDoubt]
         assert sequences(first) == sequences(second) == [1, 2, 3, 4, 5]
         assert sum(second.follower.void.values()) >= 1, "what it sent behind the claim does not count"
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from delayserver.client.values.timing import ServerClock
 from delayserver.protocol.columns import I64, U8, U32, pack_column
-from delayserver.protocol.errors import ERRORS, Unavailable
+from delayserver.protocol.errors import ERRORS, NotPrimary, Unavailable
 from delayserver.protocol.frames import encode_frame
 from delayserver.protocol.limits import DEFAULT_LIMITS
 from delayserver.protocol.proof import make_proof
@@ -983,6 +983,8 @@ def _each_error() -> dict[str, tuple[Any, ...]]:
         error: dict[str, Any] = {"error": name, "message": f"an example of {name}"}
         if issubclass(ERRORS[name], Unavailable):
             error["retry_after_ms"] = 1000
+        if ERRORS[name] is NotPrimary:
+            error |= {"primary": "10.0.0.2:20801", "http": "http://10.0.0.2:20880"}
         replies[f"error {name} reply"] = (0 if name in OF_THE_CONNECTION else 90, False, error)
     return replies
 

@@ -1,0 +1,70 @@
+"""Whether a member may act as the primary now, by its lease, and how it refuses what it may not."""
+
+from __future__ import annotations
+
+from delayserver.protocol.errors import NotPrimary, SharedLogUnavailable
+from delayserver.runtime.clock import Clock
+from delayserver.state.shard.standing import Standing
+
+# A takeover takes two seconds or so. A client that asks this often loses little of them.
+AGAIN_MS = 100
+# A log that does not answer for seconds may be away for a minute.
+LOG_AGAIN_MS = 1_000
+
+
+class Leading:
+    """The lease of this process. It is asked in the step that acts: a process may have stopped before it."""
+
+    __slots__ = ("_clock", "_lease_us", "_standing", "_wait_us")
+
+    def __init__(self, standing: Standing, clock: Clock, lease_ms: int, log_wait_ms: int) -> None:
+        """New messages are refused when no beat came back for `log_wait_ms`."""
+        self._standing = standing
+        self._clock = clock
+        self._lease_us = lease_ms * 1000
+        self._wait_us = log_wait_ms * 1000
+
+    @property
+    def left_us(self) -> int:
+        """How long this process may still act as the primary; 0 if it may not."""
+        standing = self._standing
+        if not (standing.took_over.is_set() and standing.leads):
+            return 0
+        return max(standing.lease.value - self._clock.boot_us(), 0)
+
+    def require(self) -> None:
+        """For an answer that must be true now, and for handing out. Raises NotPrimary, SharedLogUnavailable."""
+        if not self.left_us:
+            raise self.refusal()
+
+    def require_log(self) -> None:
+        """For what is answered when its record came back. Raises NotPrimary, SharedLogUnavailable."""
+        standing = self._standing
+        if not (standing.took_over.is_set() and standing.leads) or self._is_silent():
+            raise self.refusal()
+
+    def refusal(self) -> NotPrimary | SharedLogUnavailable:
+        """Why this member does not serve, and who does."""
+        standing = self._standing
+        if not standing.leads:
+            details = {"primary": standing.leader_address, "http": standing.leader_http}
+            known = {name: text for name, text in details.items() if text}
+            where = (
+                f"the primary is at {standing.leader_address}" if standing.leader_address else "another member leads"
+            )
+            return NotPrimary(f"{standing.seat.name} is a standby: {where}", retry_after_ms=AGAIN_MS, details=known)
+        if not standing.took_over.is_set():
+            return NotPrimary(f"{standing.seat.name} takes over, and serves soon", retry_after_ms=AGAIN_MS)
+        if self._is_silent():
+            return SharedLogUnavailable(
+                f"{standing.seat.name} leads, but has heard nothing of the shared log for seconds",
+                retry_after_ms=LOG_AGAIN_MS,
+            )
+        return NotPrimary(
+            f"{standing.seat.name} led, and has not heard of the shared log since; perhaps another member leads",
+            retry_after_ms=AGAIN_MS,
+        )
+
+    def _is_silent(self) -> bool:
+        sent_us = self._standing.lease.value - self._lease_us
+        return self._clock.boot_us() > sent_us + self._wait_us

@@ -1,0 +1,65 @@
+"""Whole servers as members of one shard, for tests."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from delayserver.config.cluster_settings import ClusterSettings
+from delayserver.server.ground import Membership
+from delayserver.state.shard.seat import Seat
+from store.shared.envelope import LogWriter
+from tests.delayserver.follow.members import IDENTITY, ListLog, Records
+from tests.fakes.broker import FakeBroker
+from tests.fakes.disk import FakeDisk
+from tests.fakes.host import Boot, faked_settings
+from tests.fakes.network import FakeNetwork
+
+
+class Engine:
+    """Gives each life of a member its view of the one log."""
+
+    def __init__(self, records: Records) -> None:
+        self.records = records
+        self.logs: list[ListLog] = []
+
+    def open(self, shard: int) -> ListLog:
+        assert shard == 0
+        self.logs.append(ListLog(self.records))
+        return self.logs[-1]
+
+
+class Cluster:
+    """Members on disks of their own. All of them deliver to the same fake node."""
+
+    def __init__(self, boot: Boot, names: str) -> None:
+        self.engine = Engine(Records())
+        self.network = FakeNetwork()
+        self.lives = 0
+        self.hosts = {
+            name: boot(
+                faked_settings(),
+                name=name,
+                disk=FakeDisk(),
+                network=self.network,
+                seed=number + 1,
+                membership=partial(self._membership, name, number),
+            )
+            for number, name in enumerate(names)
+        }
+        first = next(iter(self.hosts.values()))
+        for host in self.hosts.values():
+            host.brokers = first.brokers
+
+    def _membership(self, name: str, number: int) -> Membership:
+        self.lives += 1
+        seat = Seat(0, IDENTITY, LogWriter(number, self.lives), name, f"{name}:1", f"http://{name}:2")
+        return Membership(self.engine, seat, ClusterSettings(rank=number))
+
+    @property
+    def node(self) -> FakeBroker:
+        return next(iter(self.hosts.values())).fake()
+
+    @property
+    def delivered(self) -> list[str]:
+        """The bodies of what the node was handed, in order."""
+        return [self.node.bodies[sequence].decode() for sequence in self.node.stored]
