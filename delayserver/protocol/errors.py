@@ -34,7 +34,7 @@ class DelayServerError(Exception):
         retry_after_ms: int | None = None,
         request_id: int = 0,
         name: str | None = None,
-        details: Mapping[str, int | str] | None = None,
+        details: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -44,7 +44,7 @@ class DelayServerError(Exception):
         # The name as it came over the wire. It differs from ``error`` only if this version does not know the name.
         self.name = name or self.error
         # Numbers and texts of this kind of error, which are fields of its map on the wire.
-        self.details: Mapping[str, int | str] = details or {}
+        self.details: Mapping[str, Any] = details or {}
 
     def __str__(self) -> str:
         return f"{self.name}: {self.message}" if self.message else self.name
@@ -241,7 +241,7 @@ class TransactionEnded(Refused):
     @property
     def outcome(self) -> Outcome:
         """How it ended: ROLLED_BACK, COMMITTED, CANCELLED, DEDUPLICATED or RETIRED; UNKNOWN if the server did not say."""
-        return Outcome(int(self.details.get("outcome", Outcome.UNKNOWN)))
+        return Outcome(self.details.get("outcome", Outcome.UNKNOWN))
 
 
 class SubjectsFull(Refused):
@@ -535,7 +535,7 @@ def make_error(
     retry_after_ms: object = None,
     *,
     request_id: int = 0,
-    details: Mapping[str, int | str] | None = None,
+    details: Mapping[str, Any] | None = None,
 ) -> DelayServerError:
     """The exception for an error name of the wire. An unknown name gives `UnknownError`."""
     known = ERRORS.get(name) if isinstance(name, str) else None
