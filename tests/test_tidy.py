@@ -52,7 +52,7 @@ store.snapshots: store store.disk store.logs store.tables
 .client.asynchronous: .client.calls .client.connections .client.tracing .client.values .protocol .protocol.schema
 .runtime: store store.disk store.logs store.records .logs .protocol
 .kafka: .logs .runtime
-.targets: store.records .broker.queues .logs .net .protocol .runtime
+.targets: store.disk store.records .broker.queues .kafka .logs .net .protocol .runtime
 .config: store.logs .protocol .targets
 .broker.files: store store.disk store.logs store.records .broker .broker.queues
 .client.blocking: .client.asynchronous .client.calls .client.connections .client.tracing .client.values .protocol

@@ -249,14 +249,14 @@ class DispatchSettings:
 
 @dataclass(frozen=True, slots=True)
 class NodeSettings:
-    """A node: `embedded`, HOST:PORT of a server or `delayserver broker`, or the address of another kind of target."""
+    """A node: `embedded`, HOST:PORT of a server or `delayserver broker`, or `kafka://HOST:PORT/TOPIC`."""
 
     address: str = "embedded"
     weight: int = 1
     """Its share of the batches in flight. 0 drains it: it gets no new messages, and what is in flight ends. A running
     server takes a new weight over on SIGHUP."""
     options: NodeOptions = field(default_factory=NodeOptions)
-    """What its kind of target needs beside the address. The kinds of today have no options."""
+    """What its kind of target needs beside the address. Only `kafka://` has options: see the page on Kafka topics."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,6 +75,7 @@ def _targets(ground: Ground, state: StateParts, broker: BrokerParts) -> Targets:
         ground.names.name,
         ground.outside.doors.connect,
         settings.listen.frame_bytes_max,
+        settings.dispatch.deliver_timeout_ms,
         ground.runtime,
     )
     return Targets(options_by_address(settings.groups), surroundings)

@@ -42,13 +42,14 @@ class ServerIdentity:
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """What a target may use of its server. `local`: the broker of this process. `names`: gives the name of a code in a
-    batch. `frame_bytes_max`: of a frame from another server."""
+    batch. `frame_bytes_max`: of a frame from another server. `deliver_timeout_ms`: after it a delivery is cancelled."""
 
     local: Target
     identity: ServerIdentity
     names: Callable[[int], str]
     connect: Connect
     frame_bytes_max: int
+    deliver_timeout_ms: int
     runtime: Runtime
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from delayserver.targets.embedded_kind import EMBEDDED
+from delayserver.targets.kafka_kind import KAFKA
 from delayserver.targets.kinds import Capabilities, TargetKind
 from delayserver.targets.node_options import NodeOptions
 from delayserver.targets.remote_node import TCP
@@ -14,6 +15,7 @@ KINDS: Final[dict[str, TargetKind]] = {
     for kind in (
         EMBEDDED,
         TCP,
+        KAFKA,
     )
 }
 

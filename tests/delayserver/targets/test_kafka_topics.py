@@ -1,0 +1,225 @@
+"""Whole servers deliver to topics of a real Kafka: what arrives, what is refused, and what a failing Kafka leads to."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from delayserver import embedded
+from delayserver.client.values.messages import SendResult
+from delayserver.protocol.outcomes import Outcome
+from ops.kafka.nodes import KafkaNodes
+
+if TYPE_CHECKING:
+    from confluent_kafka import Message
+
+pytestmark = pytest.mark.kafka
+_numbers = itertools.count()
+
+
+def make_topic(kafka: KafkaNodes, name: str = "", partitions: int = 3, **settings: str) -> str:
+    """A topic that no other test has, which all brokers know."""
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    name = name or f"target-{next(_numbers)}"
+    client = AdminClient({"bootstrap.servers": kafka.bootstrap})
+    dotted = {setting.replace("_", "."): value for setting, value in settings.items()}
+    client.create_topics([NewTopic(name, partitions, 1, config=dotted)])[name].result()
+    until(lambda: name in client.list_topics().topics)
+    return name
+
+
+def records(kafka: KafkaNodes, topic: str, count: int) -> list[Message]:
+    """The first records of a topic, at least so many; those of a partition in order."""
+    from confluent_kafka import Consumer, TopicPartition
+
+    consumer = Consumer({"bootstrap.servers": kafka.bootstrap, "group.id": "unused", "enable.auto.commit": False})
+    partitions = consumer.list_topics(topic).topics[topic].partitions
+    consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
+    found: list[Message] = []
+
+    def enough() -> bool:
+        found.extend([record for record in consumer.consume(1_000, 0.1) if record.error() is None])
+        return len(found) >= count
+
+    try:
+        until(enough)
+    finally:
+        consumer.close()
+    return found
+
+
+def headers(record: Message) -> dict[str, str]:
+    found: Any = record.headers()
+    return {name: value.decode() for name, value in found}
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Minutes are for a busy machine: it takes a moment."""
+    deadline_s = time.monotonic() + 180
+    while not holds():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+
+
+def config(tmp_path: Path, address: str, *, options: str = "{}", more: str = "", fallback: bool = False) -> str:
+    path = tmp_path / "server.toml"
+    names = '["lake", "here"]' if fallback else '["lake"]'
+    path.write_text(
+        f'[[groups]]\nname = "lake"\nnodes = [{{ address = "{address}", options = {options} }}]\n'
+        f'[[groups]]\nname = "here"\n[[routes]]\npattern = "*"\ngroups = {names}\n{more}'
+    )
+    return str(path)
+
+
+def outcome(server: embedded.Embedded, sent: SendResult) -> Outcome:
+    return server.lookup(sent.receipt).outcome
+
+
+def delivered(server: embedded.Embedded, *sent: SendResult) -> Callable[[], bool]:
+    return lambda: {outcome(server, each) for each in sent} == {Outcome.DELIVERED}
+
+
+def node(server: embedded.Embedded) -> dict[str, Any]:
+    found: dict[str, Any] = server.status()["groups"]["lake"]["nodes"][0]
+    return found
+
+
+def test_a_record_has_body_key_and_headers_of_its_message_and_is_never_early(
+    one_node: KafkaNodes, tmp_path: Path
+) -> None:
+    topic = make_topic(one_node, "prefix.orders")
+    path = config(tmp_path, f"kafka://{one_node.bootstrap}/prefix.{{subject}}")
+    with embedded.open(str(tmp_path / "data"), config=path) as server:
+        plain = server.send("orders", "plain", delay_ms=300)
+        rich = server.send(
+            "orders", "rich", delay_ms=0, order_key="customer 7", message_id="m7", properties={"currency": "EUR"}
+        )
+        until(delivered(server, plain, rich))
+        assert (node(server)["state"], node(server)["problem"]) == ("up", "")
+    found = {record.value(): record for record in records(one_node, topic, 2)}
+    assert set(found) == {b"plain", b"rich"}
+    one, other = found[b"plain"], found[b"rich"]
+    assert one.key() is None
+    assert headers(one)["delayserver-message-id"] == plain.message_id
+    assert "delayserver-attempt" not in headers(one)
+    assert one.timestamp()[1] >= int(headers(one)["delayserver-due-ms"])
+    assert other.key() == b"customer 7"
+    server_id, sequence, redelivery = headers(other)["delayserver-id"].split(":")
+    assert rich.receipt.startswith(server_id)
+    assert (int(sequence) > 0, redelivery) == (True, "0")
+    assert headers(other)["delayserver-subject"] == "orders"
+    assert (headers(other)["delayserver-message-id"], headers(other)["currency"]) == ("m7", "EUR")
+
+
+def test_a_record_that_kafka_refuses_is_named_and_holds_up_no_other(one_node: KafkaNodes, tmp_path: Path) -> None:
+    topic = make_topic(one_node, max_message_bytes="200000")
+    path = config(tmp_path, f"kafka://{one_node.bootstrap}/{topic}", options="{ batch_bytes = 100000 }")
+    with embedded.open(str(tmp_path / "data"), config=path) as server:
+        due_ms = time.time_ns() // 1_000_000 + 300
+        large = server.send("s", bytes(300_000), due_ms=due_ms)
+        small = [server.send("s", f"{number}", due_ms=due_ms) for number in range(20)]
+        until(delivered(server, *small))
+        until(lambda: node(server)["problem"] == "message_too_large")
+        assert outcome(server, large) == Outcome.RETRYING
+        assert (node(server)["state"], node(server)["circuit"]) == ("up", "closed"), "the node takes others"
+        assert server.cancel(large.receipt).outcome != Outcome.DELIVERED
+
+
+def test_a_missing_topic_stops_its_node_alone_and_the_topic_gets_all_when_it_is_made(
+    one_node: KafkaNodes, tmp_path: Path
+) -> None:
+    topic = f"later-{next(_numbers)}"
+    path = config(tmp_path, f"kafka://{one_node.bootstrap}/{topic}")
+    with embedded.open(str(tmp_path / "data"), config=path) as server:
+        sent = [server.send("s", f"{number}", delay_ms=0) for number in range(10)]
+        until(lambda: node(server)["problem"] == "topic_missing")
+        assert topic in node(server)["last_error"]
+        make_topic(one_node, topic)
+        until(delivered(server, *sent))
+        status = server.status()["groups"]["lake"]
+        assert status["maybe_delivered_twice"] == 0, "what was certainly not taken is no doubt"
+    assert len(records(one_node, topic, 10)) == 10
+
+
+def test_one_missing_topic_of_a_template_does_not_stop_the_others(one_node: KafkaNodes, tmp_path: Path) -> None:
+    topic = make_topic(one_node)
+    path = config(tmp_path, f"kafka://{one_node.bootstrap}/{{subject}}")
+    with embedded.open(str(tmp_path / "data"), config=path) as server:
+        missing, illegal = server.send("no-such-topic", "", delay_ms=0), server.send("a/b", "", delay_ms=0)
+        until(lambda: {outcome(server, each) for each in (missing, illegal)} == {Outcome.RETRYING})
+        assert node(server)["problem"] == "topic_missing"
+        until(delivered(server, *[server.send(topic, "there", delay_ms=0) for _ in range(5)]))
+        assert node(server)["circuit"] == "closed"
+
+
+def test_messages_of_an_order_key_come_in_their_order_behind_one_that_is_large(
+    one_node: KafkaNodes, tmp_path: Path
+) -> None:
+    topic = make_topic(one_node)
+    path = config(tmp_path, f"kafka://{one_node.bootstrap}/{topic}")
+    with embedded.open(str(tmp_path / "data"), config=path) as server:
+        due_ms = time.time_ns() // 1_000_000 + 500
+        sent = [
+            server.send("s", f"{number}".ljust(80_000 if number % 10 == 3 else 1), due_ms=due_ms, order_key=key)
+            for number in range(40)
+            for key in ("a", "b")
+        ]
+        until(delivered(server, *sent))
+    for key in (b"a", b"b"):
+        mine = [record for record in records(one_node, topic, 80) if record.key() == key]
+        assert [int(record.value() or b"") for record in mine] == [*range(40)]
+        assert len({record.partition() for record in mine}) == 1
+
+
+def test_while_no_broker_answers_messages_go_to_the_fallback_group_without_doubt(
+    kafka: KafkaNodes, tmp_path: Path
+) -> None:
+    topic = make_topic(kafka)
+    more = "[dispatch]\nbreaker_failures = 2\n"
+    path = config(tmp_path, f"kafka://{kafka.bootstrap}/{topic}", more=more, fallback=True)
+    with embedded.open(str(tmp_path / "data"), config=path) as server:
+        until(delivered(server, server.send("s", "before", delay_ms=0)))
+        kafka.kill(1)
+        until(lambda: not server_answers(kafka))
+        sent = server.send("s", "meanwhile", delay_ms=0)
+        (message,) = server.pull("s", "g", wait_s=120)
+        assert message.message_id == sent.message_id
+        until(delivered(server, sent))
+        kafka.start()
+        until(lambda: node(server)["state"] == "up")
+        until(delivered(server, server.send("s", "behind", delay_ms=0)))
+    assert {record.value() for record in records(kafka, topic, 2)} == {b"before", b"behind"}
+
+
+def server_answers(kafka: KafkaNodes) -> bool:
+    import socket
+
+    host, _, port = kafka.bootstrap.partition(":")
+    with socket.socket() as probe:
+        return probe.connect_ex((host, int(port))) == 0
+
+
+def test_a_message_without_a_report_comes_again_with_the_same_id_and_counts_as_maybe_twice(
+    kafka: KafkaNodes, tmp_path: Path
+) -> None:
+    topic = make_topic(kafka)
+    more = "[dispatch]\ndeliver_timeout_ms = 2500\n"
+    path = config(tmp_path, f"kafka://{kafka.bootstrap}/{topic}", more=more)
+    with embedded.open(str(tmp_path / "data"), config=path) as server:
+        until(delivered(server, server.send("s", "before", delay_ms=0)))
+        kafka.pause(1)
+        sent = server.send("s", "doubtful", delay_ms=0)
+        until(lambda: node(server)["failures"] > 0)
+        assert server.cancel(sent.receipt).outcome == Outcome.TOO_LATE
+        kafka.resume(1)
+        until(delivered(server, sent))
+        assert server.status()["groups"]["lake"]["maybe_delivered_twice"] == 1
+    found = [headers(record) for record in records(kafka, topic, 2) if record.value() == b"doubtful"]
+    assert len({each["delayserver-id"] for each in found}) == 1
+    assert "2" in [each.get("delayserver-attempt") for each in found]
