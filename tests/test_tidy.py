@@ -185,7 +185,7 @@ TESTS_MAY_IMPORT: dict[str, set[str]] = {
 }
 TOP_OF_TESTS = {"tests.simulation", "tests.crash", "tests.failing", "tests.packaging"}
 
-# Asynchronous functions of `state`: they wait for marks and bells, and two read the outcomes of a window for who asks. Two
+# Asynchronous functions of `state`: they wait for marks and bells, and two read the outcomes of a window for who asks. Three
 # are ports, which stages implement.
 WAITS_IN_STATE = {
     "decided.py": {
@@ -200,6 +200,7 @@ WAITS_IN_STATE = {
     "due_records.py": {"wait_answer", "take"},
     "holds.py": {"wait_released"},
     "log_queue.py": {"linger"},
+    "ledger_writer.py": {"finish"},
     "outcome_writer.py": {"write"},
     "record_writer.py": {"write"},
 }

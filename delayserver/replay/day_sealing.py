@@ -6,6 +6,8 @@ that of one window, since after a downtime 1,440 files for each day would cost m
 A whole day costs two files, not up to 2,880, for all its messages and outcomes, later ones too. The `DayTable` says
 so before anything leaves. A day of which a load has taken a minute is split all the same. A whole day that a wrong
 clock left in the future is loaded when it begins.
+
+In a member of a cluster no day stays whole: the log says minute by minute what is retired, and clocks of members differ.
 """
 
 from __future__ import annotations
@@ -49,6 +51,12 @@ class DaySealing:
         self._positions = positions
         self._settings = settings
         self._clock = runtime.clock
+        # The end of the last day that is wanted before its time.
+        self._wanted_ms = 0
+
+    def bring_near(self, until_ms: int) -> None:
+        """Have the days that begin before a time sealed, whatever the clock says."""
+        self._wanted_ms = max(self._wanted_ms, day_of(until_ms - 1) + DAY_MS)
 
     @property
     def is_due(self) -> bool:
@@ -77,13 +85,14 @@ class DaySealing:
 
     def _near_until_ms(self) -> int:
         """Days that start before this are to be fine, by the clock."""
-        return day_of(self._clock.now_ms() + self._settings.fine_horizon_ms) + DAY_MS
+        return max(day_of(self._clock.now_ms() + self._settings.fine_horizon_ms) + DAY_MS, self._wanted_ms)
 
     def _may_stay_whole(self, start_ms: int) -> bool:
         """Whether a coarse day is overdue as a whole, small, and nothing of it is lost or in memory."""
         key = ScheduleKey(start_ms, ScheduleSource.DAY)
         return (
-            start_ms + DAY_MS <= self._clock.now_ms()
+            not self._days.shared
+            and start_ms + DAY_MS <= self._clock.now_ms()
             and key in self._schedule
             and self._schedule.hiding(key) is None
             and not self._dispatch.is_lost(DispatchKey(start_ms, True))

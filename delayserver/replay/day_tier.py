@@ -40,6 +40,13 @@ class DayTier:
                 self._arrived.ring()
             await self._clock.sleep_ms(CHECK_INTERVAL_MS)
 
+    async def bring_near(self, until_ms: int) -> None:
+        """Return when the days that begin before a time are drained, or held back. The primary of a shard retires their
+        minutes, and its clock may be hours ahead of this one."""
+        self._sealing.bring_near(until_ms)
+        while self._sealing.is_due or any(day.start_ms < until_ms for day in self._drains.drainable()):
+            await self.step()
+
     async def step(self) -> None:
         """Seal what is near, drain a slice of the earliest sealed day; nothing is due when nothing is left."""
         try:

@@ -1,4 +1,5 @@
-"""Places rows in their schedule files, each behind the high-water mark of its file. The only writer of schedule_log.
+"""Places rows in their schedule files, each behind the high-water mark of its file. The only writer of schedule_log; in a
+member of a cluster also of the ledger.
 
 Runs in the task of the replayer alone: a round of message_log or of a draining day at a time, in a thread where that pays.
 """
@@ -22,7 +23,7 @@ from delayserver.state.windows.windows import Windows
 from store.errors import DiskFullError
 from store.indexes.schedule_index import batch_sums
 from store.logs.schedule_log import ScheduleKey, ScheduleSource
-from store.records.batches import MessageBatch
+from store.records.batches import LedgerBatch, MessageBatch
 
 
 class Placing:
@@ -111,6 +112,10 @@ class Placing:
             done.placed.append(Placed(key, self._schedule.append(key, marked), marked, row_sum))
             if not self.count_skipped and source == ScheduleSource.DIRECT:
                 done.count(rows)
+
+    def enter_retired(self, counted: LedgerBatch) -> None:
+        """Enter windows in the ledger, whose messages are all placed. Raises DiskFullError, SyncFailedError."""
+        self._retired.enter(counted)
 
     def _behind_high_water(self, key: ScheduleKey, rows: MessageBatch) -> MessageBatch:
         """The rows that the file does not have yet."""

@@ -22,7 +22,7 @@ from delayserver.state.replay_round import Round
 from store.logs.due_windows import window_of
 from store.logs.message_log import LogEntry
 from store.logs.schedule_log import ScheduleKey, ScheduleLog, ScheduleSource
-from store.records.batches import CancelBatch, MessageBatch, NameBatch, OutcomeBatch
+from store.records.batches import CancelBatch, LedgerBatch, MessageBatch, NameBatch, OutcomeBatch
 from store.records.message_rows import MessageRows, to_batch
 
 # One round: large enough for numpy to shine, small enough that the event loop hears of it within milliseconds.
@@ -66,6 +66,9 @@ class Replayer:
             if entries:
                 done = Round(entries[-1].end, self._positions.replayed_sequence.value)
                 quick = self._is_quick(entries)
+                retired_until_ms = _retired_until_ms(entries)
+                if retired_until_ms:
+                    await self._tier.bring_near(retired_until_ms)
                 if quick and not any(map(self._queue.is_urgent, entries)):
                     await self._turns.take()  # a millisecond's work that can wait for what is due now
                 await self._placing.run(partial(self._place, entries), done, quick=quick)
@@ -94,10 +97,12 @@ class Replayer:
 
     def _is_quick(self, entries: list[LogEntry]) -> bool:
         """Whether a round may hold the event loop: few rows (cancels and what `repair` filled a range with are not
-        placed), and no file to be made, since that takes two syncs."""
+        placed), and no file to be made or synced."""
         if sum([len(entry.batch) for entry in entries if isinstance(entry.batch, _Messages)]) > INLINE_ROWS_MAX:
             return False
         for entry in entries:
+            if isinstance(entry.batch, LedgerBatch):
+                return False
             if isinstance(entry.batch, _Messages):
                 first_ms, last_ms = due_range(entry.batch)
                 start = window_of(first_ms, self._window_ms)
@@ -118,11 +123,20 @@ class Replayer:
         ]
         if batch is not None and batch.replaces_sequence.any():
             cancels.append(cancels_of_replacements(batch))
-        done.begin(batch, cancels, entries[-1].end - entries[0].start, names, outcomes)
+        retired = [entry.batch for entry in entries if isinstance(entry.batch, LedgerBatch)]
+        done.begin(batch, cancels, entries[-1].end - entries[0].start, names, outcomes, retired)
         if batch is not None:
             if self._placing.count_skipped:
                 done.recount(batch)
             self._placing.place_batch(batch, done, ScheduleSource.DIRECT)
+        for counted in retired:
+            self._placing.enter_retired(counted)
+
+
+def _retired_until_ms(entries: list[LogEntry]) -> int:
+    """Behind the start of the last window that a round retires; 0 if it retires none."""
+    retired = [entry.batch.start_ms for entry in entries if isinstance(entry.batch, LedgerBatch)]
+    return max([int(start_ms.max()) + 1 for start_ms in retired], default=0)
 
 
 def _columns_of(entries: list[LogEntry]) -> list[MessageBatch]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from delayserver import __version__
 from delayserver.follow.follower import Follower
+from delayserver.follow.proposing import Proposing
 from delayserver.follow.shard_writer import ShardWriter
 from delayserver.lead.beating import Beating
 from delayserver.lead.claiming import Claiming
@@ -28,6 +29,7 @@ class ClusterParts:
     standing: Standing
     leading: Leading
     proposals: Proposals
+    proposing: Proposing
     sequences: ShardSequences
     writer: ShardWriter
     follower: Follower
@@ -50,6 +52,7 @@ def build_cluster(ground: Ground, state: StateParts, appender: LogAppender) -> C
         standing=standing,
         leading=Leading(standing, runtime.clock, membership.settings.lease_ms, membership.settings.log_wait_ms),
         proposals=proposals,
+        proposing=Proposing(standing, proposals, state.accepted),
         sequences=ShardSequences(positions.accepted_sequence),
         writer=ShardWriter(proposals, state.accepted, positions),
         follower=Follower(start, appender, state.accepted, standing, proposals, runtime.damage),

@@ -25,7 +25,7 @@ def build_outcomes(ground: Ground, state: StateParts, cluster: ClusterParts | No
     """The recorder, and the writer that it gives outcomes to."""
     writer: OutcomeWriter = DispatchLogWriter(ground.files.dispatch, state.decided, ground.runtime)
     if cluster is not None:
-        writer = ShardOutcomeWriter(cluster.standing, cluster.proposals, state.accepted, writer)
+        writer = ShardOutcomeWriter(cluster.proposing, writer)
     late_ms_max = ground.pacing.outcomes_late_ms_max
     return OutcomeParts(
         writer,

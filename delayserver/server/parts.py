@@ -79,7 +79,7 @@ def build_parts(ground: Ground) -> Parts:
     )
     cluster = build_cluster(ground, state, appender)
     outcomes = build_outcomes(ground, state, cluster)
-    upkeep = build_upkeep(ground, state)
+    upkeep = build_upkeep(ground, state, cluster)
     upkeep.removal.finish_interrupted()
     _begin_counts(ground, state, upkeep.entries.retired_totals() - in_both_tiers)
     receive = build_receive(ground, state, upkeep, appender, cluster)

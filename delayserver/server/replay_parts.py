@@ -18,6 +18,7 @@ from delayserver.replay.placing import Placing
 from delayserver.replay.placing_waits import PlacingWaits
 from delayserver.replay.publisher import Publisher
 from delayserver.replay.replayer import Replayer
+from delayserver.replay.retired_rounds import RetiredRounds
 from delayserver.replay.round_counts import RoundCounts
 from delayserver.replay.round_outcomes import RoundOutcomes
 from delayserver.replay.rounds import Rounds
@@ -54,6 +55,7 @@ def build_replay(ground: Ground, state: StateParts) -> ReplayParts:
         # and cancels close messages that this round may have opened, and the holds of cancels end behind them.
         # An index over all messages stands between.
         KeptNames(files.names),
+        RetiredRounds(state.windows),
         RoundCounts(state.balance, state.windows, round_outcomes),
         OpenedMessages(state.decided, round_outcomes, runtime),
         to_memory,

@@ -22,6 +22,7 @@ from delayserver.state.positions.accepted_log import AcceptedLog
 from delayserver.state.positions.gathering import Gathering
 from delayserver.state.positions.log_queue import LogQueue
 from delayserver.state.positions.positions import Positions
+from delayserver.state.windows.closed_windows import ClosedWindows
 from delayserver.state.windows.drains import Drains
 from delayserver.state.windows.retired import Retired
 from delayserver.state.windows.window_book import WindowBook
@@ -118,6 +119,7 @@ def _windows(ground: Ground) -> Windows:
         book,
         LoadCursors(window_ms, book.start_of),
         Retired(files.ledger, book),
+        ClosedWindows(files.ledger, window_ms),
         Drains(files.days, files.schedule, drains),
     )
 

@@ -20,6 +20,8 @@ def tasks_by_stage(parts: Parts) -> Mapping[Stage, tuple[Task, ...]]:
     # A member keeps its directory in order while it follows.
     kept: tuple[Task, ...] = (
         upkeep.checkpointing.run,
+        upkeep.retention.run,
+        upkeep.log_retention.run,
         receive.warming.run,
         replay.tier.run,
         upkeep.segments_ahead.run,

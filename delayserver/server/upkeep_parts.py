@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from delayserver.follow.shard_ledger_writer import ShardLedgerWriter
 from delayserver.runtime.marks import Bell
+from delayserver.server.cluster_parts import ClusterParts
 from delayserver.server.ground import Ground
 from delayserver.server.state_parts import StateParts
+from delayserver.state.windows.ledger_writer import LedgerWriter
 from delayserver.upkeep.checkpoint_file import CheckpointFile
 from delayserver.upkeep.checkpointing import Checkpointing
 from delayserver.upkeep.housekeeping import Housekeeping
 from delayserver.upkeep.kept_room import KeptRoom
 from delayserver.upkeep.ledger_entries import LedgerEntries
+from delayserver.upkeep.local_ledger_writer import LocalLedgerWriter
 from delayserver.upkeep.log_retention import LogRetention
 from delayserver.upkeep.on_their_way import OnTheirWay
 from delayserver.upkeep.progress import Progress
@@ -37,7 +41,7 @@ class UpkeepParts:
     housekeeping: Housekeeping
 
 
-def build_upkeep(ground: Ground, state: StateParts) -> UpkeepParts:
+def build_upkeep(ground: Ground, state: StateParts, cluster: ClusterParts | None) -> UpkeepParts:
     """Removes nothing yet."""
     opened, files, runtime, storage = ground.opened, ground.files, ground.runtime, ground.settings.storage
     fs, path, horizon = ground.outside.doors.fs, opened.directory.path, opened.attempts.horizon
@@ -48,7 +52,10 @@ def build_upkeep(ground: Ground, state: StateParts) -> UpkeepParts:
     progress = Progress(state.positions, state.balance, state.decided, state.windows, opened.believable)
     clock_stepped = Bell()
     bells = horizon.earlier, state.residency.loadable, clock_stepped
-    entries = LedgerEntries(files, state.windows, state.decided, runtime)
+    writer: LedgerWriter = LocalLedgerWriter(files.ledger)
+    if cluster is not None:
+        writer = ShardLedgerWriter(cluster.proposing, state.positions)
+    entries = LedgerEntries(files, state.windows, state.decided, writer, runtime)
     removal = WindowRemoval(files, state.windows, state.decided, runtime)
     return UpkeepParts(
         kept_room=kept_room,

@@ -121,7 +121,7 @@ def _open(
     patient: bool,
 ) -> Opened:
     """`open_directory`; on failure, `stack` closes the opened files."""
-    clock, damage = runtime.clock, runtime.damage
+    clock, damage, shared = runtime.clock, runtime.damage, shard_server_id is not None
     storage = settings.storage
     path = storage.data_dir.rstrip("/") or "/"
     directory = DataDirectory.open(
@@ -131,7 +131,7 @@ def _open(
     server_id = directory.server_id
     _refuse_other_shard(path, server_id, shard_server_id)
     _refuse_lost_tables(fs, path)
-    names = _open_names(fs, path, server_id, settings, shared=shard_server_id is not None)
+    names = _open_names(fs, path, server_id, settings, shared=shared)
     stack.callback(names.close)
     checkpoint, lost = _read_checkpoint(fs, path, server_id, damage, patient=patient)
     _refuse_other_windows(path, find_span_ms(fs, path) or checkpoint.window_ms, storage.window_ms)
@@ -145,7 +145,7 @@ def _open(
     stack.callback(log.close)
     ledger = Ledger.open(fs, path, server_id)
     stack.callback(ledger.close)
-    days = DayTable.open(fs, f"{path}/days", day_of(clock.now_ms() + storage.fine_horizon_ms) + DAY_MS)
+    days = DayTable.open(fs, f"{path}/days", day_of(clock.now_ms() + storage.fine_horizon_ms) + DAY_MS, shared=shared)
     dispatch_files_max = max(storage.open_files_max // 8, 8)
     schedule_files_max = storage.open_files_max - dispatch_files_max
     use = FileUse(schedule_files_max, on_damage=damage.report)

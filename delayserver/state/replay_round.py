@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from store.logs.schedule_log import ScheduleKey
-from store.records.batches import CancelBatch, MessageBatch, NameBatch, OutcomeBatch
+from store.records.batches import CancelBatch, LedgerBatch, MessageBatch, NameBatch, OutcomeBatch
 from store.records.column_batch import has_any
 from store.records.row_sums import U64
 from store.records.segment import Appended
@@ -39,9 +39,10 @@ class Round:
     messages: MessageBatch | None = None
     placed: list[Placed] = field(default_factory=list)
     cancels: list[CancelBatch] = field(default_factory=list)
-    # Of a member of a cluster: names, and the outcomes that another process decided.
+    # Of a member of a cluster: names, the outcomes that another process decided, and the windows that were retired.
     names: list[NameBatch] = field(default_factory=list)
     outcomes: list[OutcomeBatch] = field(default_factory=list)
+    retired: list[LedgerBatch] = field(default_factory=list)
     size_bytes: int = 0
     accepted: int = 0
     internal: int = 0
@@ -67,10 +68,11 @@ class Round:
         size_bytes: int,
         names: list[NameBatch] | None = None,
         outcomes: list[OutcomeBatch] | None = None,
+        retired: list[LedgerBatch] | None = None,
     ) -> None:
         """Know what the round has to place; once more where it met a full disk."""
         self.messages, self.cancels, self.size_bytes = messages, cancels, size_bytes
-        self.names, self.outcomes = names or [], outcomes or []
+        self.names, self.outcomes, self.retired = names or [], outcomes or [], retired or []
         if messages is not None:
             self.last_sequence = int(messages.sequence[-1])
 

@@ -1,4 +1,4 @@
-"""The entries of retired windows in the ledger: what was accepted of each, and how it ended.
+"""The entries of retired windows for the ledger: what was accepted of each, and how it ended.
 
 Rows and outcomes must be of the same messages, because equal counts would prove nothing.
 """
@@ -16,7 +16,7 @@ from delayserver.protocol.outcomes import Outcome
 from delayserver.runtime.runtime import Runtime
 from delayserver.state.decisions.decided import Decided
 from delayserver.state.files import Files
-from delayserver.state.windows.closed_windows import ClosedWindows
+from delayserver.state.windows.ledger_writer import LedgerWriter
 from delayserver.state.windows.windows import Windows
 from store.errors import CorruptionError, DiskError, DiskFullError, FormatError, UnreadableError
 from store.logs.dispatch_log import DispatchKey
@@ -44,9 +44,11 @@ _SUBJECT_MASK = (1 << _SUBJECT_BITS) - 1
 
 
 class LedgerEntries:
-    """Counts windows and enters them, durably. The only writer of the ledger while the server runs."""
+    """Counts windows, and has them entered. In a single server nobody else writes the ledger while it runs."""
 
-    def __init__(self, files: Files, windows: Windows, decided: Decided, runtime: Runtime) -> None:
+    def __init__(
+        self, files: Files, windows: Windows, decided: Decided, writer: LedgerWriter, runtime: Runtime
+    ) -> None:
         self._schedule = files.schedule
         self._dispatch = files.dispatch
         self._ledger = files.ledger
@@ -57,8 +59,7 @@ class LedgerEntries:
         self._clock = runtime.clock
         self._workers = runtime.workers
         self._damage = runtime.damage
-        entered = files.ledger.windows()
-        self.closed = ClosedWindows(entered[entered[:, 1] == 0, 0], self._window_ms)
+        self.writer = writer
         self._damaged: set[int] = set()
         self._compact_after_us = 0
 
@@ -88,11 +89,16 @@ class LedgerEntries:
     async def enter(self, starts_ms: Iterable[int], may_go: Callable[[int], bool]) -> list[int]:
         """Enters the windows that still may go when all outcomes are written. Returns those that it counted; of these the
         ledger lacks the ones that are damaged, and those that a full disk refused."""
-        await self._decided.wait_all_written()
+        await self.wait_all_written()
         # Late messages may come while the files are read. Sequences above these are not counted.
         last = {start: self._book.last_sequence(start) for start in starts_ms if may_go(start)}
         await self._workers.run(partial(self._enter, last))
+        await self.writer.finish()
         return [*last]
+
+    async def wait_all_written(self) -> None:
+        """Return when all that is decided now is in its files."""
+        await self._decided.wait_all_written()
 
     async def compact(self) -> None:
         """Rewrites the ledger if its many small records would delay a start."""
@@ -116,7 +122,7 @@ class LedgerEntries:
                 self._damage.report(error)
                 continue
             try:
-                self._ledger.append(counted)
+                self.writer.append(counted)
             except DiskFullError:
                 return  # the other windows keep their files until a later pass
 

@@ -43,10 +43,11 @@ class Retention:
         self._coming = coming
         self._entries = entries
         self._removal = removal
+        self._retired = windows.retired
         self._settings = settings
         self._believable = believable
         self._clock = runtime.clock
-        self.closed = entries.closed
+        self.closed = windows.closed
 
     def oldest_due_ms(self) -> int:
         """The oldest due time that is accepted; earlier ones are `too_old`. Their window, which proves duplicates, may
@@ -54,11 +55,24 @@ class Retention:
         return window_of(self._clock.now_ms() - self._settings.retention_ms, self._settings.window_ms)
 
     async def run(self) -> None:
-        """Retires windows and segments until cancelled."""
+        """Retires windows until cancelled. A standby retires what the log says."""
         while True:
             await self._clock.sleep_ms(INTERVAL_MS)
-            await self.retire_windows()
+            if self._entries.writer.decides:
+                await self.retire_windows()
+            await self._remove_entered()
             await self._entries.compact()
+
+    async def _remove_entered(self) -> None:
+        """Removes the files of windows that the log of a shard has retired, once they are complete here too."""
+        entered = sorted(self._retired.entered)
+        if not entered:
+            return
+        await self._entries.wait_all_written()
+        for start in sorted({self._book.start_of(start) for start in entered}):
+            if self._may_go(start) and self._removal.remove(start):
+                self._retired.entered.difference_update(self._minutes(start))
+        await self._removal.sync()
 
     async def retire_windows(self) -> None:
         """One pass over complete windows past retention, by the believable time."""

@@ -47,8 +47,11 @@ class DayTable:
         fine_until_ms: int,
         sealed: dict[int, SealedDay],
         whole: Collection[int] = (),
+        *,
+        shared: bool = False,
     ) -> None:
         self._fs = fs
+        self.shared = shared
         self._path = path
         self._sealed = sealed
         self._whole = frozenset(whole)
@@ -57,10 +60,11 @@ class DayTable:
         self.version = 0
 
     @classmethod
-    def open(cls, fs: FileSystem, path: str, fine_until_ms: int) -> DayTable:
-        """Read the table, or make it with days before `fine_until_ms` fine. Raises CorruptionError, FormatError."""
+    def open(cls, fs: FileSystem, path: str, fine_until_ms: int, *, shared: bool = False) -> DayTable:
+        """Read the table, or make it with days before `fine_until_ms` fine. `shared`: the directory is that of a member of a
+        cluster. Raises CorruptionError, FormatError."""
         if not fs.exists(path):
-            table = cls(fs, path, day_of(fine_until_ms), {})
+            table = cls(fs, path, day_of(fine_until_ms), {}, shared=shared)
             table._save(table.fine_until_ms, {}, frozenset())
             return table
         data = read_whole(fs, path)
@@ -76,7 +80,7 @@ class DayTable:
             whole = {_start(start_ms) for start_ms in (value["whole"] if value["version"] > 1 else ())}
             if not whole.isdisjoint(sealed):
                 raise ValueError("a day is sealed and whole")
-            return cls(fs, path, _number(value["fine_until_ms"]), sealed, whole)
+            return cls(fs, path, _number(value["fine_until_ms"]), sealed, whole, shared=shared)
         except (ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
             # Four zero bytes, which a disk can leave, carry the right checksum of nothing.
             raise CorruptionError(path, 4, f"the table of days makes no sense: {error!r}") from error

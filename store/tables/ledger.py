@@ -11,6 +11,7 @@ anew, with many windows in each record: then a year is some hundred records.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -36,12 +37,24 @@ SPARE_RECORDS_MAX = 1 << 11
 
 
 class Ledger:
-    """Windows that are gone, and what was in them. One writer."""
+    """Windows that are gone, and what was in them. One writer; another task may compact beside it."""
 
-    __slots__ = ("_file", "_fs", "_listed", "_previous", "_records", "_rows", "_totals", "damages", "highest_sequence")
+    __slots__ = (
+        "_changing",
+        "_file",
+        "_fs",
+        "_listed",
+        "_previous",
+        "_records",
+        "_rows",
+        "_totals",
+        "damages",
+        "highest_sequence",
+    )
 
     def __init__(self, fs: FileSystem, segment: Segment | None) -> None:
         self._fs = fs
+        self._changing = threading.Lock()
         # One attribute, so that readers in other threads never meet the offsets of one file beside the other file.
         self._file = (segment, _WindowIndex())
         self._previous: Segment | None = None
@@ -138,14 +151,15 @@ class Ledger:
 
         Raises DiskFullError (nothing was recorded), SyncFailedError.
         """
-        segment, _ = self._file
-        assert segment is not None, "a ledger opened for reading only"
         _assert_distinct(rows)
-        self._list()
-        place = segment.append(rows)
-        segment.sync()
-        self._count(rows)
-        self._adopt([rows], [place.start])
+        with self._changing:
+            segment, _ = self._file
+            assert segment is not None, "a ledger opened for reading only"
+            self._list()
+            place = segment.append(rows)
+            segment.sync()
+            self._count(rows)
+            self._adopt([rows], [place.start])
 
     @property
     def wants_compaction(self) -> bool:
@@ -155,10 +169,14 @@ class Ledger:
 
     def compact(self) -> None:
         """Write the file anew, with many windows in each record and without those that were replaced; a crash leaves the
-        old or the new one. May run in a thread beside readers, not beside `append`.
+        old or the new one. May run in a thread beside readers; an `append` meanwhile waits for it.
 
         Raises DiskFullError (the old file stands), CorruptionError (nothing is changed), StoreError, SyncFailedError.
         """
+        with self._changing:
+            self._compact()
+
+    def _compact(self) -> None:
         old, windows = self._file
         assert old is not None, "a ledger opened for reading only"
         path, temporary = old.path, old.path + _NEW

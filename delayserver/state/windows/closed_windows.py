@@ -2,7 +2,7 @@
 
 Without the files of a window a duplicate is not recognised, so no message may come later. Each window is
 closed for itself: a clock that was ahead may have retired windows of the future, and the windows between them stay open.
-Retention is the only writer.
+Writers: retention; in a member of a cluster also the replay, for what the primary retires.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ from numpy.typing import NDArray
 
 from store.logs.due_windows import window_of, window_starts
 from store.records.batches import I64
+from store.tables.ledger import Ledger
 
 
 class ClosedWindows:
     """Starts of closed windows, sorted: 8 bytes each, 4 MB for a year of minutes. Synchronous, for the event loop."""
 
-    def __init__(self, starts_ms: I64, window_ms: int) -> None:
-        """`starts_ms`: i64[n], ascending and distinct."""
-        self._starts_ms = starts_ms
+    def __init__(self, ledger: Ledger, window_ms: int) -> None:
+        """The windows in the ledger are closed."""
+        entered = ledger.windows()
+        self._starts_ms = entered[entered[:, 1] == 0, 0]
         self._window_ms = window_ms
         # How often windows were closed: what was concluded before the last time is to be looked at again.
         self.changes = 0

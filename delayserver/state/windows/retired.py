@@ -1,6 +1,6 @@
 """Which messages went with their windows: a view on the ledger, by windows and whole days.
 
-Retention and `DayEnd` are its only writers.
+Writers: retention and `DayEnd`; in a member of a cluster also the replay, for what the primary retires.
 """
 
 from __future__ import annotations
@@ -14,19 +14,30 @@ from numpy.typing import NDArray
 from delayserver.state.windows.window_book import WindowBook
 from store.logs.due_windows import DAY_MS
 from store.logs.schedule_log import ScheduleKey
-from store.records.batches import I64
+from store.records.batches import I64, LedgerBatch
 from store.tables.ledger import Ledger
 
 
 class Retired:
     """Answers from the ledger, which is in memory; for any thread."""
 
-    __slots__ = ("_book", "_ledger", "_removed")
+    __slots__ = ("_book", "_ledger", "_removed", "entered")
 
     def __init__(self, ledger: Ledger, book: WindowBook) -> None:
         self._ledger = ledger
         self._book = book
         self._removed: deque[ScheduleKey] = deque()
+        # Windows that came to the ledger through the log of a shard, and whose files this member still has to remove.
+        self.entered: set[int] = set()
+
+    def enter(self, counted: LedgerBatch) -> None:
+        """Windows came out of the log of a shard: enter them in the ledger. A replay brings them again, and what is there
+        stays. Raises DiskFullError, SyncFailedError."""
+        starts: list[int] = counted.start_ms.tolist()
+        known = np.array([self._ledger.last_sequence(start) for start in starts], np.int64)
+        fresh = np.isin(counted.start_ms, counted.start_ms[known < counted.last_sequence])
+        if fresh.any():
+            self._ledger.append(counted.take(np.flatnonzero(fresh)))
 
     def remove(self, files: Iterable[ScheduleKey]) -> None:
         """Schedule files are gone: those of retired windows, and of drained days."""

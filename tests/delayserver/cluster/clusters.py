@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from delayserver.config.cluster_settings import ClusterSettings
+from delayserver.config.settings import Settings
 from delayserver.server.ground import Membership
 from delayserver.state.shard.seat import Seat
 from store.shared.envelope import LogWriter
@@ -31,13 +32,13 @@ class Engine:
 class Cluster:
     """Members on disks of their own. All of them deliver to the same fake node."""
 
-    def __init__(self, boot: Boot, names: str) -> None:
+    def __init__(self, boot: Boot, names: str, settings: Settings | None = None) -> None:
         self.engine = Engine(Records())
         self.network = FakeNetwork()
         self.lives = 0
         self.hosts = {
             name: boot(
-                faked_settings(),
+                settings or faked_settings(),
                 name=name,
                 disk=FakeDisk(),
                 network=self.network,

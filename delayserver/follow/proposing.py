@@ -1,0 +1,62 @@
+"""Proposes records for tasks that wait until these are part of the directory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import trio
+
+from delayserver.protocol.errors import DelayServerError
+from delayserver.state.positions.accepted_log import AcceptedLog
+from delayserver.state.shard.proposals import Proposals
+from delayserver.state.shard.standing import Standing
+from store.logs.message_log import LogEntry
+from store.records.segment import Appendable
+
+
+class Proposing:
+    """The proposals of one process, for its tasks. Each task has one on its way at a time."""
+
+    def __init__(self, standing: Standing, proposals: Proposals, accepted: AcceptedLog) -> None:
+        self._standing = standing
+        self._proposals = proposals
+        self._accepted = accepted
+
+    @property
+    def decides(self) -> bool:
+        """Whether this process leads, and has applied all that came before its claim."""
+        return self._standing.took_over.is_set()
+
+    async def propose(self, records: Sequence[Appendable]) -> int:
+        """Return when the records came back and are in message_log: the offset behind them there.
+
+        Raises a DelayServerError if this process leads no longer: nobody can say whether they count."""
+        ended = trio.Event()
+        end = 0
+        refused: DelayServerError | None = None
+
+        def accept(entries: list[LogEntry]) -> None:
+            nonlocal end
+            self._accepted.accept(entries)
+            end = entries[-1].end
+            ended.set()
+
+        def refuse(error: DelayServerError) -> None:
+            nonlocal refused
+            refused = error
+            ended.set()
+
+        self._proposals.propose(records, accept, refuse)
+        await ended.wait()
+        if refused is not None:
+            raise refused
+        return end
+
+    async def decide(self, records: Sequence[Appendable]) -> int:
+        """As `propose`, for a task that nobody waits for: it never returns if this process leads no longer, since that ends
+        then."""
+        try:
+            return await self.propose(records)
+        except DelayServerError:
+            await trio.sleep_forever()
+            raise
