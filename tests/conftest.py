@@ -42,7 +42,12 @@ BUSY = Path(__file__).parent / "simulation"
 # Files whose tests share a Spark session.
 ONE_SESSION = {f"tests/ops/audit/test_{name}.py" for name in ("audit_of_a_server", "findings", "sink", "sources")}
 # Their tests share one node of Kafka.
-ONE_NODE = ("tests/ops/kafka/", "tests/delayserver/kafka/", "tests/delayserver/targets/test_kafka_topics.py")
+ONE_NODE = (
+    "tests/ops/kafka/",
+    "tests/ops/bench/test_to_kafka.py",
+    "tests/delayserver/kafka/",
+    "tests/delayserver/targets/test_kafka_topics.py",
+)
 THREE_NODES = "tests/delayserver/kafka/test_three_nodes.py"
 # Modules that fork processes by the one forkserver of a test process.
 FORKING = ("ops.bench.children", "tests.crash.process", "tests.ops.examples.shop")

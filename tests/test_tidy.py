@@ -152,7 +152,7 @@ ops.docs: .cli .client .config .metrics .protocol .protocol.schema .web
 ops.fuzz: store store.disk store.logs store.records store.tables .broker .broker.files .broker.filters .broker.queues
     .config .protocol .recover.checking .recover.telling .web
 ops.kafka:
-ops.bench: store.disk delayserver .cli.terminal .client .config .protocol .server
+ops.bench: store.disk delayserver .cli.terminal .client .config .protocol .server ops.kafka
 ops.audit: store store.disk store.logs store.records store.tables .cli.terminal .client .client.calls .config
     .protocol ops.bench
 """

@@ -25,6 +25,7 @@ from ops.bench.pushing import measure_push
 from ops.bench.restart import measure_restart
 from ops.bench.scraping import measure_scrape
 from ops.bench.subjects import measure_subjects
+from ops.bench.to_kafka import measure_kafka
 from ops.bench.watching import measure_watching
 from ops.bench.with_tokens import measure_tokens
 
@@ -171,5 +172,13 @@ ROWS: Final = (
         floors=(("step_ms", 2),),
     ),
     Row("tokens", "sending and consuming with access tokens, against without", "ratio", 0.95, measure_tokens),
+    Row(
+        "target-kafka",
+        "deliveries to a topic of Kafka, against the bare producer in Python",
+        "ratio",
+        0.7,
+        measure_kafka,
+        floors=(("late_ratio", 2.0),),
+    ),
 )
 BY_NAME: Final = {row.name: row for row in ROWS}

@@ -61,6 +61,7 @@ NAMES = [
     "ordered",
     "metrics-1000",
     "tokens",
+    "target-kafka",
 ]
 
 
