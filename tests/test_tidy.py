@@ -74,8 +74,8 @@ store.snapshots: store store.disk store.logs store.tables
     .recover.reading
 .state.positions: store.logs store.records .config .protocol .runtime .state.counts
 .state.shard: store.disk store.logs store.records store.shared .protocol .runtime store.tables
-.broker.service: store store.disk store.records .broker .broker.actions .broker.files .broker.queues .config .logs
-    .protocol .runtime
+.broker.service: store store.disk store.logs store.records .broker .broker.actions .broker.files .broker.queues .config
+    .logs .protocol .runtime
 .targets.embedded: store store.records .broker.service .protocol .state.counts .targets
 .client: .client.asynchronous .client.blocking .client.calls .client.consuming .client.listening .client.values
     .protocol .protocol.schema
@@ -136,8 +136,8 @@ delayserver: .client
     .operations.sending
 .front.handlers: store.records .config .front .operations .operations.access .operations.figures
     .operations.groups .operations.messages .operations.nodes .operations.sending .protocol .protocol.schema .runtime
-.server: wheel store store.disk store.records store.tables .broker .broker.service .config .dispatch .front
-    .front.handlers .load .logs .names .net .operations .operations.access .operations.figures .operations.groups
+.server: wheel store store.disk store.logs store.records store.tables .broker .broker.service .config .dispatch
+    .front .front.handlers .load .logs .names .net .operations .operations.access .operations.figures .operations.groups
     .operations.messages .operations.nodes .operations.sending .outcomes .protocol .receive .replay .runtime .startup
     .state .state.connections .state.counts .state.decisions .state.memory .state.positions .state.windows .targets
     .targets.embedded .upkeep delayserver .follow .lead .state.shard store.shared
@@ -975,6 +975,8 @@ MessageLog.give_up_preparing
 Positions.end_drained
 QueueTable.end_capture
 # The caller alone sees the event, and later answers of the owner depend on it.
+BrokerRecords.give_to
+BrokerStore.keep_made
 Connection.take_notices
 GroupCursors.owe_turn
 GroupRows.may_be_elsewhere

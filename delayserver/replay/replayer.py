@@ -22,7 +22,15 @@ from delayserver.state.replay_round import Round
 from store.logs.due_windows import window_of
 from store.logs.message_log import LogEntry
 from store.logs.schedule_log import ScheduleKey, ScheduleLog, ScheduleSource
-from store.records.batches import CancelBatch, LedgerBatch, MessageBatch, NameBatch, OutcomeBatch
+from store.records.batches import (
+    CancelBatch,
+    LedgerBatch,
+    MessageBatch,
+    NameBatch,
+    OutcomeBatch,
+    ProgressBatch,
+    StoredBatch,
+)
 from store.records.message_rows import MessageRows, to_batch
 
 # One round: large enough for numpy to shine, small enough that the event loop hears of it within milliseconds.
@@ -115,16 +123,22 @@ class Replayer:
         messages = _columns_of(entries)
         batch = MessageBatch.concatenate(messages) if messages else None
         cancels = [entry.batch for entry in entries if isinstance(entry.batch, CancelBatch)]
-        names = [entry.batch for entry in entries if isinstance(entry.batch, NameBatch)]
+        # Code 0: `repair` filled a range.
+        names = [entry.batch for entry in entries if isinstance(entry.batch, NameBatch) and entry.batch.code.item(0)]
         outcomes = [
             entry.batch
             for entry in entries
             if isinstance(entry.batch, OutcomeBatch) and entry.start < self._positions.led_from
         ]
+        of_broker = [
+            entry
+            for entry in entries
+            if isinstance(entry.batch, StoredBatch | ProgressBatch) and entry.start < self._positions.led_from
+        ]
         if batch is not None and batch.replaces_sequence.any():
             cancels.append(cancels_of_replacements(batch))
         retired = [entry.batch for entry in entries if isinstance(entry.batch, LedgerBatch)]
-        done.begin(batch, cancels, entries[-1].end - entries[0].start, names, outcomes, retired)
+        done.begin(batch, cancels, entries[-1].end - entries[0].start, names, outcomes, retired, of_broker)
         if batch is not None:
             if self._placing.count_skipped:
                 done.recount(batch)

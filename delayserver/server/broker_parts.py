@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from delayserver.broker.broker_limits import BrokerLimits
 from delayserver.broker.redelivery_policy import RedeliveryPolicy
@@ -12,30 +12,37 @@ from delayserver.broker.service.commit import BrokerCommit
 from delayserver.broker.service.local_broker import LocalBroker
 from delayserver.broker.service.publishing import Publishing
 from delayserver.broker.service.pulls import PullService
+from delayserver.broker.service.shared_broker import SharedBroker
 from delayserver.config.settings import redelivery_kept_ms
 from delayserver.config.units import parse_delay_levels
+from delayserver.server.cluster_parts import ClusterParts
 from delayserver.server.ground import Ground
 from delayserver.server.receive_parts import ReceiveParts
+from delayserver.server.state_parts import StateParts
 from delayserver.server.upkeep_parts import UpkeepParts
 from delayserver.startup.directory_opening import find_lost_broker
 from delayserver.startup.written_records import written_records
 from store.errors import StoreError
+from store.logs.message_log import MessageLog
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerParts:
-    """The broker, and the services over it."""
+    """The broker, and the services over it. `shared` is None in a single server."""
 
     core: Broker
     broker_commit: BrokerCommit
     pulls: PullService
     local_broker: LocalBroker
     publishing: Publishing
+    shared: SharedBroker | None
 
 
-def build_broker(ground: Ground, upkeep: UpkeepParts, receive: ReceiveParts) -> BrokerParts:
+def build_broker(
+    ground: Ground, state: StateParts, upkeep: UpkeepParts, receive: ReceiveParts, cluster: ClusterParts | None
+) -> BrokerParts:
     """Opens the broker's files, which are the last: takes sequences then. Raises StoreError; the files are closed then."""
-    opened, runtime = ground.opened, ground.runtime
+    opened, runtime, storage = ground.opened, ground.runtime, ground.settings.storage
     path = ground.path("broker")
     lost = find_lost_broker(ground.outside.doors.fs, path, ground.names)
     if lost is not None:
@@ -49,6 +56,7 @@ def build_broker(ground: Ground, upkeep: UpkeepParts, receive: ReceiveParts) -> 
         upkeep.kept_room,
         runtime.clock.monotonic_us(),
         patient=ground.patient,
+        shared=cluster is not None,
     )
     try:
         # All files are open: from here on the start is not refused, and sequences may be taken.
@@ -56,23 +64,36 @@ def build_broker(ground: Ground, upkeep: UpkeepParts, receive: ReceiveParts) -> 
     except StoreError:
         core.abandon()
         raise
-    doubts_from = core.in_doubt.first_offset()
-    if doubts_from is not None:  # which redeliveries were written before the last process ended
-        core.in_doubt.settle(written_records(opened.files.log, doubts_from))
-    commit = BrokerCommit(core, opened.believable, runtime)
-    state, rows_max = core.state, ground.pacing.pulled_rows_max
-    reads = BrokerReads(state.files.reads, runtime)
-    pulls = PullService(core.consuming, state.groups, state.limits, reads, runtime, rows_max)
+    shared = None
+    if cluster is None:
+        settle_doubts(core, opened.files.log)
+    else:
+        positions = state.positions
+        shared = SharedBroker(core, cluster.proposing.decide, positions.replayed, positions.durable, runtime)
+        # A publish waits for the log, never for a sync of its own.
+        storage = replace(storage, durability="sync", inline_sync_bytes_max=0)
+    commit = BrokerCommit(core, opened.believable, runtime, shared)
+    of_core, rows_max = core.state, ground.pacing.pulled_rows_max
+    reads = BrokerReads(of_core.files.reads, runtime)
+    pulls = PullService(core.consuming, of_core.groups, of_core.limits, reads, runtime, rows_max)
     local = LocalBroker(core, commit, reads, pulls, runtime)
     publishing = Publishing(
         local,
         receive.sequences,
         opened.directory.server_id,
-        ground.settings.storage,
+        storage,
         receive.commit.refuse_from_now,
         runtime,
     )
-    return BrokerParts(core, commit, pulls, local, publishing)
+    return BrokerParts(core, commit, pulls, local, publishing, shared)
+
+
+def settle_doubts(core: Broker, log: MessageLog) -> None:
+    """Find out which redeliveries were written before the last process ended, or the last primary. Reads the disk, before
+    anything is handed out."""
+    doubts_from = core.in_doubt.first_offset()
+    if doubts_from is not None:
+        core.in_doubt.settle(written_records(log, doubts_from))
 
 
 def _limits(ground: Ground) -> BrokerLimits:

@@ -32,6 +32,7 @@ from delayserver.runtime.room_wait import RoomWait
 from delayserver.runtime.runtime import Runtime
 from delayserver.runtime.steps import Steps
 from delayserver.runtime.watchdog import Watchdog
+from delayserver.server.broker_parts import settle_doubts
 from delayserver.server.cluster_parts import ClusterParts
 from delayserver.server.ground import Doors, Ground, Membership, Outside
 from delayserver.server.operations_of import operations_of
@@ -278,9 +279,18 @@ class DelayServer:
         await parts.outcomes.recorder.flush()
         horizon_ms, sequence = cluster.standing.horizon_ms, parts.state.positions.accepted_sequence.value
         parts.opened.attempts.attempted.begin(horizon_ms + 1, sequence + 1)
+        parts.state.balance.subjects.redeliveries.begin(sequence, frozenset())
+        await self._take_over_broker(cluster)
         await cluster.standing.lease.reached(1)
         cluster.standing.took_over.set()
         await parts.dispatch.topology.change(self.settings)
+
+    async def _take_over_broker(self, cluster: ClusterParts) -> None:
+        core, shared = self.parts.broker.core, self.parts.broker.shared
+        assert shared is not None, "a member has one"
+        shared.take_over(cluster.standing.epoch.value)
+        cluster.sequences.begin_above(shared.next_sequence)
+        await self.runtime.workers.run(partial(settle_doubts, core, self.parts.files.log))
 
     async def _end_when_superseded(self, scope: trio.CancelScope, cluster: ClusterParts) -> None:
         standing = cluster.standing

@@ -26,6 +26,7 @@ from delayserver.startup.pending_subjects import pending_before
 from delayserver.startup.replay_ahead import HeldCancels
 from delayserver.state.counts.balance import ANY_TIME_MS
 from delayserver.state.files import Files
+from store.logs.window_files import SEQUENCE_MAX
 from store.records.batches import I64
 from store.records.transaction_timer import TIMERS_SUBJECT
 from store.tables.names import OWN
@@ -83,7 +84,10 @@ def build_parts(ground: Ground) -> Parts:
     upkeep.removal.finish_interrupted()
     _begin_counts(ground, state, upkeep.entries.retired_totals() - in_both_tiers)
     receive = build_receive(ground, state, upkeep, appender, cluster)
-    broker = build_broker(ground, upkeep, receive)
+    broker = build_broker(ground, state, upkeep, receive, cluster)
+    if broker.shared is not None:
+        replay.of_broker.give_to(broker.shared.follow)
+        upkeep.checkpointing.call_before(broker.shared.mark)
     dispatch = build_dispatch(ground, state, broker)
     messages = build_messages(ground, state, upkeep, receive)
     groups = build_groups(ground, state, upkeep, receive, broker)
@@ -142,7 +146,9 @@ def _begin_counts(ground: Ground, state: StateParts, totals: I64) -> None:
         totals += files.dispatch.counts(key)
     state.decided.count_durable(totals)
     pending = pending_before(files, opened.found, created=opened.directory.created)
-    balance.subjects.redeliveries.begin(opened.sequences.next - 1, frozenset() if pending is None else pending.ended)
+    # A member follows redeliveries of others until it leads.
+    before = opened.sequences.next - 1 if ground.outside.membership is None else SEQUENCE_MAX
+    balance.subjects.redeliveries.begin(before, frozenset() if pending is None else pending.ended)
     if pending is not None:
         balance.subjects.start_from(pending.subjects, pending.redeliveries)
     counted = opened.found.checkpoint.totals

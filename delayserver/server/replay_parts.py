@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from delayserver.replay.broker_records import BrokerRecords
 from delayserver.replay.day_drain import DayDrain
 from delayserver.replay.day_end import DayEnd
 from delayserver.replay.day_outcomes import DayOutcomes
@@ -40,6 +41,7 @@ class ReplayParts:
     tier: DayTier
     reader: MessageLogReader
     replayer: Replayer
+    of_broker: BrokerRecords
 
 
 def build_replay(ground: Ground, state: StateParts) -> ReplayParts:
@@ -50,12 +52,14 @@ def build_replay(ground: Ground, state: StateParts) -> ReplayParts:
     to_memory = RowsToMemory(
         state.windows, state.residency, state.overflow, state.decided, round_outcomes, wheel, runtime
     )
+    of_broker = BrokerRecords()
     steps = (
         # Counts come first: a message is counted before an outcome of it can be. Outcomes come last: those of copies
         # and cancels close messages that this round may have opened, and the holds of cancels end behind them.
         # An index over all messages stands between.
         KeptNames(files.names),
         RetiredRounds(state.windows),
+        of_broker,
         RoundCounts(state.balance, state.windows, round_outcomes),
         OpenedMessages(state.decided, round_outcomes, runtime),
         to_memory,
@@ -85,4 +89,6 @@ def build_replay(ground: Ground, state: StateParts) -> ReplayParts:
     )
     reader = MessageLogReader(files.log, runtime)
     replayer = Replayer(reader, files.schedule, rounds, tier, state.log_queue, storage.window_ms, runtime)
-    return ReplayParts(placing, publisher, to_memory, round_outcomes, day_outcomes, day_end, tier, reader, replayer)
+    return ReplayParts(
+        placing, publisher, to_memory, round_outcomes, day_outcomes, day_end, tier, reader, replayer, of_broker
+    )

@@ -30,6 +30,7 @@ def tasks_by_stage(parts: Parts) -> Mapping[Stage, tuple[Task, ...]]:
     following: tuple[Task, ...] = ()
     if parts.cluster is not None:
         following = (partial(parts.cluster.follower.run, parts.cluster.log), *kept)
+    of_broker: tuple[Task, ...] = (broker.local_broker.run, groups.redelivery.run, broker.publishing.run)
     ready: tuple[Task, ...] = (
         upkeep.checkpointing.run,
         upkeep.retention.run,
@@ -47,15 +48,14 @@ def tasks_by_stage(parts: Parts) -> Mapping[Stage, tuple[Task, ...]]:
                 receive.commit.run,
                 replay.replayer.run,
                 outcomes.recorder.run,
-                broker.local_broker.run,
-                groups.redelivery.run,
-                broker.publishing.run,
+                *(of_broker if parts.cluster is None else ()),
                 dispatch.targets.run,
                 dispatch.reload.run,
                 groups.tokens.run,
             ),
             Stage.FOLLOWING: following,
             Stage.DELIVERING: (
+                *(() if parts.cluster is None else of_broker),
                 load.loader.run,
                 load.refill.run,
                 dispatch.dispatcher.run,

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
+from store.logs.message_log import LogEntry
 from store.logs.schedule_log import ScheduleKey
 from store.records.batches import CancelBatch, LedgerBatch, MessageBatch, NameBatch, OutcomeBatch
 from store.records.column_batch import has_any
@@ -43,6 +44,8 @@ class Round:
     names: list[NameBatch] = field(default_factory=list)
     outcomes: list[OutcomeBatch] = field(default_factory=list)
     retired: list[LedgerBatch] = field(default_factory=list)
+    # Records that the broker of another process has made, in order.
+    of_broker: list[LogEntry] = field(default_factory=list)
     size_bytes: int = 0
     accepted: int = 0
     internal: int = 0
@@ -69,10 +72,12 @@ class Round:
         names: list[NameBatch] | None = None,
         outcomes: list[OutcomeBatch] | None = None,
         retired: list[LedgerBatch] | None = None,
+        of_broker: list[LogEntry] | None = None,
     ) -> None:
         """Know what the round has to place; once more where it met a full disk."""
         self.messages, self.cancels, self.size_bytes = messages, cancels, size_bytes
-        self.names, self.outcomes, self.retired = names or [], outcomes or [], retired or []
+        self.names, self.outcomes = names or [], outcomes or []
+        self.retired, self.of_broker = retired or [], of_broker or []
         if messages is not None:
             self.last_sequence = int(messages.sequence[-1])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TypeVar
 
@@ -56,12 +56,17 @@ class Checkpointing:
         self._clock = runtime.clock
         self._workers = runtime.workers
         self._writing = trio.Lock()
+        self._before: list[Callable[[], Awaitable[None]]] = []
         self._written_position = -1
         self._written_outcomes = -1
         # Where replay stood when the last checkpoint was begun.
         self._begun_position = self._positions.replayed.value
         self.written = 0
         self.disk_full = False
+
+    def call_before(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Has other files made durable before each checkpoint, as far as its position at least."""
+        self._before.append(work)
 
     async def run(self) -> None:
         """Writes checkpoints until cancelled."""
@@ -116,6 +121,8 @@ class Checkpointing:
     async def _write(self, clean: bool, uncertain: Uncertain | None) -> None:
         captured, peak_us = self._progress.capture(), self._clock.now_us()
         self._begun_position = captured.position
+        for work in self._before:
+            await work()
         await self._decided.wait_all_written()
         async with self._decided.writes:  # so that marks and counts are of the same outcomes
             ended = self._progress.ended_subjects()

@@ -68,6 +68,21 @@ def segment_path(directory: str, base: int) -> str:
     return f"{directory}/{base:020d}.log"
 
 
+def cut_log(fs: FileSystem, directory: str, server_id: int, kind: int, end: int) -> None:
+    """Cut off what a log has behind a logical offset, which is one of a record. A crash leaves it cut, or as it was. The
+    log is not open. Raises FormatError, CorruptionError (a header), StoreError."""
+    bases = sorted(int(name[:20]) for name in fs.listdir(directory) if _NAME.fullmatch(name))
+    while len(bases) > 1 and bases[-1] >= end:  # from the last one on: there is never a gap
+        fs.remove(segment_path(directory, bases.pop()))
+        fs.sync_directory(directory)
+    if bases and not is_unfinished(fs, segment_path(directory, bases[-1])):
+        segment = Segment.open(fs, segment_path(directory, bases[-1]), kind, server_id)
+        try:
+            segment.cut(max(end - bases[-1], FILE_HEADER_BYTES))
+        finally:
+            segment.close()
+
+
 class Opening:
     """Fills `table` and `damages`. `tail_base` is where a new segment must begin, None if the last one goes on."""
 

@@ -167,7 +167,7 @@ class StoredBatch(ColumnBatch, kind=KIND_STORED, version=2, steps={"sequence", "
 
 
 @dataclass(frozen=True, slots=True)
-class ProgressBatch(ColumnBatch, kind=KIND_PROGRESS, version=2, fields_before=(7,)):
+class ProgressBatch(ColumnBatch, kind=KIND_PROGRESS, version=3, fields_before=(7, 8)):
     """Progress of consumer groups, in the broker's progress log: positions `start` to `stop` (not included) of a queue.
 
     `retry` 1: of the group's retry queue. `change` 0: acked; `times` of the messages were not acked by a consumer but
@@ -180,7 +180,9 @@ class ProgressBatch(ColumnBatch, kind=KIND_PROGRESS, version=2, fields_before=(7
     removed, and its earlier rows are void, as are the messages below `stop` in its retry queue; `times` counts moves.
     `change` 7: handed out for the `times`th time, and leased. `change` 8: handed out `times` times, and not leased.
     Programs before these two wrote `change` 1. `change` 10: a record that replaces them may stand in message_log; a row
-    of `change` 9 before it says from which offset on (`stop`).
+    of `change` 9 before it says from which offset on (`stop`). `change` 11: only in a member of a cluster, which wrote all
+    rows before it; its store ends at `start`, its message_log was followed up to `stop`, and `next_sequence` is above the
+    sequences of both.
     `anew` is 1 on rows of change 5 and 6.
     """
 
@@ -192,6 +194,7 @@ class ProgressBatch(ColumnBatch, kind=KIND_PROGRESS, version=2, fields_before=(7
     retry: U8
     change: U8
     anew: U8
+    next_sequence: I64
 
 
 @dataclass(frozen=True, slots=True)

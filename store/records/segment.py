@@ -367,6 +367,14 @@ class Segment:
         """Take over what the caller knows: the last record ends at `end`, and everything below `synced` is durable."""
         self.end, self.synced = end, synced
 
+    def cut(self, end: int) -> None:
+        """Cut off all records behind an offset, durably. Raises StoreError."""
+        if self.file.size() > end:
+            self.file.truncate(end)
+            self.file.datasync()
+        self.end = end
+        self.synced = min(self.synced, end)
+
     def preallocate(self, length: int) -> None:
         """Allocate disk blocks up to `length`; none where the disk has no room for them."""
         try:

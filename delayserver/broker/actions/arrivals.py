@@ -17,13 +17,16 @@ from delayserver.broker.actions.delivered_batch import (
     KnownKeys,
     QueueRun,
     grouped,
+    grouped_columns,
     positions_of,
 )
 from delayserver.broker.actions.presence import Presence
 from delayserver.broker.actions.state import BrokerState
+from delayserver.broker.actions.stored_records import add_record
+from delayserver.broker.files.store import StoredColumns
 from delayserver.broker.queues.queue import ConsumeQueue, QueueKey
 from delayserver.broker.reads import Steps
-from store.errors import DiskFullError
+from store.errors import CorruptionError, DiskFullError
 from store.records.batches import I64, U8, StoredBatch
 from store.records.stored_rows import StoredRows
 
@@ -114,6 +117,21 @@ class Arrivals:
             outcome[rows[half:]] = REFUSED
             return False
         return True
+
+    def follow(self, batch: StoredBatch, now_us: int) -> StoredColumns:
+        """Store a record that another member of the shard has made, at the positions that it has. Raises DiskFullError
+        (nothing stored), CorruptionError where a queue has other messages there."""
+        columns = {name: getattr(batch, name) for name, _ in batch.schema.fields}
+        for run in grouped_columns(columns["subject"], columns["target_group"]):
+            position, end = int(batch.position[run.row_start]), self._state.queues.end(run.key)
+            if position < end:
+                detail = f"the log of the shard has position {position} of a queue that ends at {end} here"
+                raise CorruptionError("broker/store", self._state.files.store.end, detail)
+        record = StoredColumns(*self._state.files.store.append(batch), columns)
+        queues = add_record(self._state, record)
+        self._aged(record.offset, now_us)
+        self._spill(queues)
+        return record
 
     def store_own(self, batch: StoredBatch, now_us: int) -> list[QueueKey]:
         """Store messages that this node makes, as one record; returns the queues that got messages. They belong to no

@@ -191,7 +191,7 @@ class HandOut:
         if rows is not None and not len(rows):
             # If none expired, the lease of what was taken before goes on behind these.
             return (start if budget.parts and not looked else start + count), start + count
-        delivery = delivery_ids(start, count, self._state.files.epoch, cursor.moves, pull.retry)
+        delivery = delivery_ids(start, count, self._state.files.epoch.value, cursor.moves, pull.retry)
         if rows is None or len(rows) == count:
             budget.take(batch.slice(row, row + count), delivery, before, size)
             self._handed(pull, range(start, start + count), before)
@@ -277,7 +277,7 @@ class HandOut:
             held = (start if low == positions[0] else stop, stop)
         if not len(rows):
             return (start if budget.parts and not looked else stop), stop
-        delivery = scattered_ids(positions[rows], self._state.files.epoch, cursor.moves, retry=False)
+        delivery = scattered_ids(positions[rows], self._state.files.epoch.value, cursor.moves, retry=False)
         if len(rows) == len(positions):
             budget.take(batch, delivery, before, size)
         else:
@@ -364,7 +364,9 @@ class HandOut:
         positions, rows = positions[:fit], rows[:fit]
         before = cursor.attempts_of(positions)
         leases = cursor.take_free(positions, pull.deadline_us)
-        delivery = with_leases(scattered_ids(positions, self._state.files.epoch, cursor.moves, pull.retry), leases)
+        delivery = with_leases(
+            scattered_ids(positions, self._state.files.epoch.value, cursor.moves, pull.retry), leases
+        )
         expired = expired_rows(batch.expires_ms[rows], pull.now_us)
         if expired is not None:
             self._expire(pull, positions[expired])

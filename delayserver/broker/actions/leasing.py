@@ -212,7 +212,7 @@ class Leasing:
             cursor = group.cursor(part.retry)
             limit = self._ack_limit(key, part, cursor)
             changed: list[Range] = []
-            ranges = cursor.of_lease(part.ranges, part.lease_in(self._state.files.epoch))
+            ranges = cursor.of_lease(part.ranges, part.lease_in(self._state.files.epoch.value))
             if not cursor.passes_over:
                 changed = cursor.ack_all(ranges, limit)
                 acked += sum([high - low for low, high in changed])
@@ -234,7 +234,7 @@ class Leasing:
         deadline_us = lease_us + min(timeout_ms, limits.ack_timeout_ms_max) * 1000
         for part in split_deliveries(deliveries):
             cursor = group.cursor(part.retry)
-            lease = part.lease_in(self._state.files.epoch)
+            lease = part.lease_in(self._state.files.epoch.value)
             if lease is None or part.moves != cursor.moves % MOVES:  # of before a restart or a seek
                 continue
             ranges = cursor.of_lease(part.ranges, lease)
@@ -251,16 +251,18 @@ class Leasing:
         if len(self._groups) >= self._state.limits.groups_max:
             return False
         moves = self._groups.moves % MOVES  # a group that was removed has fewer: its acks make no new one
-        return any(part.moves == moves and part.lease_in(self._state.files.epoch - 1) is not None for part in parts)
+        return any(
+            part.moves == moves and part.lease_in(self._state.files.epoch.value - 1) is not None for part in parts
+        )
 
     def _ack_limit(self, key: GroupKey, part: DeliveryRanges, cursor: Cursor) -> int:
         """The position up to which an ack counts. For deliveries of the process before, it is the queue's end at the
         restart: positions above may stand for other messages now. A delivery from before a seek counts for nothing."""
         if part.moves != cursor.moves % MOVES:
             return 0
-        if part.lease_in(self._state.files.epoch) is not None:
+        if part.lease_in(self._state.files.epoch.value) is not None:
             return cursor.next
-        if part.lease_in(self._state.files.epoch - 1) is not None:
+        if part.lease_in(self._state.files.epoch.value - 1) is not None:
             return self._state.queues.recovered_end(key if part.retry else (key[0], 0))
         return 0
 

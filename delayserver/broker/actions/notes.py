@@ -33,10 +33,14 @@ class ProgressNotes:
 
     `awaited`: the answer of a nack waits for a sync, even if all of its rows are written.
     `ahead`: the log has acks of positions that the store lost. It must be replaced before new messages get these
-    positions."""
+    positions.
 
-    def __init__(self, progress: ProgressLog) -> None:
+    In a member of a cluster all rows go through its log, in the order in which they were made: those about hand-outs too."""
+
+    def __init__(self, progress: ProgressLog, *, shared: bool = False) -> None:
+        """`shared`: of a member of a cluster."""
         self._progress = progress
+        self._shared = shared
         self.pending = ProgressRows()
         self.counts = ProgressRows()
         self.awaited = False
@@ -62,12 +66,16 @@ class ProgressNotes:
 
     @property
     def counts_synced(self) -> bool:
-        """Whether a loss of power forgets no hand-out."""
+        """Whether a loss of power forgets no hand-out; in a member, whether the loss of its machine does not."""
+        if self._shared:
+            return not len(self.pending)
         return not len(self.counts) and self._progress.is_synced
 
     def write_counts(self) -> bool:
         """Write the rows about hand-outs, without a sync. Where the disk refuses them, the next sync writes them, and those
         that follow meanwhile. False if there were none."""
+        if self._shared:
+            return len(self.pending) > 0
         rows = self.counts
         if not len(rows):
             return False
@@ -81,6 +89,8 @@ class ProgressNotes:
 
     def _counts_of(self, key: GroupKey) -> list[ProgressRows]:
         """Where a row about a hand-out of a group goes."""
+        if self._shared:
+            return [self.pending]
         void = self._void | self._void_syncing
         return [self.counts, self.pending] if void and (key in void or None in void) else [self.counts]
 

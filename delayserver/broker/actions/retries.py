@@ -226,7 +226,7 @@ class Retries:
         found: Found = ([], [])
         for part in split_deliveries(deliveries):
             cursor = group.cursor(part.retry)
-            lease = part.lease_in(self._state.files.epoch)
+            lease = part.lease_in(self._state.files.epoch.value)
             if lease is not None and part.moves == cursor.moves % MOVES:
                 for start, stop in cursor.of_lease(part.ranges, lease):
                     found[part.retry].extend(cursor.to_retry(start, stop))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from delayserver.broker.files.progress_log import ProgressLog
 from delayserver.broker.files.store import BrokerStore
+from delayserver.broker.queues.delivery_id import Epoch
 from delayserver.broker.queues.run_blocks import RunBlocks
 from delayserver.broker.reads import Reads
 from store.disk.filesystem import FileSystem
@@ -16,13 +17,13 @@ from store.logs.message_log import MessageLog
 class BrokerFiles:
     """The files as a start opened them, and the reads of them that are under way.
 
-    `epoch` counts the starts. `segment_newest_us`: when the newest record of each segment of the store was stored, by the
+    `segment_newest_us`: when the newest record of each segment of the store was stored, by the
     base of the segment."""
 
     fs: FileSystem
     directory: str
     server_id: int
-    epoch: int
+    epoch: Epoch
     store: BrokerStore
     blocks: RunBlocks
     progress: ProgressLog

@@ -4,6 +4,8 @@ handed out.
 One file of `ProgressBatch` records. An ack never reaches the disk before its messages are durable: its row waits in memory
 until the sync that covers it has synced the store. A row of a hand-out is written at once, without a sync, so that a kill
 of the process does not lose it. A snapshot replaces the file when it is long.
+
+A member of a cluster has the rows in message_log already. It writes them here later, and behind them how far it came.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from store.records.segment import (
     is_unfinished,
 )
 
-ACKED, SEEN, UNTIL, IN_PLACE, KEPT, MOVED, REMOVED, HANDED, COUNTED, FROM, RETURNING = range(11)
+ACKED, SEEN, UNTIL, IN_PLACE, KEPT, MOVED, REMOVED, HANDED, COUNTED, FROM, RETURNING, APPLIED = range(12)
 # A row in memory.
 PROGRESS_ROW_BYTES = 56
 # The largest `times` of a row.
@@ -51,6 +53,22 @@ class ProgressRow:
     start: int
     stop: int
     times: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedTo:
+    """How far the broker of a member has followed its message_log: all records below `log_offset` are in its files, and no
+    others, if the store ends at `store_end`. All their sequences are below `next_sequence`."""
+
+    log_offset: int
+    store_end: int
+    next_sequence: int
+
+    def batch(self) -> ProgressBatch:
+        """As a record of the progress log, which stands behind the rows of these records."""
+        return ProgressBatch.filled(
+            1, start=self.store_end, stop=self.log_offset, change=APPLIED, next_sequence=self.next_sequence
+        )
 
 
 class ProgressRows:
@@ -82,6 +100,10 @@ class ProgressRows:
         rows[:, :2] = ranges
         rows[:, 2:] = (subject, group, 0, retry, change)
         self._values.frombytes(rows.tobytes())
+
+    def add_row(self, row: ProgressRow) -> None:
+        """Add a row that another process made."""
+        self.add(row.change, row.subject, row.group, row.retry, row.start, row.stop, row.times)
 
     def put_before(self, rows: ProgressRows) -> None:
         """Put back, in front, rows that could not be written."""
@@ -138,6 +160,7 @@ class ProgressLog:
         self._segment = segment
         self.snapshot_bytes = segment.end
         self.damages: list[Damage] = []
+        self.applied: AppliedTo | None = None
         # Held while rows are written, not while they are synced.
         self._writing = Lock()
         # Rows that were written since the last snapshot was captured, while it is not in place.
@@ -156,6 +179,17 @@ class ProgressLog:
         log.damages = damages
         return log
 
+    def cut_to_mark(self) -> None:
+        """Cut off what stands behind the last mark of a member: message_log has it. Nothing, if there is no mark."""
+        segment = self._segment
+        end = segment.end
+        for header, batch in segment.records(report=ScanReport(FILE_HEADER_BYTES)):
+            if isinstance(batch, ProgressBatch) and batch.change.item(-1) == APPLIED:
+                end = header.end
+                self.applied = AppliedTo(*[int(c.item(-1)) for c in (batch.stop, batch.start, batch.next_sequence)])
+        segment.cut(end)
+        self.snapshot_bytes = end
+
     @property
     def length_bytes(self) -> int:
         """Length of the file."""
@@ -165,7 +199,7 @@ class ProgressLog:
         """All rows in order."""
         for _, batch in self._segment.records(report=ScanReport(FILE_HEADER_BYTES)):
             if isinstance(batch, ProgressBatch):
-                yield from _rows(batch)
+                yield from rows_of(batch)
 
     @property
     def is_synced(self) -> bool:
@@ -187,6 +221,17 @@ class ProgressLog:
                 self._segment.append_all(rows.batches())
         self._segment.sync()
 
+    def write_applied(self, rows: ProgressRows, applied: AppliedTo, *, anew: bool) -> None:
+        """Write the rows of a member and a mark, and sync. `anew`: they replace the file. Raises DiskFullError (nothing
+        written), SyncFailedError (final)."""
+        batches = [*rows.batches(), applied.batch()]
+        if anew:
+            self._replace(batches)
+        else:
+            self._segment.append_all(batches)
+            self._segment.sync()
+        self.applied = applied
+
     def begin_snapshot(self) -> ProgressRows:
         """A snapshot is captured now. Returns the rows that were written since the one before, if that is not in place."""
         before, self._since = self._since or ProgressRows(), ProgressRows()
@@ -195,12 +240,15 @@ class ProgressLog:
     def replace(self, rows: ProgressRows) -> None:
         """Replace the file by a snapshot, and what was written since it was captured. A crash leaves the old file or the new
         one, whole."""
+        self._replace(rows.batches())
+
+    def _replace(self, batches: Sequence[ProgressBatch]) -> None:
         temporary = self._path + ".tmp"
         self._fs.remove(temporary)  # an earlier attempt may have left it in a crash
         segment = Segment.create(self._fs, temporary, self._header)
         try:
-            if len(rows):
-                segment.append_all(rows.batches())
+            if batches:
+                segment.append_all(batches)
                 segment.sync()
             with self._writing:
                 if self._since is not None and len(self._since):
@@ -220,7 +268,9 @@ class ProgressLog:
         self._segment.close()
 
 
-def _rows(batch: ProgressBatch) -> Iterator[ProgressRow]:
+def rows_of(batch: ProgressBatch) -> Iterator[ProgressRow]:
+    """The rows of a record, without marks of members."""
     columns = (batch.change, batch.subject, batch.consumer_group, batch.retry, batch.start, batch.stop, batch.times)
     for change, subject, group, retry, start, stop, times in zip(*[c.tolist() for c in columns], strict=True):
-        yield ProgressRow(change, subject, group, bool(retry), start, stop, times)
+        if change != APPLIED:
+            yield ProgressRow(change, subject, group, bool(retry), start, stop, times)

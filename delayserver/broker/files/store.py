@@ -65,6 +65,8 @@ class BrokerStore:
         # Batches that were appended lately, and batches that were read. Readers of a backlog do not displace the former.
         self._appended = _Batches()
         self._read_back = _Batches()
+        # In a member of a cluster: records that were made here and that its log has not been offered yet.
+        self._made: list[StoredBatch | StoredRows] | None = None
 
     @classmethod
     def open(
@@ -101,6 +103,20 @@ class BrokerStore:
         """Bytes of the cached batches."""
         return self._appended.bytes + self._read_back.bytes
 
+    def keep_made(self) -> None:
+        """From now on, keep what is appended for `take_made`."""
+        self._made = []
+
+    def take_made(self) -> list[StoredBatch | StoredRows]:
+        """Take what was appended since the last call, in order."""
+        made, self._made = self._made or [], []
+        return made
+
+    @property
+    def waits(self) -> bool:
+        """Whether a record waits for a sync, or in a member of a cluster for its log."""
+        return self.log.end > self.log.synced if self._made is None else bool(self._made)
+
     def growth_bytes(self, *batches: StoredBatch | StoredRows) -> int:
         """About how many new bytes of the disk an append of these batches takes."""
         return self.log.growth_bytes(sum([size_of(batch) for batch in batches]))
@@ -108,6 +124,8 @@ class BrokerStore:
     def append(self, batch: StoredBatch) -> tuple[int, int]:
         """Write one record without syncing; returns its start and end offset. Raises DiskFullError, StoreError."""
         entry = self.log.append([batch])[0]
+        if self._made is not None:
+            self._made.append(batch)
         self._appended.add(entry.start, batch)
         self._appended.shrink(self._limits.cache_bytes_max - self._read_back.bytes)
         return entry.start, entry.end
@@ -116,7 +134,12 @@ class BrokerStore:
         """Write records, all or none. `keep` follows. With `durably` they are synced as well, as quick as the disk can.
 
         Raises DiskFullError (nothing appended), StoreError, SyncFailedError (final)."""
-        return self.log.append_durably(batches) if durably else self.log.append(batches)
+        assert not durably or self._made is None, "a member has its log to make records durable"
+        if self._made is None:
+            return self.log.append_durably(batches) if durably else self.log.append(batches)
+        entries = self.log.append(batches)
+        self._made += batches
+        return entries
 
     def keep(self, entries: Sequence[LogEntry]) -> None:
         """Keep records that `append_all` wrote in memory, for consumers that keep up."""

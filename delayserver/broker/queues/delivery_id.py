@@ -39,6 +39,19 @@ PIECE_ROWS_MAX = 16_384
 PIECE_RANGES_MAX = 256
 
 
+class Epoch:
+    """The epoch of delivery ids: the count of the broker's starts, or that of its shard for a primary in a cluster."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def begin(self, value: int) -> None:
+        """Another epoch begins, before anything is handed out in it."""
+        self.value = value
+
+
 @dataclass(frozen=True, slots=True)
 class DeliveryRanges:
     """Deliveries of one queue, epoch, lease and count of moves as ranges of positions. `epoch` is the field that epoch and

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any, Self
 
 from delayserver.broker.actions.arrivals import Arrivals
-from delayserver.broker.actions.dead_letter_burial import DeadLetters
+from delayserver.broker.actions.dead_letter_burial import DeadLetters, has_letters
 from delayserver.broker.actions.dead_queue import DeadQueue
 from delayserver.broker.actions.find_plan import Indexes
 from delayserver.broker.actions.group_backlog import ConsumerGroupRows
@@ -27,19 +27,22 @@ from delayserver.broker.broker_limits import BrokerLimits
 from delayserver.broker.disk_room import ALL_ROOM, DiskRoom
 from delayserver.broker.files.broker_files import close_files
 from delayserver.broker.service.durability import Durability
-from delayserver.broker.service.recovery import recover_broker
+from delayserver.broker.service.recovery import ProgressReplay, recover_broker
 from delayserver.broker.service.store_retention import StoreRetention
 from delayserver.runtime.marks import Bell
 from store.disk.filesystem import FileSystem
 from store.errors import StoreError
+from store.records.batches import StoredBatch
 
 
 class Broker:
     """The parts of one broker, each of which does its own work. Subjects and groups are codes of the server's names table,
     and a `GroupKey` is a subject with a group."""
 
-    def __init__(self, state: BrokerState) -> None:
+    def __init__(self, state: BrokerState, replay: ProgressReplay) -> None:
+        """`replay`: of the progress that the files have; for a member of a cluster it is not finished."""
         self.state = state
+        self.replay = replay
         # Hand-outs wait for a sync, which may come later. Leases have ended, because their process did.
         self.counted, self.ended = Bell(), Bell()
         self.arrivals = Arrivals(state)
@@ -67,26 +70,45 @@ class Broker:
         lease_us: int | None = None,
         *,
         patient: bool = False,
+        shared: bool = False,
     ) -> Self:
         """Open or create the broker's files in `directory` and recover. A torn tail is cut off, queues are scanned from
         the checkpoint on, and leased messages are deliverable again.
 
         `now_us` dates segments of unknown age. From it follows how much longer messages wait in their place. It is also
         the default of `lease_us`. The store asks `room` before it grows. With `patient` raises UnreadableError where the
-        disk cannot read the store; without, its messages are passed over.
+        disk cannot read the store; without, its messages are passed over. `shared`: of a member of a cluster, which has
+        followed its log up to the last mark of its files. It serves after `take_over` only.
         Raises FormatError for files of another server, DiskFullError, StoreError.
         """
         leases_us = now_us if lease_us is None else lease_us
         limits = limits or BrokerLimits()
-        broker = cls(recover_broker(fs, directory, server_id, limits, now_us, leases_us, room, patient=patient))
+        state, replay = recover_broker(
+            fs, directory, server_id, limits, now_us, leases_us, room, patient=patient, shared=shared
+        )
+        if not shared:
+            replay.finish(now_us)
+        broker = cls(state, replay)
         try:
-            if broker.durability.compaction_urgent:
+            if not shared and broker.durability.compaction_urgent:
                 broker.durability.sync()
             broker.durability.checkpoint()  # makes the new epoch durable before any delivery id carries it
         except StoreError:
             broker.abandon()
             raise
         return broker
+
+    def follow(self, batch: StoredBatch, now_us: int) -> None:
+        """Store a record of another member; its progress goes to `replay`. Raises DiskFullError (nothing stored)."""
+        record = self.arrivals.follow(batch, now_us)
+        if has_letters(record):  # until the rows that ack their messages come
+            self.replay.letters.append(record)
+
+    def take_over(self, epoch: int, now_us: int) -> None:
+        """All that the log of the shard has was followed: this member serves from now on, in an epoch of the shard."""
+        self.replay.finish(now_us)
+        self.state.files.epoch.begin(epoch)
+        self.state.files.store.keep_made()
 
     def status(self) -> dict[str, Any]:
         """Counts since the start and the present sizes, in a time that does not grow with subjects and groups. `group_rows`

@@ -16,6 +16,7 @@ import trio
 
 from delayserver.broker.service.broker import Broker
 from delayserver.broker.service.durability import BrokerSync
+from delayserver.broker.service.shared_broker import SharedBroker
 from delayserver.runtime.believable_clock import BelievableClock
 from delayserver.runtime.disk_pace import DiskPace
 from delayserver.runtime.marks import Bell
@@ -35,9 +36,12 @@ Stored = Callable[[Exception | None], None]
 class BrokerCommit:
     """Makes deliveries and acks durable for waiting callers. `run` is a task; its errors stop the server."""
 
-    def __init__(self, broker: Broker, believable: BelievableClock, runtime: Runtime) -> None:
-        """`believable` is the clock of retention."""
+    def __init__(
+        self, broker: Broker, believable: BelievableClock, runtime: Runtime, shared: SharedBroker | None = None
+    ) -> None:
+        """`believable` is the clock of retention. `shared`: in a member of a cluster, whose log makes durable."""
         self._broker = broker
+        self._shared = shared
         self._durability = broker.durability
         self._retention = broker.retention
         self._files = broker.state.files
@@ -171,6 +175,9 @@ class BrokerCommit:
             while capture.step():
                 await trio.lowlevel.checkpoint()
             plan = capture.plan()
+        if self._shared is not None:  # a start may go back to the mark before
+            await self.durable()
+            await self._shared.mark()
         await self._workers.run(plan.run)
         for _ in self._durability.finish_checkpoint(plan):
             await trio.lowlevel.checkpoint()
@@ -182,12 +189,17 @@ class BrokerCommit:
             self._closed = True
             for log in self._files.logs:
                 log.drop_prepared()
-            self._broker.close()
+            if self._shared is None:
+                self._broker.close()
+            else:  # the checkpoint of the end has written a mark
+                self._broker.abandon()
 
     async def _sync(self) -> None:
         async with self._sync_lock:
             if not self._closed:
-                await self._sync_locked()
+                await (self._sync_locked() if self._shared is None else self._shared.sync())
+                if any(log.end >= log.prepare_from for log in self._files.logs):
+                    self._grown.ring()
                 return
         # The files are closed. Callers that still wait are answered when `run` ends.
         await trio.sleep_forever()
@@ -204,8 +216,6 @@ class BrokerCommit:
         finally:
             if finished:
                 self._durability.finish_sync()
-                if any(log.end >= log.prepare_from for log in self._files.logs):
-                    self._grown.ring()
             else:
                 self._durability.abort_sync(plan)
 

@@ -20,6 +20,8 @@ from delayserver.broker.queues.places import LEASED
 from delayserver.broker.queues.queue_table import CapturedQueues, QueueCapture
 from store.disk.filesystem import FileSystem, keep_room, write_atomically
 from store.errors import DiskFullError
+from store.records.batches import StoredBatch
+from store.records.stored_rows import StoredRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,17 @@ class BrokerSync:
         """Sync the store, then progress, which never passes it. Raises DiskFullError, SyncFailedError (final)."""
         self.store.run()
         self.progress.run()
+
+
+@dataclass(frozen=True, slots=True)
+class SharedSync:
+    """One group commit of a member of a cluster, for its log: records of the store, then rows. With `snapshot`, these rows
+    say the same as all rows so far. `store_end`: the end of the store behind the records."""
+
+    records: list[StoredBatch | StoredRows]
+    rows: ProgressRows
+    snapshot: ProgressRows | None
+    store_end: int
 
 
 @dataclass(slots=True)
@@ -68,7 +81,7 @@ class CheckpointCapture:
         self._state = state
         self._checkpoint = BrokerCheckpoint(
             state.files.server_id,
-            state.files.epoch,
+            state.files.epoch.value,
             state.files.store.end,
             windows={window: list(map(copy, extents)) for window, extents in state.windows.extents.items()},
             segment_newest_us=dict(state.files.segment_newest_us),
@@ -127,7 +140,7 @@ class Durability:
         """Whether a delivery or an ack waits for a sync."""
         state = self._state
         waits = len(state.notes.pending) > 0 or state.notes.awaited or self._compact
-        return waits or state.files.store.end > state.files.store.synced
+        return waits or state.files.store.waits
 
     def sync(self) -> None:
         """Plan, run and finish in one go. Raises DiskFullError, SyncFailedError (final)."""
@@ -146,8 +159,7 @@ class Durability:
         assert not self.syncing, "a sync is under way"
         self.syncing = True
         state = self._state
-        bound = max(state.limits.progress_bytes_max, 2 * state.files.progress.snapshot_bytes)
-        snapshot = self._compact or state.files.progress.length_bytes > bound
+        snapshot = self._compact or self.progress_is_long
         state.notes.write_counts()
         rows = self._rows(snapshot=snapshot)
         state.notes.take()
@@ -155,13 +167,30 @@ class Durability:
         self._removing = dict(state.groups.removals.undropped)
         return BrokerSync(state.files.store.sync_plan(), ProgressSync(state.files.progress, rows, snapshot))
 
+    def shared_plan(self) -> SharedSync:
+        """As `sync_plan`, in a member of a cluster. `finish_sync` follows, when it came back from the log."""
+        assert not self.syncing, "a sync is under way"
+        self.syncing = True
+        state = self._state
+        rows, store = state.notes.take(), state.files.store
+        self._add_passed(rows)
+        self._letters_syncing = state.letters.take_behind()
+        self._removing = dict(state.groups.removals.undropped)
+        return SharedSync(store.take_made(), rows, self.snapshot() if self.progress_is_long else None, store.end)
+
+    @property
+    def progress_is_long(self) -> bool:
+        """Whether the progress log has so many rows that a snapshot is to take their place."""
+        progress = self._state.files.progress
+        return progress.length_bytes > max(self._state.limits.progress_bytes_max, 2 * progress.snapshot_bytes)
+
     def _rows(self, *, snapshot: bool) -> ProgressRows:
         """The rows of a sync. A snapshot that found no room counts on, with the rows since then, until they are many."""
         rows, unwritten, self._unwritten = self._state.notes.pending, self._unwritten, None
         if snapshot:
             since = self._state.files.progress.begin_snapshot()
             if unwritten is None or len(unwritten) + len(since) + len(rows) > self._unwritten_max:
-                made = self._snapshot()
+                made = self.snapshot()
                 self._unwritten_max = 2 * len(made) + self._rows_max
                 return made
             rows.put_before(since)
@@ -200,7 +229,8 @@ class Durability:
         for key, span in self._state.groups.take_passed_over():
             rows.add(ACKED, *key, False, *span)
 
-    def _snapshot(self) -> ProgressRows:
+    def snapshot(self) -> ProgressRows:
+        """Rows that say where all groups are."""
         rows = ProgressRows()
         for key, end in self._state.groups.removals.known.items():
             self._state.notes.add_removed(key, end, self._state.groups.moves, rows)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from delayserver.broker.actions.block_cuts import may_pass
 from delayserver.broker.actions.dead_letter_burial import ack_originals, has_letters
-from delayserver.broker.actions.delivered_batch import grouped_columns
 from delayserver.broker.actions.group_table import GroupTable
 from delayserver.broker.actions.notes import ProgressNotes
 from delayserver.broker.actions.policy_table import LettersToSync, PolicyTable
 from delayserver.broker.actions.state import BrokerState
 from delayserver.broker.actions.stored_messages import Damages, StoredMessages
+from delayserver.broker.actions.stored_records import add_record
 from delayserver.broker.broker_limits import NACK_DELAY_MS_MAX, BrokerLimits
 from delayserver.broker.disk_room import DiskRoom
 from delayserver.broker.files.broker_checkpoint import BrokerCheckpoint, decode_checkpoint
@@ -32,10 +32,13 @@ from delayserver.broker.files.progress_log import (
     RETURNING,
     SEEN,
     UNTIL,
+    AppliedTo,
     ProgressLog,
     ProgressRow,
+    ProgressRows,
 )
 from delayserver.broker.files.store import BrokerStore, StoredColumns
+from delayserver.broker.queues.delivery_id import Epoch
 from delayserver.broker.queues.group_cursors import GroupCursors
 from delayserver.broker.queues.places import READY, WAITING, Place
 from delayserver.broker.queues.queue import ConsumeQueue, QueueKey
@@ -44,10 +47,10 @@ from delayserver.broker.queues.run_blocks import RunBlocks
 from delayserver.broker.queues.window_table import WindowTable
 from delayserver.broker.reads import Reads
 from store.disk.filesystem import FileSystem, read_twice, read_whole
-from store.errors import CorruptionError, UnreadableError
-from store.records.batches import FLAG_PUBLISHED
+from store.errors import CorruptionError, FormatError, UnreadableError
+from store.logs.message_log_opening import cut_log
 from store.records.record import HEADER_BYTES
-from store.records.segment import FILE_HEADER_BYTES
+from store.records.segment import FILE_HEADER_BYTES, FILE_STORE
 
 
 def recover_broker(
@@ -60,9 +63,11 @@ def recover_broker(
     room: DiskRoom,
     *,
     patient: bool = False,
-) -> BrokerState:
-    """Open or create the files; returns the state. With `patient` raises UnreadableError where the disk cannot read the
-    store: it may read that later. Without, its messages are passed over.
+    shared: bool = False,
+) -> tuple[BrokerState, ProgressReplay]:
+    """Open or create the files; returns the state, and the replay of its progress: it has all rows and is not finished. With
+    `patient` raises UnreadableError where the disk cannot read the store: it may read that later. Without, its messages are
+    passed over. `shared`: of a member of a cluster; the files are cut to their last mark.
 
     Raises FormatError for files of another server, StoreError if the disk fails, and CorruptionError if a file is
     missing and messages would silently be lost or come again."""
@@ -72,8 +77,15 @@ def recover_broker(
     # Without a checkpoint the time gives the epoch, so that it differs from the epochs of old delivery ids.
     epoch = checkpoint.epoch + 1 if checkpoint else now_us // 1_000_000
     reads = Reads()
+    progress = ProgressLog.open(fs, f"{directory}/progress.log", server_id)
+    if shared:
+        _cut_to_mark(fs, directory, server_id, progress)
     stored = checkpoint.store_offset if checkpoint else 0
     store = BrokerStore.open(fs, f"{directory}/store", server_id, limits, stored, reads)
+    if (
+        shared and progress.applied is None
+    ):  # from the first start on, so that no other directory is taken for a member's
+        progress.write_applied(ProgressRows(), AppliedTo(0, store.end, 1), anew=False)
     complete = checkpoint is not None
     if checkpoint is None or checkpoint.store_offset > store.end:
         checkpoint = BrokerCheckpoint(server_id, moves=checkpoint.moves if checkpoint else 0)
@@ -84,17 +96,17 @@ def recover_broker(
         fs,
         directory,
         server_id,
-        epoch,
+        Epoch(epoch),
         store,
         RunBlocks.open(fs, f"{directory}/queue", server_id, limits, checkpoint.blocks_offset, reads),
-        ProgressLog.open(fs, f"{directory}/progress.log", server_id),
+        progress,
         reads,
         {
             base: checkpoint.segment_newest_us.get(base, newest_us) if end <= checkpoint.store_offset else newest_us
             for base, end, _ in store.log.segments()
         },
     )
-    queues, damages, notes = QueueTable(checkpoint.queues), Damages(), ProgressNotes(files.progress)
+    queues, damages, notes = QueueTable(checkpoint.queues), Damages(), ProgressNotes(files.progress, shared=shared)
     state = BrokerState(
         files,
         limits,
@@ -122,12 +134,10 @@ def recover_broker(
     except UnreadableError:
         close_files(files)
         raise
-    replay = ProgressReplay(state)
+    replay = ProgressReplay(state, letters, complete=complete)
     for row in state.files.progress.rows():
         replay.apply(row, now_us, lease_us)
-    replay.finish(letters, now_us, complete=complete)
-    state.queues.keep_ends()
-    return state
+    return state, replay
 
 
 def _refuse_lost_files(fs: FileSystem, directory: str) -> None:
@@ -150,6 +160,17 @@ def _refuse_lost_files(fs: FileSystem, directory: str) -> None:
             "file of this name: then every group gets once more all that the store keeps"
         )
         raise CorruptionError(progress, 0, detail)
+
+
+def _cut_to_mark(fs: FileSystem, directory: str, server_id: int, progress: ProgressLog) -> None:
+    """Cut the files of a member to what they had at its last mark. Its store may have more that never came into the log of
+    its shard. Raises FormatError if a server that was no member wrote them."""
+    progress.cut_to_mark()
+    store, mark = f"{directory}/store", progress.applied
+    if mark is not None:
+        cut_log(fs, store, server_id, FILE_STORE, mark.store_end)
+    elif progress.length_bytes > FILE_HEADER_BYTES or _has_messages(fs, store):
+        raise FormatError(directory, "has messages of a server that was no member of a cluster")
 
 
 def _has_messages(fs: FileSystem, store: str) -> bool:
@@ -182,36 +203,22 @@ def _scan(state: BrokerState, checkpoint: BrokerCheckpoint, *, patient: bool) ->
     state.queues.retire(store.first)
     state.windows.retire(store.first)
     for record in store.readable_columns(offset, store.end, state.damages.add, patient=patient):
-        _add_record(state, record)
+        for queue in add_record(state, record):
+            queue.spill_above(state.limits.queue_runs_max, state.files.blocks)
         if has_letters(record):
             letters.append(record)
     return letters
 
 
-def _add_record(state: BrokerState, record: StoredColumns) -> None:
-    columns = record.columns
-    if not int(columns["flags"][0]) & FLAG_PUBLISHED:  # a record has published or delivered messages, not both
-        state.windows.add_record(
-            record.offset, record.stop, columns["server_id"], columns["window_ms"], columns["sequence"]
-        )
-    for run in grouped_columns(columns["subject"], columns["target_group"]):
-        position = int(columns["position"][run.row_start])
-        queue = state.queues.get(run.key)
-        if queue is None:
-            queue = state.queues.add(run.key, ConsumeQueue(position, position))
-        if position > queue.end:
-            # The messages between are lost to damage. An unreadable run stands for them, so that pulls report it.
-            queue.append(record.offset, run.row_start, position - queue.end)
-        if position == queue.end:
-            queue.append(record.offset, run.row_start, run.row_count)
-        queue.spill_above(state.limits.queue_runs_max, state.files.blocks)
-
-
 class ProgressReplay:
     """Brings groups to where the rows of a progress log say that they are."""
 
-    def __init__(self, state: BrokerState) -> None:
+    def __init__(self, state: BrokerState, letters: list[StoredColumns], *, complete: bool) -> None:
+        """`letters`: dead letters that may lack the acks of their messages. `complete`: a checkpoint named all queues, also
+        those whose messages were removed."""
         self._state = state
+        self.letters = letters
+        self._complete = complete
         # Queues that have acks and no message.
         self._lost: dict[QueueKey, int] = {}
         # What the row before said of the one that follows.
@@ -242,12 +249,11 @@ class ProgressReplay:
         else:
             _apply(state, row, self._lost)
 
-    def finish(self, letters: list[StoredColumns], now_us: int, *, complete: bool) -> None:
-        """All rows were applied: what was leased is deliverable again. `letters` may lack the acks of their messages.
-        `complete`: a checkpoint named all queues, also those whose messages were removed."""
+    def finish(self, now_us: int) -> None:
+        """All rows were applied: what was leased is deliverable again."""
         state = self._state
-        ack_originals(state, letters)
-        if complete:
+        ack_originals(state, self.letters)
+        if self._complete:
             for (subject, target), stop in self._lost.items():
                 state.damages.add(
                     f"acked up to {stop} of subject {subject}, group {target}, and nothing of it is stored: "
@@ -264,6 +270,7 @@ class ProgressReplay:
                 deadline_us = cursor.next_deadline_us()
                 if deadline_us is not None:
                     state.groups.deadlines.note(key, deadline_us)
+        state.queues.keep_ends()
 
 
 def _group(state: BrokerState, row: ProgressRow) -> GroupCursors:

@@ -24,6 +24,10 @@ class ShardSequences:
         self._next = first + count
         return first
 
+    def begin_above(self, sequence: int) -> None:
+        """The log has sequences below this one beside those of accepted messages."""
+        self._next = max(self._next, sequence)
+
     def needs_extension(self) -> bool:
         """Never."""
         return False

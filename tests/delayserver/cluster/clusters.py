@@ -30,7 +30,7 @@ class Engine:
 
 
 class Cluster:
-    """Members on disks of their own. All of them deliver to the same fake node."""
+    """Members on disks of their own. Those with the default settings deliver to the same fake node."""
 
     def __init__(self, boot: Boot, names: str, settings: Settings | None = None) -> None:
         self.engine = Engine(Records())

@@ -71,6 +71,11 @@ class ListLog:
         self._unsent: list[bytes] = []
         self._connected = True
         self._paused = False
+        self._lost_from: int | None = None
+
+    def lose_from(self, count: int) -> None:
+        """From the `count`th record on, nothing that this member appends from now on comes into the log."""
+        self._lost_from = count
 
     async def run(self, position: int, arrived: Callable[[Sequence[LogRecord]], None]) -> NoReturn:
         self.began_at = position
@@ -88,6 +93,10 @@ class ListLog:
                 await grown.wait()
 
     def append(self, record: bytes) -> None:
+        if self._lost_from is not None:
+            self._lost_from -= 1
+            if self._lost_from < 0:
+                return
         self._unsent.append(record)
         self._send()
 

@@ -1,0 +1,27 @@
+"""The round step of a member of a cluster for records that another process's broker has made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from delayserver.state.replay_round import Round
+from store.errors import FormatError
+from store.logs.message_log import LogEntry
+
+
+class BrokerRecords:
+    """Round → the embedded broker, which is built later."""
+
+    def __init__(self) -> None:
+        self._take: Callable[[LogEntry], None] | None = None
+
+    def give_to(self, take: Callable[[LogEntry], None]) -> None:
+        """Give such records to the broker of this member from now on."""
+        self._take = take
+
+    def publish(self, done: Round) -> None:
+        """Hand the records of a round over, in order. Raises FormatError in a single server, DiskFullError, StoreError."""
+        for entry in done.of_broker:
+            if self._take is None:
+                raise FormatError("message_log", "belongs to a member of a cluster; start it with its cluster file")
+            self._take(entry)

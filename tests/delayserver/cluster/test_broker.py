@@ -1,0 +1,120 @@
+"""The embedded broker of whole servers as members: consumer groups go on at the new primary where they were."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+
+from delayserver.server.delay_server import LeadershipLost
+from tests.delayserver.cluster.clusters import Cluster
+from tests.delayserver.operations.groups.test_redelivery_crashes import GONE, OPERATIONS, Told, judge, script
+from tests.fakes.host import Boot, Client, small_settings, texts
+
+# The records that a primary appends during the script below, beats among them.
+RECORDS = 60
+
+
+def members(boot: Boot, names: str = "ab", **parts: Any) -> Cluster:
+    """Members that deliver to their own brokers."""
+    return Cluster(boot, names, small_settings(**parts))
+
+
+async def publish(client: Client, *bodies: str, subject: str = "s") -> None:
+    for body in bodies:
+        await client.request("publish", {"messages": [{"subject": subject, "body": body}]})
+
+
+async def ack(client: Client, messages: list[dict[str, Any]], operation: str = "ack", **rest: Any) -> int:
+    """How many of these deliveries were still leased: acked, or nacked."""
+    count = 0
+    for message in messages:
+        result = await client.request(
+            operation, {"subject": "s", "group": "g", "count": 1, "deliveries": message["delivery"]} | rest
+        )
+        count += result[f"{operation}ed"]
+    return count
+
+
+async def test_a_group_goes_on_at_the_new_primary_where_it_was(boot: Boot) -> None:
+    cluster = members(boot)
+    first, second = cluster.hosts["a"], cluster.hosts["b"]
+    client = await first.start_connected()
+    second.begin()
+    await publish(client, "one", "two")
+    await client.put("three", first.now_ms + 500)
+    await client.put("four", first.now_ms + 30_000)
+    await first.sleep_ms(1_000)
+    pulled = await client.pull()
+    assert texts(pulled) == ["one", "two", "three"]
+    assert await ack(client, pulled[:2]) == 2
+    await first.kill()
+    await second.wait_up()
+    other = await second.client()
+    assert await ack(other, pulled[2:]) == 1, "the consumer has it since before the takeover"
+    await publish(other, "five")
+    assert texts(again := await other.pull()) == ["five"]
+    assert await ack(other, again) == 1
+    await second.sleep_ms(40_000)
+    assert texts(await other.pull()) == ["four"]
+    status = await second.balanced(pending=0)
+    assert status["delivered"] == 2
+
+
+@pytest.mark.parametrize("first", [1, 6])
+async def test_a_primary_that_dies_at_any_call_of_its_disk_doubles_and_loses_nothing(boot: Boot, first: int) -> None:
+    for operation in range(first, OPERATIONS, 10):
+        cluster = members(boot)
+        dying, standby = cluster.hosts["a"], cluster.hosts["b"]
+        client = await dying.start_connected()
+        standby.begin()
+        await standby.sleep_ms(10)
+        cluster.engine.logs[1].delay_s = 0.25  # it reads more at once, so its own log gets other offsets
+        told = Told()
+        dying.disk.crash_after(operation)
+        try:
+            await script(dying, client, told)
+        except GONE:
+            pass
+        await dying.lose_power(operation)
+        await standby.wait_up()
+        dying.begin()
+        other = await standby.client()
+        await judge(standby, other, told, operation)
+        await publish(other, "last")
+        await standby.kill()
+        await dying.wait_up()
+        assert texts(await (await dying.client()).pull()) == ["last"], operation
+        await dying.stop()
+
+
+@pytest.mark.parametrize("first", [1, 6])
+async def test_a_primary_whose_last_records_never_came_into_the_log_forgets_them(boot: Boot, first: int) -> None:
+    for count in range(first, RECORDS, 10):
+        cluster = members(boot)
+        losing, standby = cluster.hosts["a"], cluster.hosts["b"]
+        client = await losing.start_connected()
+        standby.begin()
+        await standby.sleep_ms(10)
+        cluster.engine.logs[1].delay_s = 0.25  # it reads more at once, so its own log gets other offsets
+        told = Told()
+        cluster.engine.logs[0].lose_from(count)
+        with trio.move_on_after(10):
+            try:
+                await script(losing, client, told)
+            except GONE:
+                pass
+        await losing.wait_down()
+        assert isinstance(losing.died_of, LeadershipLost)
+        losing.disk.kill()
+        await standby.wait_up()
+        other = await standby.client()
+        await publish(other, "first")
+        losing.begin()
+        await judge(standby, other, told, count)
+        await publish(other, "last")
+        await standby.kill()
+        await losing.wait_up()
+        assert texts(await (await losing.client()).pull()) == ["last"], count
+        await losing.stop()
