@@ -220,9 +220,9 @@ def connect(address: str) -> Iterator[Client]:
     from delayserver.client import Client
     from delayserver.protocol.errors import ConnectionLost, RequestTimedOut, UnknownOperation
 
-    # One attempt, so that the user sees at once that no server answers.
+    # One attempt for each address, so that the user sees at once that no server answers.
     arguments = client_arguments()
-    probe = Client(address, retries=0, **arguments)
+    probe = Client(address, retries=address.count(","), **arguments)
     try:
         probe.connect()
     except ConnectionLost as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -27,7 +28,7 @@ from delayserver.client.connections.stream_connection import StreamConnection
 from delayserver.client.connections.tls import TLS, context_of
 from delayserver.client.values.timing import Seconds, span_s
 from delayserver.protocol.errors import ConnectionLost, DelayServerError, copied
-from delayserver.protocol.frames import ReplyFrame
+from delayserver.protocol.frames import OneWayRefused, ReplyFrame
 from delayserver.protocol.keepalive import keep_alive
 
 T = TypeVar("T")
@@ -183,6 +184,13 @@ class AsyncClient(AsyncOperations):
             tls=self._tls,
         )
 
+    def stay(self) -> None:
+        """Raise `NotPrimary` from now on instead of going to the primary of a cluster. For a program that passes requests
+        on, and whose callers can go there themselves.
+        """
+        self._retries = replace(self._retries, follows=False)
+        self._addresses.stay()
+
     def end_waits(self) -> None:
         """End the pulls that wait now. Each returns the messages that it was just given, mostly none."""
         for request_id, connection in self._waits.items():
@@ -207,9 +215,22 @@ class AsyncClient(AsyncOperations):
             except DelayServerError as error:
                 attempts = attempts or self._retries.attempts(call)
                 pause_s = attempts.pause_s(error, sent=sent)
+                if sent:
+                    self._leave(connection, error)
                 if pause_s is None:
                     raise
             await anyio.sleep(pause_s)
+
+    def _leave(self, connection: StreamConnection, error: DelayServerError) -> None:
+        """The next attempt connects to another server, if the error says that one may serve it."""
+        if self._connection is connection and self._addresses.leave(error):
+            self._connection = None
+            connection.retire()
+
+    def _note_refused(self, refused: OneWayRefused) -> None:
+        self._core.note_refused(refused)
+        if self._connection is not None:
+            self._leave(self._connection, refused.first)
 
     async def _wait(self, connection: StreamConnection, request_id: int, frame: bytes, call: Call[Any]) -> ReplyFrame:
         """The exchange of a request that waits at the server. If the caller is cancelled, the client tells the server."""
@@ -273,6 +294,7 @@ class AsyncClient(AsyncOperations):
             try:
                 stream = await self._stream_to(place)
             except ConnectionLost as error:
+                self._addresses.useless(place)
                 failures.append(error)
             else:
                 self._addresses.begin_at(place)
@@ -308,7 +330,7 @@ class AsyncClient(AsyncOperations):
             raise RuntimeError("use the client inside its async with block")
         stream = await self._new_stream()
         connection = StreamConnection(
-            stream, self._core.note_refused, self._core.take_notice, self._ping_frame, self._timeout_s
+            stream, self._note_refused, self._core.take_notice, self._ping_frame, self._timeout_s
         )
         if self._tasks is not tasks:
             await anyio.aclose_forcefully(stream)

@@ -33,7 +33,8 @@ class Client(BlockingOperations):
     go over a second connection.
 
     ``address`` is ``"host:port"``, several with commas between, or a list of them: any one that answers is enough, and the
-    client stays with it until it fails. None: the variable DELAYSERVER_SERVER, or 127.0.0.1:20801.
+    client stays with it until it fails. None: the variable DELAYSERVER_SERVER, or 127.0.0.1:20801. In a cluster any member
+    is enough: the client goes to the primary, and tries for 15 s while there is none, unless ``retries`` is 0.
     Connects at the first call or on entering its ``with`` block, and again after a failure. ``timeout_s`` bounds each
     attempt of a call (beyond what the call itself asks the server to wait), ``connect_timeout_s`` each attempt to
     connect. After a failure that may pass, a call makes up to ``retries`` more attempts, with jittered pauses. Every
@@ -166,6 +167,7 @@ class Client(BlockingOperations):
             try:
                 connection = self._connection_to(place)
             except ConnectionLost as error:
+                self._addresses.useless(place)
                 failures.append(error)
             else:
                 self._addresses.begin_at(place)

@@ -99,11 +99,15 @@ class Line:
                             None if call.give_back is None else partial(self._give_back, connection, request_id, call)
                         )
                         reply = connection.exchange(request_id, frame, self._timeout_s + call.wait_s, late)
+                        if reply.refused is not None:
+                            self._leave(reply.refused.first)
                         result = self._core.finish(call, reply)
                         return result if attempts is None else attempts.in_doubt(result)
                     except DelayServerError as error:
                         attempts = attempts or self._retries.attempts(call)
                         pause_s = attempts.pause_s(error, sent=sent)
+                        if sent:
+                            self._leave(error)
                         if pause_s is not None or isinstance(error, ConnectionLost):
                             turns.check(close_count, error)
                         if pause_s is None:
@@ -114,6 +118,11 @@ class Line:
                 turns.end()
                 if turns.close_count != close_count:
                     self._let_go()
+
+    def _leave(self, error: DelayServerError) -> None:
+        """The next attempt connects to another server, if the error says that one may serve it."""
+        if self._addresses.leave(error):
+            self._let_go()
 
     def _give_back(self, connection: LineConnection, request_id: int, call: Call[Any]) -> None:
         """End the wait at the server, and give back what comes for a caller that has gone, each in `GIVE_BACK_S`."""

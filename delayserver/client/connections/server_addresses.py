@@ -11,7 +11,14 @@ from collections.abc import Sequence
 from typing import Final, TypeAlias
 
 from delayserver.client.calls.core import DEFAULT_ADDRESS, parse_address
-from delayserver.protocol.errors import ConnectionLost
+from delayserver.protocol.errors import (
+    ConnectionLost,
+    DelayServerError,
+    NotPrimary,
+    NotReady,
+    SharedLogUnavailable,
+    ShuttingDown,
+)
 
 HostAndPort: TypeAlias = tuple[str, int]
 
@@ -23,6 +30,10 @@ VARIABLE: Final = "DELAYSERVER_SERVER"
 
 NAME_AGAIN_MS: Final = 500
 """A name that cannot be resolved may be there a moment later, for example that of a container which starts again."""
+
+PASSED_OVER: Final = 16
+"""A standby names the primary until another member takes over. If that one just did not answer, the client does not go there
+for so many answers: two seconds or so."""
 
 
 def addresses_of(given: Given) -> tuple[str, ...]:
@@ -39,17 +50,23 @@ def addresses_of(given: Given) -> tuple[str, ...]:
 
 
 class Addresses:
-    """Which of its addresses a client dials. It stays with the one that worked, and goes on to the next after a failure."""
+    """Which of its addresses a client dials. It stays with the one that worked, and goes on to the next after a failure. It
+    goes to the primary of a cluster, also where that is none of the given addresses.
+    """
 
     def __init__(self, given: Given) -> None:
         self.given = addresses_of(given)
         self._places = tuple(parse_address(address) for address in self.given)
-        self._current = 0
+        self._current = self._places[0]
+        # The place that failed last, and how many answers that name it are not followed.
+        self._failed: HostAndPort | None = None
+        self._passed_over = 0
+        self._stays = False
 
     @property
     def current(self) -> HostAndPort:
         """The address that worked last. Before the first connection it is the first one."""
-        return self._places[self._current]
+        return self._current
 
     @property
     def current_text(self) -> str:
@@ -58,15 +75,52 @@ class Addresses:
 
     def in_turn(self) -> tuple[HostAndPort, ...]:
         """All addresses once, the current one first."""
-        return self._places[self._current :] + self._places[: self._current]
+        if self._current not in self._places:
+            return self._current, *self._places
+        place = self._places.index(self._current)
+        return self._places[place:] + self._places[:place]
 
     def begin_at(self, place: HostAndPort) -> None:
         """Begins at this address from now on, because a connection was opened to it."""
-        self._current = self._places.index(place)
+        self._current = place
 
     def useless(self, place: HostAndPort) -> None:
-        """A connection was opened to this address, and no server answered on it: the next attempt begins at the next one."""
-        self._current = (self._places.index(place) + 1) % len(self._places)
+        """No server answered at this address: the next attempt begins at the next one."""
+        self._failed, self._passed_over = place, PASSED_OVER
+        self._current = self._behind(place)
+
+    def leave(self, error: DelayServerError) -> bool:
+        """The server at the current address answered with this error. Returns whether the next attempt shall begin with a
+        new connection, because another server may serve it.
+        """
+        if self._stays:
+            return False
+        if isinstance(error, NotPrimary) and (primary := _place_named(error.primary)) is not None:
+            if primary == self._failed and self._passed_over:
+                self._passed_over -= 1
+                return False
+            self._current = primary
+            return True
+        if not isinstance(error, NotPrimary | NotReady | SharedLogUnavailable | ShuttingDown):
+            return False
+        before, self._current = self._current, self._behind(self._current)
+        return self._current != before
+
+    def stay(self) -> None:
+        """Leave no server that answers."""
+        self._stays = True
+
+    def _behind(self, place: HostAndPort) -> HostAndPort:
+        if place not in self._places:
+            return self._places[0]
+        return self._places[(self._places.index(place) + 1) % len(self._places)]
+
+
+def _place_named(address: str) -> HostAndPort | None:
+    try:
+        return parse_address(address) if address else None
+    except ValueError:
+        return None
 
 
 def text_of(host: str, port: int) -> str:

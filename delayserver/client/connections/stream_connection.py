@@ -90,6 +90,7 @@ class StreamConnection:
         self._answer_s = answer_s
         self._scope = anyio.CancelScope()
         self._failure: DelayServerError | None = None
+        self._retired = False
 
     @property
     def closed(self) -> bool:
@@ -120,6 +121,15 @@ class StreamConnection:
         self._make_room()
         self._note_late()
         self._scope.cancel()
+
+    def retire(self) -> None:
+        """Close when the requests in flight have their replies: no more will come."""
+        self._retired = True
+        self._close_if_done()
+
+    def _close_if_done(self) -> None:
+        if self._retired and not self._waiters:
+            self.close()
 
     async def exchange(self, request_id: int, frame: bytes, timeout_s: float, late: Late | None = None) -> ReplyFrame:
         """Send a request's frame and wait for its reply: ``timeout_s`` at most for its turn, and as long again for the
@@ -214,6 +224,7 @@ class StreamConnection:
             raise
         finally:
             self._waiters.pop(request_id, None)
+            self._close_if_done()
         if waiter.failure is not None:
             raise waiter.failure
         assert waiter.reply is not None

@@ -47,11 +47,11 @@ class Leading:
         """Why this member does not serve, and who does."""
         standing = self._standing
         if not standing.leads:
-            details = {"primary": standing.leader_address, "http": standing.leader_http}
-            known = {name: text for name, text in details.items() if text}
-            where = (
-                f"the primary is at {standing.leader_address}" if standing.leader_address else "another member leads"
-            )
+            address = standing.leader_address
+            details = {"primary": address, "http": standing.leader_http}
+            # A member that led in its last life does not lead now.
+            known = {name: text for name, text in details.items() if text and address != standing.seat.address}
+            where = f"the primary is at {address}" if known else "another member leads"
             return NotPrimary(f"{standing.seat.name} is a standby: {where}", retry_after_ms=AGAIN_MS, details=known)
         if not standing.took_over.is_set():
             return NotPrimary(f"{standing.seat.name} takes over, and serves soon", retry_after_ms=AGAIN_MS)
