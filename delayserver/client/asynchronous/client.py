@@ -9,7 +9,6 @@ from __future__ import annotations
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -184,13 +183,6 @@ class AsyncClient(AsyncOperations):
             tls=self._tls,
         )
 
-    def stay(self) -> None:
-        """Raise `NotPrimary` from now on instead of going to the primary of a cluster. For a program that passes requests
-        on, and whose callers can go there themselves.
-        """
-        self._retries = replace(self._retries, follows=False)
-        self._addresses.stay()
-
     def end_waits(self) -> None:
         """End the pulls that wait now. Each returns the messages that it was just given, mostly none."""
         for request_id, connection in self._waits.items():
@@ -223,7 +215,7 @@ class AsyncClient(AsyncOperations):
 
     def _leave(self, connection: StreamConnection, error: DelayServerError) -> None:
         """The next attempt connects to another server, if the error says that one may serve it."""
-        if self._connection is connection and self._addresses.leave(error):
+        if self._retries.follows and self._connection is connection and self._addresses.leave(error):
             self._connection = None
             connection.retire()
 

@@ -121,7 +121,7 @@ class Line:
 
     def _leave(self, error: DelayServerError) -> None:
         """The next attempt connects to another server, if the error says that one may serve it."""
-        if self._addresses.leave(error):
+        if self._retries.follows and self._addresses.leave(error):
             self._let_go()
 
     def _give_back(self, connection: LineConnection, request_id: int, call: Call[Any]) -> None:

@@ -61,7 +61,6 @@ class Addresses:
         # The place that failed last, and how many answers that name it are not followed.
         self._failed: HostAndPort | None = None
         self._passed_over = 0
-        self._stays = False
 
     @property
     def current(self) -> HostAndPort:
@@ -93,8 +92,6 @@ class Addresses:
         """The server at the current address answered with this error. Returns whether the next attempt shall begin with a
         new connection, because another server may serve it.
         """
-        if self._stays:
-            return False
         if isinstance(error, NotPrimary) and (primary := _place_named(error.primary)) is not None:
             if primary == self._failed and self._passed_over:
                 self._passed_over -= 1
@@ -105,10 +102,6 @@ class Addresses:
             return False
         before, self._current = self._current, self._behind(self._current)
         return self._current != before
-
-    def stay(self) -> None:
-        """Leave no server that answers."""
-        self._stays = True
 
     def _behind(self, place: HostAndPort) -> HostAndPort:
         if place not in self._places:

@@ -176,15 +176,17 @@ async def test_requests_under_way_keep_their_replies_where_another_one_leaves_th
             await anyio.to_thread.run_sync(standby.wait_for_open, 0)
 
 
+class Staying(AsyncClient):
+    FOLLOWS = False
+
+
 @on_each_loop
 async def test_a_client_that_passes_requests_on_stays_and_names_the_primary(
     members: tuple[FakeServer, FakeServer],
 ) -> None:
     standby, primary = members
     standby.misbehave("send", not_primary(primary))
-    client = AsyncClient(standby.address)
-    client.stay()
-    async with client:
+    async with Staying(standby.address) as client:
         with pytest.raises(NotPrimary) as refused:
             await client.send("a", b"", due_ms=1)
         assert refused.value.primary == primary.address
