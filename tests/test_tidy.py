@@ -141,7 +141,8 @@ delayserver: .client
     .operations.messages .operations.nodes .operations.sending .outcomes .protocol .receive .replay .runtime .startup
     .state .state.connections .state.counts .state.decisions .state.memory .state.positions .state.windows .targets
     .targets.embedded .upkeep delayserver .follow .lead .state.shard store.shared
-.cli.running: store store.disk store.tables delayserver .cli.terminal .client .config .logs .net .server .web
+.cli.running: store store.disk store.records store.tables delayserver .cli.terminal .client .config .logs .net .runtime
+    .server .targets .web
 .embedded: store store.disk .client.asynchronous .client.blocking .client.connections .config .net .protocol .runtime .server
 ops:
 ops.deploy: .protocol

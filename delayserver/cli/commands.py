@@ -38,6 +38,7 @@ COMMANDS: Final = {
     "dead": "List, resend and drop what consumer groups gave up.",
     "token": "Make, list, revoke and rotate access tokens.",
     "pending": "Count pending messages by due time or subject.",
+    "targets": "List the nodes of a server, and send one a message to try it.",
     "reload": "Have the server read its configuration again.",
     "status": "Show what the server holds and how late it is.",
     "demo": "Start a server, schedule messages, watch them arrive.",
@@ -50,7 +51,7 @@ COMMANDS: Final = {
 """In the order of the help. Each command is the function of the same name in the module of the same name."""
 
 ROOMS: Final = {
-    "running": ("serve", "broker", "http", "reload", "status", "config", "completion"),
+    "running": ("serve", "broker", "http", "targets", "reload", "status", "config", "completion"),
     "messages": ("send", "publish", "cancel", "reschedule", "lookup", "transactions", "find", "pending"),
     "groups": ("pull", "consume", "nack", "subjects", "route", "groups", "peek", "dead"),
     "tokens": ("token",),

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from click.testing import CliRunner
 
 from delayserver import embedded
+from delayserver.cli import cli
 from delayserver.client.values.messages import SendResult
 from delayserver.protocol.outcomes import Outcome
 from ops.kafka.nodes import KafkaNodes
@@ -223,3 +226,18 @@ def test_a_message_without_a_report_comes_again_with_the_same_id_and_counts_as_m
     found = [headers(record) for record in records(kafka, topic, 2) if record.value() == b"doubtful"]
     assert len({each["delayserver-id"] for each in found}) == 1
     assert "2" in [each.get("delayserver-attempt") for each in found]
+
+
+def test_a_topic_is_tried_without_a_server(one_node: KafkaNodes, tmp_path: Path) -> None:
+    def tried(topic: str) -> tuple[int, dict[str, str]]:
+        path = config(tmp_path, f"kafka://{one_node.bootstrap}/{topic}")
+        done = CliRunner().invoke(cli, ["targets", "test", "lake", "--config", path, "--json"], catch_exceptions=False)
+        return done.exit_code, json.loads(done.stdout)
+
+    topic = make_topic(one_node)
+    code, found = tried(topic)
+    assert (code, found["state"], found["kind"]) == (0, "stored", "kafka")
+    assert [headers(record)["delayserver-subject"] for record in records(one_node, topic, 1)] == ["delayserver.test"]
+    code, found = tried("no-such-topic")
+    assert (code, found["state"]) == (1, "failed")
+    assert "no-such-topic" in found["last_error"]
