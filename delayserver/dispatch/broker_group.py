@@ -359,7 +359,8 @@ class BrokerGroup:
             with self._turns.reserve(due_us) if len(rows) <= LARGE_ROWS else nullcontext():
                 await self._clock.sleep_until_us(due_us)  # ready a moment before: now the moment itself
             dispatched_us = self._clock.now_us()
-        if self._stopping or dispatched_us < due_us:  # the clock stepped back since the wheel released them
+        # The clock stepped back since the wheel released them, or a member lost its lease.
+        if self._stopping or dispatched_us < due_us or not self._verdicts.may_attempt(due_us):
             return None
         kept = self._verdicts.record_expired(rows, batch.expires_ms, dispatched_us)
         if kept is not None:

@@ -14,7 +14,7 @@ from delayserver.dispatch.message_reader import AHEAD_MS, LOOK_AHEAD_MS, LOOK_MS
 from delayserver.runtime.clock import LOOK_AGAIN_MS
 from delayserver.runtime.runtime import Runtime
 from delayserver.runtime.turns import LARGE_ROWS
-from delayserver.state.memory.attempt_horizon import AttemptHorizon
+from delayserver.state.memory.attempt_horizon import Horizon
 from delayserver.state.memory.group_wheels import GroupWheels
 from delayserver.state.memory.order_gate import OrderGate
 from delayserver.state.memory.overflow import Overflow
@@ -30,7 +30,7 @@ class Dispatcher:
         wheel: GroupWheels,
         queueing: Queueing,
         overflow: Overflow,
-        horizon: AttemptHorizon,
+        horizon: Horizon,
         gate: OrderGate,
         runtime: Runtime,
     ) -> None:

@@ -14,6 +14,7 @@ from delayserver.protocol.outcomes import Outcome
 from delayserver.runtime.runtime import Runtime
 from delayserver.state.counts.latency import LatencyHistogram
 from delayserver.state.decisions.decided import Decided
+from delayserver.state.memory.attempt_horizon import Horizon
 from delayserver.state.memory.attempted import Attempted
 from delayserver.state.memory.group_rows import GroupRows
 from delayserver.state.memory.rows import SEVERAL_NODES
@@ -34,6 +35,7 @@ class Verdicts:
         group: GroupRows,
         decided: Decided,
         attempted: Attempted,
+        horizon: Horizon,
         lateness: LatencyHistogram,
         settings: DispatchSettings,
         runtime: Runtime,
@@ -41,6 +43,7 @@ class Verdicts:
         self._group = group
         self._decided = decided
         self._attempted = attempted
+        self._horizon = horizon
         self._lateness = lateness
         self._settings = settings
         self._clock = runtime.clock
@@ -48,6 +51,10 @@ class Verdicts:
     async def wait_for_room(self) -> None:
         """Return when the disk keeps up with what was decided."""
         await self._decided.wait_for_room()
+
+    def may_attempt(self, due_us: int) -> bool:
+        """Whether an attempt of rows that are due then may begin now."""
+        return due_us <= self._horizon.due_ms * 1000
 
     def record_expired(self, rows: DueRows, expires_ms: I64, now_us: int) -> NDArray[np.intp] | None:
         """Records the rows that have expired at `now_us`. Returns the places of the others; None if no row has

@@ -163,6 +163,7 @@ class Follower:
 
     def _take_note(self, envelope: Envelope, note: Note) -> None:
         standing, proposals = self._standing, self._proposals
+        led = standing.leads
         standing.take(envelope.epoch, envelope.writer, note)
         self._place = replace(self._place, horizon_ms=standing.horizon_ms)
         if isinstance(note, ClaimNote):
@@ -173,6 +174,8 @@ class Follower:
             if standing.leads:
                 proposals.begin(envelope.epoch)
                 self._waiting.append(_Valid((), lambda _: self._accepted.lead()))
+            elif led:  # its next claim came before it had seen that it led
+                self._waiting.append(_Valid((), lambda _: self._accepted.follow()))
         elif envelope.writer == standing.seat.me:
             proposals.came_back(envelope.index).accepted([])
 

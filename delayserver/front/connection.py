@@ -143,6 +143,7 @@ class Connection:
         "_at_end",
         "_blocked",
         "_came_bytes",
+        "_cancelled",
         "_connections",
         "_decoder",
         "_fair",
@@ -240,6 +241,8 @@ class Connection:
         # True if the client understands notices.
         self._notices = False
         self._nursery: trio.Nursery | None = None
+        # Then no task can be started, and what the peer does not take now it never gets.
+        self._cancelled = False
         # What is called with its number when it has ended.
         self._at_end: set[Callable[[int], None]] = set()
         # Numbers count the connections of this process in the order in which they were accepted.
@@ -265,6 +268,9 @@ class Connection:
                     await self.transport.feed(self._received)
                 except OSError:
                     pass
+                except trio.Cancelled:
+                    self._cancelled = True
+                    raise
                 # No request begins from here on: tasks that end meanwhile may let the next ones take their turn.
                 self.close()
                 while self.waits.cancel_some(WAITS_AT_ONCE):
@@ -817,7 +823,7 @@ class Connection:
                 return
         self._unsent.add(memoryview(frame)[taken:], lost)
         self._hold_unsent()
-        if not self._writing and self._nursery is not None:
+        if not self._writing and not self._cancelled and self._nursery is not None:
             self._writing = True
             self._nursery.start_soon(self._write)
 

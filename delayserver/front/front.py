@@ -146,10 +146,12 @@ class Front:
     def enter(self, stage: Stage) -> None:
         """Serves the operations of this stage and refuses the others as `not_ready`; a standby as `not_primary`."""
         self._stage = stage
-        refused: dict[str, QuickHandler] = dict.fromkeys(self._names - _SERVED[stage], self._refuse)
+        leading = None if self._service is None else self._service.leading
+        # A member has its groups when it leads.
+        served = _SERVED[Stage.FOLLOWING if leading is not None and stage is Stage.REPLAYING else stage]
+        refused: dict[str, QuickHandler] = dict.fromkeys(self._names - served, self._refuse)
         quick = {name: handler for name, handler in self._quick.items() if name not in refused}
         slow = {name: handler for name, handler in self._slow.items() if name not in refused}
-        leading = None if self._service is None else self._service.leading
         if leading is not None:
             quick = {name: _led(leading, name, handler) for name, handler in quick.items()}
             slow = {name: _led(leading, name, handler) for name, handler in slow.items()}

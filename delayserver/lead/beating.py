@@ -6,6 +6,7 @@ from delayserver.config.cluster_settings import ClusterSettings
 from delayserver.protocol.errors import DelayServerError
 from delayserver.runtime.clock import Clock
 from delayserver.runtime.marks import Bell
+from delayserver.state.shard.leader_horizon import LeaderHorizon
 from delayserver.state.shard.proposals import Proposals
 from delayserver.state.shard.standing import Standing
 from store.shared.payload import BeatNote
@@ -14,8 +15,16 @@ from store.shared.payload import BeatNote
 class Beating:
     """Proposes a beat at a time. Each allows attempts up to its horizon, and service for the time of its lease."""
 
-    def __init__(self, standing: Standing, proposals: Proposals, settings: ClusterSettings, clock: Clock) -> None:
+    def __init__(
+        self,
+        standing: Standing,
+        horizon: LeaderHorizon,
+        proposals: Proposals,
+        settings: ClusterSettings,
+        clock: Clock,
+    ) -> None:
         self._standing = standing
+        self._horizon = horizon
         self._proposals = proposals
         self._settings = settings
         self._clock = clock
@@ -47,6 +56,7 @@ class Beating:
 
         def accepted(_: object) -> None:
             self._standing.lease.advance(sent_us + settings.lease_ms * 1000)
+            self._horizon.move(self._standing.horizon_ms)
             self._came_back.ring()
 
         self._proposals.note(beat, accepted, self._given_up)

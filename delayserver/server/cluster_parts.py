@@ -14,6 +14,7 @@ from delayserver.runtime.log_appender import LogAppender
 from delayserver.runtime.shared_log import SharedLog
 from delayserver.server.ground import Ground
 from delayserver.server.state_parts import StateParts
+from delayserver.state.shard.leader_horizon import LeaderHorizon
 from delayserver.state.shard.leading import Leading
 from delayserver.state.shard.proposals import Proposals
 from delayserver.state.shard.shard_sequences import ShardSequences
@@ -28,6 +29,7 @@ class ClusterParts:
     log: SharedLog
     standing: Standing
     leading: Leading
+    horizon: LeaderHorizon
     proposals: Proposals
     proposing: Proposing
     sequences: ShardSequences
@@ -47,15 +49,18 @@ def build_cluster(ground: Ground, state: StateParts, appender: LogAppender) -> C
     log = membership.engine.open(membership.seat.shard)
     standing = Standing(membership.seat, start)
     proposals = Proposals(log, membership.seat, ground.names, runtime.clock)
+    leading = Leading(standing, runtime.clock, membership.settings.lease_ms, membership.settings.log_wait_ms)
+    horizon = LeaderHorizon(leading, ground.opened.attempts.horizon.earlier)
     return ClusterParts(
         log=log,
         standing=standing,
-        leading=Leading(standing, runtime.clock, membership.settings.lease_ms, membership.settings.log_wait_ms),
+        leading=leading,
+        horizon=horizon,
         proposals=proposals,
         proposing=Proposing(standing, proposals, state.accepted),
         sequences=ShardSequences(positions.accepted_sequence),
         writer=ShardWriter(proposals, state.accepted, positions),
         follower=Follower(start, appender, state.accepted, standing, proposals, runtime.damage),
         claiming=Claiming(log, standing, proposals, membership.settings, __version__),
-        beating=Beating(standing, proposals, membership.settings, runtime.clock),
+        beating=Beating(standing, horizon, proposals, membership.settings, runtime.clock),
     )

@@ -270,14 +270,14 @@ class DelayServer:
         self._start_tasks(nursery, Stage.FOLLOWING)
         self._enter(Stage.FOLLOWING)
         await cluster.claiming.run()
-        claimed = cluster.standing.read.value
+        claimed, horizon_ms = cluster.standing.read.value, cluster.standing.horizon_ms
         nursery.start_soon(cluster.beating.run)
         nursery.start_soon(self._end_when_superseded, nursery.cancel_scope, cluster)
         await cluster.standing.applied.reached(claimed)
         await parts.state.positions.replayed.reached(parts.state.positions.durable.value)
         # What other members decided is in dispatch_log before this one decides anything.
         await parts.outcomes.recorder.flush()
-        horizon_ms, sequence = cluster.standing.horizon_ms, parts.state.positions.accepted_sequence.value
+        sequence = parts.state.positions.accepted_sequence.value
         parts.opened.attempts.attempted.begin(horizon_ms + 1, sequence + 1)
         parts.state.balance.subjects.redeliveries.begin(sequence, frozenset())
         await self._take_over_broker(cluster)

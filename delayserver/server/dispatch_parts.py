@@ -11,6 +11,7 @@ from delayserver.dispatch.fail_over import FailOver
 from delayserver.dispatch.node_probes import NodeProbes
 from delayserver.operations.nodes.reload import Reload
 from delayserver.server.broker_parts import BrokerParts
+from delayserver.server.cluster_parts import ClusterParts
 from delayserver.server.ground import Ground
 from delayserver.server.group_builder import GroupBuilder
 from delayserver.server.group_memory import options_by_address
@@ -36,14 +37,16 @@ class DispatchParts:
     complete_windows: CompleteWindows
 
 
-def build_dispatch(ground: Ground, state: StateParts, broker: BrokerParts) -> DispatchParts:
-    """`broker` is the target of scheme `embedded`."""
+def build_dispatch(
+    ground: Ground, state: StateParts, broker: BrokerParts, cluster: ClusterParts | None
+) -> DispatchParts:
+    """`broker` is the target of scheme `embedded`. A member of a cluster attempts what its beats allow."""
     opened, outside, pacing, runtime = ground.opened, ground.outside, ground.pacing, ground.runtime
     residency, memory = state.residency, state.group_memory
     targets = _targets(ground, state, broker)
-    builder = GroupBuilder(
-        opened.files, opened.attempts.attempted, (state.queueing, state.decided), targets, pacing, runtime
-    )
+    horizon = opened.attempts.horizon if cluster is None else cluster.horizon
+    attempts = opened.attempts.attempted, horizon
+    builder = GroupBuilder(opened.files, attempts, (state.queueing, state.decided), targets, pacing, runtime)
     groups = BrokerGroups(
         [builder.build(rows) for rows in residency.groups.values() if not rows.is_internal],
         [
@@ -54,7 +57,7 @@ def build_dispatch(ground: Ground, state: StateParts, broker: BrokerParts) -> Di
         NodeProbes(runtime),
     )
     topology = Topology(memory, residency, groups, builder, targets, runtime)
-    gate, horizon = OrderGate(state.windows, state.positions), opened.attempts.horizon
+    gate = OrderGate(state.windows, state.positions)
     return DispatchParts(
         targets=targets,
         lateness=builder.lateness,

@@ -15,6 +15,7 @@ from delayserver.runtime.runtime import Runtime
 from delayserver.state.counts.latency import LatencyHistogram, Lateness
 from delayserver.state.decisions.decided import Decided
 from delayserver.state.files import Files
+from delayserver.state.memory.attempt_horizon import Horizon
 from delayserver.state.memory.attempted import Attempted
 from delayserver.state.memory.due_records import DueRecords
 from delayserver.state.memory.group_rows import GroupRows
@@ -31,14 +32,14 @@ class GroupBuilder:
     def __init__(
         self,
         files: Files,
-        attempted: Attempted,
+        attempts: tuple[Attempted, Horizon],
         rows: tuple[Queueing, Decided],
         targets: Targets,
         pacing: Pacing,
         runtime: Runtime,
     ) -> None:
         self._files = files
-        self._attempted = attempted
+        self._attempted, self._horizon = attempts
         self._queueing, self._decided = rows
         self._targets = targets
         self._pacing = pacing
@@ -49,7 +50,7 @@ class GroupBuilder:
         """The group whose rows these are."""
         settings = self._pacing.dispatch
         lateness = self.lateness.of(rows.name)
-        verdicts = Verdicts(rows, self._decided, self._attempted, lateness, settings, self._runtime)
+        verdicts = self._verdicts(rows, lateness, settings)
         reader = MessageReader(
             self._files.schedule, self._files.server_id, self._pacing.read_early_bytes_max, self._runtime
         )
@@ -60,7 +61,7 @@ class GroupBuilder:
         self, group: InternalGroup, rows: GroupRows, due: DueRecords, settings: DispatchSettings
     ) -> BrokerGroup:
         """An internal group, whose due records go into the queue `due`."""
-        verdicts = Verdicts(rows, self._decided, self._attempted, LatencyHistogram(), settings, self._runtime)
+        verdicts = self._verdicts(rows, LatencyHistogram(), settings)
         ahead_bytes_max = group.records_max * group.record_bytes
         reader = MessageReader(self._files.schedule, self._files.server_id, ahead_bytes_max, self._runtime)
         nodes = [
@@ -68,6 +69,9 @@ class GroupBuilder:
             for health in rows.nodes
         ]
         return BrokerGroup(rows, nodes, reader, self._queueing, verdicts, settings, self._runtime)
+
+    def _verdicts(self, rows: GroupRows, lateness: LatencyHistogram, settings: DispatchSettings) -> Verdicts:
+        return Verdicts(rows, self._decided, self._attempted, self._horizon, lateness, settings, self._runtime)
 
     def nodes(self, health: Sequence[NodeHealth]) -> list[BrokerNode]:
         """The nodes whose health this is."""

@@ -88,7 +88,7 @@ def build_parts(ground: Ground) -> Parts:
     if broker.shared is not None:
         replay.of_broker.give_to(broker.shared.follow)
         upkeep.checkpointing.call_before(broker.shared.mark)
-    dispatch = build_dispatch(ground, state, broker)
+    dispatch = build_dispatch(ground, state, broker, cluster)
     messages = build_messages(ground, state, upkeep, receive)
     groups = build_groups(ground, state, upkeep, receive, broker)
     figures = build_figures(ground, state, load, upkeep, receive, broker, dispatch, groups)

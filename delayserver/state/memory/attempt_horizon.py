@@ -7,12 +7,25 @@ clock with the checkpoint that says so.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from delayserver.runtime.marks import Bell
 
 # How far a checkpoint looks ahead. After a crash, messages due in that time cannot be cancelled any more: few.
 AHEAD_MS = 30_000
 # A checkpoint is due when less than this is left: more than one takes that meets a busy disk.
 LEFT_MS = 15_000
+
+
+class Horizon(Protocol):
+    """Up to which due time attempts may begin now. `earlier` is rung when something may be due earlier than the dispatcher
+    knows: the horizon moved, or rows were added."""
+
+    earlier: Bell
+
+    @property
+    def due_ms(self) -> int:
+        """Rows that are due later may not be attempted yet."""
 
 
 class AttemptHorizon:
@@ -23,12 +36,11 @@ class AttemptHorizon:
     def __init__(self, peak_us: int) -> None:
         # The latest time that the clock has shown to a checkpoint, over all lives.
         self.peak_us = peak_us
-        # Rung when something may be due earlier than the dispatcher knows: the horizon moved, or rows were added.
         self.earlier = Bell()
 
     @property
     def due_ms(self) -> int:
-        """Rows that are due later may not be attempted yet."""
+        """See `Horizon`."""
         return self.peak_us // 1000 + AHEAD_MS
 
     def is_near(self, now_ms: int) -> bool:

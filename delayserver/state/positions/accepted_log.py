@@ -46,6 +46,10 @@ class AcceptedLog:
         """What comes from here on was decided by this process."""
         self._positions.lead()
 
+    def follow(self) -> None:
+        """What comes from here on was decided by another process."""
+        self._positions.follow()
+
     def refuse(self, group: CommitGroup, error: DelayServerError) -> None:
         """Tells all who wait for a group that it will not be accepted."""
         group.fail(error)

@@ -68,6 +68,10 @@ class Positions:
         """What comes behind the end of the log was decided by this process."""
         self.led_from = self.durable.value
 
+    def follow(self) -> None:
+        """What comes behind the end of the log was decided by another process."""
+        self.led_from = NEVER_LED
+
     def skip_unused(self, sequence: int) -> None:
         """Ends the replay of a start: no part waits for sequences up to this one, which a crash may have left
         unused."""

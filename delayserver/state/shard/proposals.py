@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from delayserver.protocol.errors import DelayServerError
+from delayserver.protocol.errors import DelayServerError, NotPrimary
 from delayserver.runtime.clock import Clock
 from delayserver.runtime.shared_log import IN_FLIGHT_MAX, SharedLog
 from delayserver.state.shard.seat import Seat
@@ -20,6 +20,9 @@ from store.records.segment import Appendable
 from store.shared.envelope import Envelope, EnvelopeKind, wrap
 from store.shared.payload import Note, encode_note, encode_records, kind_of
 from store.tables.names import Names
+
+NOT_LEADING = NotPrimary("another member of the cluster leads since")
+"""Nothing was proposed: another member may do it."""
 
 Accepted = Callable[[list[LogEntry]], object]
 Refused = Callable[[DelayServerError], object]
@@ -72,13 +75,20 @@ class Proposals:
         self._append(EnvelopeKind.CLAIM, epoch, 0, [encode_note(note)])
 
     def propose(self, records: Sequence[Appendable], accepted: Accepted, refused: Refused) -> None:
-        """Append records, at least one, which are accepted all together. This process must lead."""
+        """Append records, at least one, which are accepted all together. Refused in this step if this process leads no
+        longer."""
+        if not self._epoch:
+            refused(NOT_LEADING)
+            return
         names = self._names.take_new()
         all_records = [*names, *records]
         self._propose(EnvelopeKind.RECORDS, encode_records(all_records), all_records, len(names), accepted, refused)
 
     def note(self, note: Note, accepted: Accepted, refused: Refused) -> None:
-        """Append a note. This process must lead."""
+        """Append a note. Refused in this step if this process leads no longer."""
+        if not self._epoch:
+            refused(NOT_LEADING)
+            return
         self._propose(kind_of(note), [encode_note(note)], (), 0, accepted, refused)
 
     def _propose(
@@ -90,7 +100,6 @@ class Proposals:
         accepted: Accepted,
         refused: Refused,
     ) -> None:
-        assert self._epoch, "a member that does not lead proposes nothing"
         assert len(self._on_their_way) < IN_FLIGHT_MAX, "each part that proposes bounds what it has on its way"
         self._index += 1
         size = self._append(kind, self._epoch, self._index, payload)

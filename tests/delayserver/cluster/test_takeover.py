@@ -65,7 +65,7 @@ async def test_what_a_dead_primary_may_have_handed_over_is_asked_for(boot: Boot)
     client = await first.start_connected()
     second.begin()
     known = await client.put("known", first.now_ms + 1_000)
-    unknown = await client.put("unknown", first.now_ms + 3_000)
+    unknown = await client.put("unknown", first.now_ms + 2_500)
     await first.sleep_ms(2_000)
     cluster.engine.logs[0].connect(False)  # the outcome of the next one never comes into the log
     await first.sleep_ms(1_100)
@@ -101,3 +101,34 @@ async def test_a_member_replays_its_own_log_and_goes_on_from_there(boot: Boot) -
     assert status["delivered"] == 5
     await second.sleep_ms(40_000)
     assert cluster.delivered == ["0", "1", "2", "3", "4", "last"]
+
+
+async def test_a_primary_that_hears_nothing_of_the_log_attempts_nothing(boot: Boot) -> None:
+    cluster = Cluster(boot, "a")
+    host = cluster.hosts["a"]
+    client = await host.start_connected()
+    await client.put("before", host.now_ms + 1_000)
+    await client.put("behind", host.now_ms + 4_000)
+    await host.sleep_ms(500)
+    cluster.engine.logs[0].connect(False)
+    await host.sleep_ms(10_000)
+    assert cluster.delivered == ["before"], "its lease had not ended"
+    cluster.engine.logs[0].connect(True)
+    await host.sleep_ms(1_000)
+    assert cluster.delivered == ["before", "behind"]
+
+
+async def test_nothing_is_attempted_before_a_beat_that_allows_it(boot: Boot) -> None:
+    """The clock of a primary steps forward. What became due by that waits for the next beat."""
+    cluster = Cluster(boot, "a")
+    host = cluster.hosts["a"]
+    client = await host.start_connected()
+    await client.put("ahead", host.now_ms + 60_000)
+    await host.sleep_ms(500)
+    cluster.engine.logs[0].connect(False)
+    host.clock.step(60_000)
+    await host.sleep_ms(600)
+    assert cluster.delivered == []
+    cluster.engine.logs[0].connect(True)
+    await host.sleep_ms(1_000)
+    assert cluster.delivered == ["ahead"]

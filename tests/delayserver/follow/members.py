@@ -17,6 +17,7 @@ from delayserver.lead.beating import Beating
 from delayserver.lead.claiming import Claiming
 from delayserver.receive.group_commit import GroupCommit
 from delayserver.runtime.log_appender import LogAppender
+from delayserver.runtime.marks import Bell
 from delayserver.runtime.runtime import Runtime
 from delayserver.runtime.shared_log import RECORD_BYTES_MAX, LogDescription, LogRecord, LogTrimmed, LogUnavailable
 from delayserver.state.counts.balance import Balance
@@ -24,6 +25,8 @@ from delayserver.state.positions.accepted_log import AcceptedLog
 from delayserver.state.positions.gathering import Committed, Gathering
 from delayserver.state.positions.log_queue import LogQueue
 from delayserver.state.positions.positions import Positions
+from delayserver.state.shard.leader_horizon import LeaderHorizon
+from delayserver.state.shard.leading import Leading
 from delayserver.state.shard.proposals import Proposals
 from delayserver.state.shard.seat import Seat
 from delayserver.state.shard.shard_sequences import ShardSequences
@@ -169,7 +172,9 @@ class Member:
         self.sequences = ShardSequences(self.positions.accepted_sequence)
         self.commit = GroupCommit(gathering, self.sequences, writer, self.accepted, self.positions, storage, runtime)
         self.claiming = Claiming(self.shared, self.standing, self.proposals, cluster, "test")
-        self.beating = Beating(self.standing, self.proposals, cluster, runtime.clock)
+        leading = Leading(self.standing, runtime.clock, cluster.lease_ms, cluster.log_wait_ms)
+        self.horizon = LeaderHorizon(leading, Bell())
+        self.beating = Beating(self.standing, self.horizon, self.proposals, cluster, runtime.clock)
 
     @asynccontextmanager
     async def following(self) -> AsyncIterator[trio.Nursery]:

@@ -9,10 +9,11 @@ import trio
 import trio.testing
 
 from delayserver.follow.shard_writer import GROUPS_MAX
-from delayserver.protocol.errors import DelayServerError, InDoubt
+from delayserver.protocol.errors import DelayServerError, InDoubt, NotPrimary
 from delayserver.state.positions.gathering import Committed
 from store.disk.memory_filesystem import MemoryFileSystem
 from store.records.batches import MessageBatch
+from store.shared.payload import ClaimNote, EndNote
 from tests.delayserver.follow.members import Member, Records, fresh_messages
 
 
@@ -142,3 +143,26 @@ async def test_records_that_a_crash_kept_without_their_place_come_once(
         async with again.following():
             await trio.testing.wait_all_tasks_blocked()
             assert sequences(again) == sequences(first) == [1, 2, 3, 4, 5, 6]
+
+
+async def test_a_member_that_was_superseded_before_it_saw_that_it_led_applies_what_others_decide(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    records = Records()
+    first, second = (Member(name, number, records, disk(), number + 10) for number, name in enumerate("ab"))
+    for member, epoch in ((first, 1), (second, 2)):
+        note = ClaimNote(member.standing.seat.name, "", "test", 0, "")
+        member.proposals.claim(epoch, note)
+    first.shared.delay_s = 0.1  # both claims come at once
+    async with first.following():
+        await first.standing.epoch.reached(2)
+        await trio.testing.wait_all_tasks_blocked()
+        assert first.positions.led_from > first.positions.durable.value, "the primary decided what comes next"
+
+
+async def test_who_was_superseded_is_told_that_nothing_was_proposed(autojump_clock: trio.testing.MockClock) -> None:
+    member, told = Member("a", 0, Records(), disk(), 10), list[DelayServerError]()
+    member.proposals.propose([fresh_messages(1)], lambda _: None, told.append)
+    member.proposals.note(EndNote(""), lambda _: None, told.append)
+    assert [type(error) for error in told] == [NotPrimary, NotPrimary]
+    assert not member.records.data
