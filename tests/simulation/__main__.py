@@ -8,9 +8,10 @@ import statistics
 import sys
 import time
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
-from tests.simulation.many import run_many
+from tests.simulation.many import run_bounded, run_many
 from tests.simulation.record import Code, Record, code_digest
 from tests.simulation.run import Result, run_seed
 
@@ -23,11 +24,12 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, help="begin no further seed after this long")
     parser.add_argument("--processes", type=int, default=1, help="how many at the same time (1)")
     parser.add_argument("--seed", type=int, help="this one alone, with its whole trace")
+    parser.add_argument("--cluster", action="store_true", help="worlds with a shard of three members on one shared log")
     parser.add_argument("--record", type=Path, help="append to this file, and skip what the present server ran already")
     parser.add_argument("--summary", type=Path, help="run nothing: what this record holds of the present server")
     arguments = parser.parse_args()
     if arguments.seed is not None:
-        return _one(arguments.seed)
+        return _one(arguments.seed, cluster=arguments.cluster)
     code = code_digest()
     if arguments.summary is not None:
         summary = Record(arguments.summary, code).summary()
@@ -38,12 +40,13 @@ def main() -> int:
 
 def _many(arguments: argparse.Namespace, code: Code) -> int:
     record = Record(arguments.record, code) if arguments.record is not None else None
-    done = record.done() if record is not None else set()
+    done = record.done(cluster=arguments.cluster) if record is not None else set()
     seeds = _seeds(arguments)
     failed: list[int] = []
     costs: list[float] = []
     crashes = 0
-    for result in run_many((seed for seed in seeds if seed not in done), arguments.processes, arguments.seconds):
+    run = partial(run_bounded, cluster=arguments.cluster)
+    for result in run_many((seed for seed in seeds if seed not in done), run, arguments.processes, arguments.seconds):
         costs.append(result.cpu_s)
         crashes += result.crashes
         if result.failure:
@@ -57,7 +60,7 @@ def _many(arguments: argparse.Namespace, code: Code) -> int:
             f"{crashes} crashes, code {code}"
         )
     for seed in sorted(failed):
-        print(f"failed: python -m tests.simulation --seed {seed}")
+        print(f"failed: python -m tests.simulation {'--cluster ' * arguments.cluster}--seed {seed}")
     return 1 if failed else 0
 
 
@@ -73,8 +76,8 @@ def _seeds(arguments: argparse.Namespace) -> Iterable[int]:
     return itertools.count(start) if arguments.seeds is None else range(start, start + arguments.seeds)
 
 
-def _one(seed: int) -> int:
-    result = run_seed(seed)
+def _one(seed: int, *, cluster: bool) -> int:
+    result = run_seed(seed, cluster=cluster)
     print("\n".join(result.lines))
     print(
         f"seed {seed}: {result.failure or 'all promises kept'} (trace {result.digest}, {result.cpu_s:.2f} core s, "
@@ -85,7 +88,7 @@ def _one(seed: int) -> int:
 
 def _report(result: Result) -> None:
     print(f"seed {result.seed} FAILED: {result.failure[:300]}")
-    print(f"  replay: python -m tests.simulation --seed {result.seed}", flush=True)
+    print(f"  replay: python -m tests.simulation {'--cluster ' * result.cluster}--seed {result.seed}", flush=True)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import trio
 
 from delayserver.protocol.errors import DelayServerError
 from tests.simulation.client import Client, Lost
+from tests.simulation.clocks import WallClock
 from tests.simulation.failures import SimulationFailure
 from tests.simulation.filters import properties_of, tag_of, with_kind
 from tests.simulation.host import Host
@@ -25,7 +26,7 @@ REMOTE_SUBJECTS = ("remote.mail",)
 # for each row a seed would hold fewer windows with many.
 TIMES_AT_ONCE = 5
 # Any other error says for certain that nothing happened.
-REFUSED_FOR_CERTAIN_NOT = ("storage_failed", "internal_error")
+REFUSED_FOR_CERTAIN_NOT = ("storage_failed", "internal_error", "in_doubt")
 # Messages of the producers that have an expiry.
 EXPIRING_SHARE = 0.08
 
@@ -446,7 +447,7 @@ class Consumer:
         client: Client,
         model: Model,
         host: Host,
-        server: Host,
+        server_clock: WallClock,
         chance: Random,
         note: Callable[..., None],
         subject: str,
@@ -454,11 +455,11 @@ class Consumer:
         timely: Timeliness,
         looks: Callable[[], None],
     ) -> None:
-        """`host` is the broker it pulls from, `server` the one whose clock says what was early. `looks` is called at
+        """`host` is the broker it pulls from; `server_clock` says what was early. `looks` is called at
         every pull that brought something: a moment as good as any to look at memory."""
         self._timely = timely
         self._looks = looks
-        self._server = server
+        self._server_clock = server_clock
         self._client = client
         self._model = model
         self._host = host
@@ -529,7 +530,7 @@ class Consumer:
         return len(rows)
 
     def _arrived(self, message: dict[str, Any], asked_us: int, life: int, steps: int) -> Sent | None:
-        clock, by = self._host.clock, self._server.clock
+        clock, by = self._host.clock, self._server_clock
         retry = bool(message["delivery"] >> 62 & 1)
         row = self._model.arrived(
             self._group,

@@ -42,6 +42,8 @@ class Ending:
 class Host:
     """Runs lives of a server on one disk. `run` is a task; the others ask it for things."""
 
+    may_die_of: tuple[type[BaseException], ...] = (StoreError,)
+
     def __init__(
         self,
         name: str,
@@ -163,13 +165,7 @@ class Host:
         self.died_of = ""
         self._note(self.name, "starts", life=self.lives)
         chance = Random(self._chance.getrandbits(64))
-        server = DelayServer(
-            self.settings,
-            role=self.role,
-            runtime=Runtime.on(clock=self.clock_of_process(), chance=chance, workers=self.workers),
-            doors=Doors(self.disk, self._network.connect),
-            reread=lambda: self.file,
-        )
+        server = self._new_server(Runtime.on(clock=self.clock_of_process(), chance=chance, workers=self.workers))
         clean = False
         listener = self._network.listen(self.name, self.port, lambda: self.disk.dead)
         self._listener = listener
@@ -188,6 +184,15 @@ class Host:
         if clean:
             server.close()
         self._end(clean)
+
+    def _new_server(self, runtime: Runtime) -> DelayServer:
+        return DelayServer(
+            self.settings,
+            role=self.role,
+            runtime=runtime,
+            doors=Doors(self.disk, self._network.connect),
+            reread=lambda: self.file,
+        )
 
     def _opened(self, server: DelayServer) -> None:
         self.server = server
@@ -212,8 +217,8 @@ class Host:
         stores = [leaf for leaf in leaves if isinstance(leaf, StoreError)]
         if any(isinstance(leaf, DiskFullError) for leaf in stores) and self.server is not None:
             raise ServerBroken(f"{self.name} died of a full disk: {stores[0]}") from error
-        if len(stores) == len(leaves):
-            self.died_of = f"{type(stores[0]).__name__}: {stores[0]}"
+        if all(isinstance(leaf, self.may_die_of) for leaf in leaves):
+            self.died_of = f"{type(leaves[0]).__name__}: {leaves[0]}"
             return
         raise ServerBroken(f"{self.name} died of a bug: {leaves[0]!r}") from error
 

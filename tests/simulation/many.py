@@ -6,7 +6,7 @@ import itertools
 import multiprocessing
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from types import FrameType
 
@@ -26,12 +26,12 @@ def _too_long(_signal: int, _frame: FrameType | None) -> None:
     raise SeedTooLong(f"the seed does not end within {SEED_S_MAX} s")
 
 
-def run_bounded(seed: int) -> Result:
+def run_bounded(seed: int, *, cluster: bool = False) -> Result:
     """`run_seed` without its trace, and with an end. In the main thread only."""
     before = signal.signal(signal.SIGALRM, _too_long)
     signal.alarm(SEED_S_MAX)
     try:
-        result = run_seed(seed)
+        result = run_seed(seed, cluster=cluster)
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
@@ -39,18 +39,20 @@ def run_bounded(seed: int) -> Result:
     return result
 
 
-def run_many(seeds: Iterable[int], processes: int, seconds: float | None = None) -> Iterator[Result]:
+def run_many(
+    seeds: Iterable[int], run: Callable[[int], Result], processes: int, seconds: float | None = None
+) -> Iterator[Result]:
     """Results as they come; with `seconds` no seed is begun after that time."""
     until = None if seconds is None else time.monotonic() + seconds
     wanted = itertools.takewhile(lambda _: until is None or time.monotonic() < until, seeds)
     if processes == 1:
-        yield from map(run_bounded, wanted)
+        yield from map(run, wanted)
         return
     # Forked, so that all of them run the code that this process has read, whatever happens to the files meanwhile.
     with ProcessPoolExecutor(processes, multiprocessing.get_context("fork")) as pool:
         running: set[Future[Result]] = set()
         for seed in wanted:
-            running.add(pool.submit(run_bounded, seed))
+            running.add(pool.submit(run, seed))
             if len(running) > processes:
                 ended, running = wait(running, return_when=FIRST_COMPLETED)
                 yield from (future.result() for future in ended)

@@ -94,6 +94,8 @@ class SimulatedTransport(SteppedReads):
         self.peer = peer
         self.here = ""
         self.host = ""
+        # Told what this end has sent.
+        self.sent: Callable[[bytes], None] | None = None
         self._dead = dead
         self._network = network
         self._incoming = incoming
@@ -108,6 +110,7 @@ class SimulatedTransport(SteppedReads):
         while True:
             if self._closed:
                 raise ConnectionResetError("closed here")
+            await self._network.goes_on(self.host)
             if self._network.hung_until_s.get(self.host, 0.0) > time.now_s:
                 time.at(self._network.hung_until_s[self.host], pipe.wake)
                 await pipe.changed()
@@ -149,6 +152,8 @@ class SimulatedTransport(SteppedReads):
         if self._closed or pipe.broken or pipe.closed:
             raise ConnectionResetError("the connection is gone")
         weather, chance = network.weather, network.chance
+        if self.host in network.stopped:
+            return 0
         if self.host in network.silent:
             network.note("answer lost", self.host)
             self.break_now()
@@ -169,6 +174,8 @@ class SimulatedTransport(SteppedReads):
             pipe.unread_bytes += len(sent)
             if pipe.last_s > network.time.now_s:
                 network.time.at(pipe.last_s, pipe.wake)
+        if self.sent is not None:
+            self.sent(sent)
         if dropped:
             network.note("connection broke", self.peer)
             self.break_now()
@@ -179,6 +186,7 @@ class SimulatedTransport(SteppedReads):
     async def wait_writable(self) -> None:
         # What short writes leave over goes on a moment later.
         await self._network.time.sleep(0.001)
+        await self._network.goes_on(self.host)
         pipe = self._outgoing
         while pipe.unread_bytes >= self._network.unread_bytes_max and not (self._closed or pipe.broken or pipe.closed):
             await pipe.read_from()
@@ -255,6 +263,8 @@ class Network:
         self.silent: set[str] = set()
         # Hosts whose process stands still until then: connections are accepted, by the kernel, and nothing is read.
         self.hung_until_s: dict[str, float] = {}
+        # Hosts whose process is stopped: it neither reads nor sends until the event.
+        self.stopped: dict[str, trio.Event] = {}
         # Hosts whose answers take this much longer.
         self.slow_s: dict[str, float] = {}
 
@@ -263,6 +273,11 @@ class Network:
         listener = SimulatedListener(self, host, port, dead)
         self.listeners[f"{host}:{port}"] = listener
         return listener
+
+    async def goes_on(self, host: str) -> None:
+        """Return when the process of a host runs."""
+        while host in self.stopped:
+            await self.stopped[host].wait()
 
     async def connect(self, address: str) -> SimulatedTransport:
         """The `Connect` door. Raises ConnectionRefusedError; to an unreachable host it hangs, and asks again now and

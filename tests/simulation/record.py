@@ -91,7 +91,8 @@ class Summary:
     judges: int
     """How many versions of the simulation ran them."""
     seeds: int
-    failed: list[int]
+    failed: list[str]
+    """Their arguments for the command."""
     core_s_median: float
     core_s_ninth_tenth: float
     crashes: int
@@ -114,7 +115,7 @@ class Summary:
                 f"crashes: {self.crashes}, {self.crashes_median:g} at the median; simulated days at the median: "
                 f"{self.hours_median / 24:.0f}; bits flipped: {self.flips}"
             )
-        lines += [f"failed: python -m tests.simulation --seed {seed}" for seed in self.failed]
+        lines += [f"failed: python -m tests.simulation {seed}" for seed in self.failed]
         return "\n".join(lines)
 
 
@@ -129,24 +130,27 @@ class Record:
         """All whole lines; of a seed that ran twice on one server the last one."""
         if not self._path.exists():
             return []
-        found: dict[tuple[str, int], dict[str, Any]] = {}
+        found: dict[tuple[str, bool, int], dict[str, Any]] = {}
         for text in self._path.read_text().splitlines():
             try:
                 line = json.loads(text)
-                found[line["server"], line["seed"]] = line
+                # Lines of before there were clusters do not say it.
+                line.setdefault("cluster", False)
+                found[line["server"], line["cluster"], line["seed"]] = line
             except (ValueError, KeyError):
                 continue
         return list(found.values())
 
-    def done(self) -> set[int]:
+    def done(self, *, cluster: bool = False) -> set[int]:
         """Seeds that the present server has run already, but for those that failed before another judge."""
-        mine = [line for line in self.lines() if line["server"] == self._code.server]
+        mine = [line for line in self.lines() if (line["server"], line["cluster"]) == (self._code.server, cluster)]
         return {line["seed"] for line in mine if not line["failure"] or line["judge"] == self._code.judge}
 
     def append(self, result: Result) -> None:
         """Add one seed."""
         line = {
             "seed": result.seed,
+            "cluster": result.cluster,
             "server": self._code.server,
             "judge": self._code.judge,
             "failure": result.failure,
@@ -170,7 +174,11 @@ class Record:
             self._code,
             len({line["judge"] for line in mine}),
             len(mine),
-            sorted(line["seed"] for line in mine if line["failure"]),
+            [
+                f"{'--cluster ' * line['cluster']}--seed {line['seed']}"
+                for line in sorted(mine, key=lambda line: (line["cluster"], line["seed"]))
+                if line["failure"]
+            ],
             statistics.median(costs),
             costs[len(costs) * 9 // 10],
             sum(line["crashes"] for line in mine),

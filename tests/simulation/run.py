@@ -13,6 +13,7 @@ import trio
 from trio._core import _run as trio_run
 
 from tests.simulation.clocks import BASE_US, SimulatedTime
+from tests.simulation.cluster_world import ClusterWorld
 from tests.simulation.failures import SimulationFailure
 from tests.simulation.threads import drawn_bounds
 from tests.simulation.trace import Trace
@@ -24,6 +25,7 @@ class Result:
     """What one seed did and cost."""
 
     seed: int
+    cluster: bool = False
     digest: str = ""
     failure: str = ""
     lines: list[str] = field(default_factory=list)
@@ -41,12 +43,13 @@ def schedule_by(seed: int) -> None:
     trio_run._r.seed(seed)
 
 
-def run_seed(seed: int) -> Result:
-    """Run one seed from beginning to end; a broken promise is in `failure`, with the trace."""
+def run_seed(seed: int, *, cluster: bool = False) -> Result:
+    """Run one seed from beginning to end; a broken promise is in `failure`, with the trace. `cluster`: its world has a
+    shard of three members, and is another one than the world of the same seed with one server."""
     time = SimulatedTime()
     trace = Trace(time)
-    result = Result(seed)
-    world = World(seed, time, trace)
+    result = Result(seed, cluster)
+    world = ClusterWorld(seed, time, trace) if cluster else World(seed, time, trace)
     started = process_time.process_time()
     schedule_by(seed)
     gc.disable()
@@ -77,11 +80,11 @@ def run_seed(seed: int) -> Result:
     result.cpu_s = process_time.process_time() - started
     result.digest = trace.digest
     result.lines = trace.lines
-    result.crashes = world.host.crashes
-    result.lives = world.host.lives
+    result.crashes = world.crashes
+    result.lives = world.lives
     result.simulated_h = (world.clock.peak_us - BASE_US) / 3.6e9
     result.rows = len(world.model.rows)
-    result.flips = len(world.damage.flips)
+    result.flips = len(world.model.damage.flips)
     return result
 
 

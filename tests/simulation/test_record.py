@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.simulation.many import run_many
+from tests.simulation.many import run_bounded, run_many
 from tests.simulation.record import ROOT, START, Code, Record, code_digest, files_of_a_seed
 from tests.simulation.run import Result
 
@@ -33,7 +33,7 @@ def test_the_summary_speaks_of_the_present_code_only(tmp_path: Path) -> None:
     for seed, failure in ((2, ""), (3, "lost"), (3, ""), (4, "early")):
         record.append(Result(seed, failure=failure, cpu_s=seed / 10, crashes=seed, simulated_h=24 * seed))
     summary = record.summary()
-    assert (summary.seeds, summary.failed, summary.others) == (3, [4], 1)
+    assert (summary.seeds, summary.failed, summary.others) == (3, ["--seed 4"], 1)
     assert (summary.core_s_median, summary.crashes, summary.hours_median) == (0.3, 9, 72)
     assert "python -m tests.simulation --seed 4" in summary.text()
 
@@ -49,7 +49,7 @@ def test_another_judge_repeats_what_failed_and_takes_nothing_from_the_rest(tmp_p
     judged.append(Result(3, failure="early"))
     assert judged.done() == {1, 2, 3}
     summary = judged.summary()
-    assert (summary.seeds, summary.judges, summary.failed) == (3, 2, [3])
+    assert (summary.seeds, summary.judges, summary.failed) == (3, 2, ["--seed 3"])
     assert "3 seeds by 2 versions of the simulation, 1 failed" in summary.text()
 
 
@@ -93,9 +93,9 @@ def test_what_a_seed_loads_is_in_the_digest() -> None:
 
 def test_several_processes_find_what_one_finds() -> None:
     seeds = (1, 2)
-    alone = {result.seed: result.digest for result in run_many(seeds, 1)}
-    assert {result.seed: result.digest for result in run_many(seeds, 2)} == alone
+    alone = {result.seed: result.digest for result in run_many(seeds, run_bounded, 1)}
+    assert {result.seed: result.digest for result in run_many(seeds, run_bounded, 2)} == alone
 
 
 def test_no_seed_is_begun_after_the_time() -> None:
-    assert not list(run_many(range(4), 1, seconds=0))
+    assert not list(run_many(range(4), run_bounded, 1, seconds=0))

@@ -166,7 +166,7 @@ class World:
                 Client(self.network, host.address, f"{host.name}/{subject}/{group}"),
                 self.model,
                 host,
-                self.host,
+                self.clock,
                 Random(f"{seed}:consumer:{host.name}:{subject}:{group}"),
                 self.note,
                 subject,
@@ -358,6 +358,18 @@ class World:
             return
         for host in (self.host, *self.nodes):
             self.bounds.look(host, self.note)
+
+    # What a result tells
+
+    @property
+    def crashes(self) -> int:
+        """How often the server did."""
+        return self.host.crashes
+
+    @property
+    def lives(self) -> int:
+        """How often the server started."""
+        return self.host.lives
 
     # -- the script
 

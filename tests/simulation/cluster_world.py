@@ -1,0 +1,418 @@
+"""The world of one seed with a shard of three members: whole servers, each with its disk and clock, on one simulated log.
+
+They deliver to nodes of their own. Clients know all members, and follow the one that leads. Members are killed, lose power,
+stand still, are cut off from the log or from clients. The log is late, repeats records and stands still.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import trio
+
+from delayserver.config.settings import GroupSettings, NodeSettings, RouteSettings, Settings
+from delayserver.front.front import BROKER
+from tests.simulation import settings as settings_of
+from tests.simulation.actors import SUBJECTS, Consumer, Producer, look_up
+from tests.simulation.bounds import Bounds
+from tests.simulation.client import DelayServerError, Lost
+from tests.simulation.clocks import SimulatedTime, WallClock
+from tests.simulation.damage import Damage
+from tests.simulation.failures import SimulationFailure
+from tests.simulation.files import count_files
+from tests.simulation.host import Host
+from tests.simulation.log import SimulatedLogs, drawn_faults
+from tests.simulation.members import IDENTITY, SHARD, FollowingClient, Member, ShardClock
+from tests.simulation.model import ACCEPTED, Model, Sending, Sent
+from tests.simulation.network import Network, Weather
+from tests.simulation.shard_judge import ShardJudge
+from tests.simulation.threads import SimulatedWorkers
+from tests.simulation.timeliness import Timeliness
+from tests.simulation.trace import Trace
+from tests.simulation.world import BALANCE, TIMER_US, producer_pause
+
+MEMBERS = ("a", "b", "c")
+NODES = ("node-a", "node-b")
+# How far the clocks of members are apart.
+APART_MS = (0, 0, 300, 5_000, 3_600_000)
+# How many faults a seed meets, with the work around them.
+EPISODES = (4, 5, 6, 8, 12)
+HOPS_MAX = 300
+# With a log that answers and a member that runs, somebody leads within this time.
+LEADER_S_MAX = 60.0
+# At the end all members are at the end of the log within this time.
+EQUAL_S_MAX = 30.0
+# Nothing is given up by age: that is each member's own decision so far.
+KEPT_MS = 400 * 86_400_000
+FAULTS = (
+    "kill", "kill", "power", "power", "crash", "crash", "stop", "stop", "cut", "cut", "stall", "unreachable",
+    "clean stop", "clock", "weather", "node", "none",
+)  # fmt: skip
+
+
+class ShardModel(Model):
+    """The books, where several servers with clocks of their own take turns."""
+
+    shard_clock: ShardClock
+
+    def asking_to_send(self, rows: list[Sent]) -> Sending:
+        return replace(super().asking_to_send(rows), asked_us=self.shard_clock.lowest_us)
+
+
+class ShardProducer(Producer):
+    """A producer that does not know whose clock counts."""
+
+    _clock: ShardClock
+
+    def _check_delay(self, row: Sent, delay_ms: int, asked_ms: int) -> None:
+        apart_ms = self._clock.now_ms() - self._clock.lowest_us // 1000
+        super()._check_delay(row, delay_ms, asked_ms - apart_ms - 1)
+
+    async def _redispatch(self) -> None:
+        """No operator brings messages again: then nothing would explain a copy."""
+        await self._look_up()
+
+
+class ClusterWorld:
+    """Everything of one seed."""
+
+    def __init__(self, seed: int, time: SimulatedTime, trace: Trace) -> None:
+        self.chance = chance = Random(f"{seed}:cluster")
+        self.time = time
+        self.note = trace.note
+        self.network = Network(time, Random(f"{seed}:network"), self.note)
+        self.logs = SimulatedLogs(time, Random(f"{seed}:log"), drawn_faults(Random(f"{seed}:log faults")))
+        self.shard = self.logs.make(SHARD)
+        self.judge = ShardJudge(self.shard, time, self.note)
+        offset_us = chance.randrange(86_400) * 1_000_000
+        apart_ms = chance.choice(APART_MS)
+        clocks = [WallClock(time, offset_us + chance.randrange(-apart_ms, apart_ms + 1) * 1000) for _ in MEMBERS]
+        self.clock = ShardClock(time, clocks)
+        trace.wall_us = self.clock.now_us
+        names = NODES[: chance.choice([1, 1, 2])]
+        self.nodes = [self._node(seed, name, offset_us) for name in names]
+        group = GroupSettings("remote", tuple(NodeSettings(node.address) for node in self.nodes))
+        settings = settings_of.server_settings(chance, (group,), (RouteSettings("*", ("remote",)),))
+        storage = replace(settings.storage, durability="sync", retention_ms=KEPT_MS)
+        settings = replace(settings, storage=storage)
+        self.members = [self._member(seed, number, settings, clock) for number, clock in enumerate(clocks)]
+        damage = Damage(self.members[0].disk, Random(f"{seed}:flips"), storage.window_ms, self.note)
+        self.model = ShardModel(self.note, damage, self.clock, storage)
+        self.model.shard_clock = self.clock
+        self.model.server_id = f"{IDENTITY.server_id:012x}"
+        self.model.life = self._life
+        # Whoever leads after a takeover hands over again what may have been.
+        self.model.disturbed = True
+        self.timely = Timeliness(self.clock, 0, lambda _: False)
+        addresses = [member.address for member in self.members]
+        brokers = {subject: {node.address for node in self.nodes} for subject in SUBJECTS}
+        self.producers = [
+            ShardProducer(
+                FollowingClient(self.network, addresses, f"producer-{number}", Random(f"{seed}:follows:{number}")),
+                self.model,
+                self.clock,
+                Random(f"{seed}:producer:{number}"),
+                self.note,
+                chance.choice([3, 10, 40]),
+                brokers,
+            )
+            for number in range(2)
+        ]
+        self.consumers = [
+            Consumer(
+                FollowingClient(self.network, [node.address], f"{node.name}/{subject}", chance),
+                self.model,
+                node,
+                self.clock,
+                Random(f"{seed}:consumer:{node.name}:{subject}"),
+                self.note,
+                subject,
+                "one",
+                self.timely,
+                self._look_at_bounds,
+            )
+            for node in self.nodes
+            for subject in SUBJECTS
+        ]
+        self.checker = FollowingClient(self.network, addresses, "checker", chance)
+        self.bounds = Bounds(40 * len(self.producers), 16)
+        self.calm = False
+
+    def _node(self, seed: int, name: str, offset_us: int) -> Host:
+        chance = Random(f"{seed}:settings of {name}")
+        settings = settings_of.node_settings(chance)
+        # The clock of a member may be ahead by all that the members are apart.
+        broker = replace(settings.broker, server_clock_ahead_ms_max=KEPT_MS)
+        clock = WallClock(self.time, offset_us + chance.randrange(-300, 300) * 1000)
+        return Host(
+            name, 1, replace(settings, broker=broker), clock, self.network, Random(f"{seed}:{name}"), self.note, BROKER
+        )
+
+    def _member(self, seed: int, number: int, settings: Settings, clock: WallClock) -> Member:
+        name = MEMBERS[number]
+        chance = Random(f"{seed}:{name}:workers")
+        member = Member(
+            name, number, settings, clock, self.network, self.logs, Random(f"{seed}:host {name}"), self.note
+        )
+        if chance.random() < 0.5:
+            member.workers = SimulatedWorkers(chance, self.time)
+        clock.granularity_us = chance.choice(TIMER_US)
+        member.on_deliver = self.judge.delivers
+        return member
+
+    def _life(self) -> int:
+        """Who leads by the log: what it said of a message stands as long."""
+        self.judge.look()
+        return len(self.judge.epochs)
+
+    def _look_at_bounds(self) -> None:
+        for host in (*self.members, *self.nodes):
+            self.bounds.look(host, self.note)
+
+    # What a result tells
+
+    @property
+    def crashes(self) -> int:
+        return sum(member.crashes for member in self.members)
+
+    @property
+    def lives(self) -> int:
+        return sum(member.lives for member in self.members)
+
+    # -- the script
+
+    async def main(self) -> None:
+        """From the first start to the verdict."""
+        async with trio.open_nursery() as nursery:
+            for host in (*self.members, *self.nodes):
+                nursery.start_soon(host.run)
+                nursery.start_soon(self._tend, host)
+            await self._leader()
+            for consumer in self.consumers:
+                nursery.start_soon(consumer.run)
+            for _ in range(self.chance.choice(EPISODES)):
+                await self._episode()
+            await self._calm_down()
+            await self._deliver_all()
+            await self._verdict()
+            nursery.cancel_scope.cancel()
+
+    async def _tend(self, host: Host) -> None:
+        """Start a host again and again, some time after each death."""
+        while True:
+            host.start()
+            await host.down.wait()
+            self.note("world", "is down", host=host.name, died_of=host.died_of[:80])
+            name = host.died_of.partition(":")[0]
+            if name not in ("", "crash", "LeadershipLost", "AppendFailed", "DiskFullError"):
+                raise SimulationFailure(f"{host.name} died of {host.died_of}")
+            await self.time.sleep(0 if self.calm else self.chance.choice([0.0, 0.5, 3.0, 20.0]) * self.chance.random())
+
+    async def _leader(self) -> Member:
+        """The member that leads, as soon as one does."""
+        until_s = self.time.now_s + LEADER_S_MAX
+        while True:
+            for member in self.members:
+                if member.alive and not member.stopped and not member.disk.dead:
+                    return member
+            if self.time.now_s > until_s:
+                raise SimulationFailure("nobody leads")
+            await self.time.sleep(0.25)
+
+    async def _episode(self) -> None:
+        """Some requests, faults, and time that passes."""
+        chance = self.chance
+        async with trio.open_nursery() as nursery:
+            for producer in self.producers:
+                nursery.start_soon(self._requests, producer, chance.randrange(1, 6))
+            for _ in range(chance.choice([1, 1, 2])):
+                nursery.start_soon(self._fault)
+            await self.time.sleep(chance.choice([0.01, 0.3, 1.5]))
+        await self._pass_time()
+        if chance.random() < 0.5:
+            await self._ask_for_all()
+
+    async def _requests(self, producer: Producer, count: int) -> None:
+        for _ in range(count):
+            await producer.act()
+            self._look_at_bounds()
+            await self.time.sleep(producer_pause(self.chance))
+
+    async def _fault(self) -> None:
+        chance = self.chance
+        await self.time.sleep(chance.choice([0, 0.02, 0.5, 2.0]) * chance.random())
+        leading = [member for member in self.members if member.leads]
+        member = chance.choice(leading if leading and chance.random() < 0.7 else self.members)
+        kind = chance.choice(FAULTS)
+        self.note("fault", kind, member=member.name, leads=member.leads)
+        if kind in ("kill", "power") and member.open.is_set():
+            member.crash(power=kind == "power")
+        elif kind == "crash" and member.open.is_set():
+            member.crash_after(int(10 ** (chance.random() * 2.3)), power=chance.random() < 0.75)
+        elif kind == "clean stop" and not member.stopped:
+            member.stop()
+        elif kind == "stop" and member.open.is_set():
+            member.stop_process()
+            life = member.lives
+            self.time.at(self.time.now_s + chance.choice([0.3, 2.0, 6.0, 30.0]), lambda: self._continue(member, life))
+        elif kind == "cut":
+            self.logs.cut_for(member.name, chance.choice([0.5, 3.0, 12.0]))
+        elif kind == "stall":
+            self.logs.stall_for(chance.choice([0.5, 3.0, 20.0]))
+        elif kind == "unreachable":
+            self.network.unreachable.add(member.address)
+            self.time.at(self.time.now_s + 10, lambda: self.network.unreachable.discard(member.address))
+        elif kind == "clock":
+            member.clock.step(int(chance.choice([-1, 1]) * 10 ** (chance.random() * 3.5) * 1e6))
+        elif kind == "weather":
+            self.network.weather = Weather(
+                delay_s_max=chance.choice([0, 0.005, 0.5]),
+                split=chance.choice([0, 0.5]),
+                drop=chance.choice([0, 0.02, 0.1]),
+                short_write=chance.choice([0, 0.3]),
+            )
+        elif kind == "node":
+            self._node_fault(chance.choice(self.nodes))
+
+    def _continue(self, member: Member, life: int) -> None:
+        if member.stopped and member.lives == life:
+            member.continue_process()
+
+    def _node_fault(self, node: Host) -> None:
+        chance, network = self.chance, self.network
+        if not node.alive:
+            return
+        if chance.random() < 0.5:
+            node.crash(power=chance.random() < 0.5)
+        else:
+            network.silent.add(node.address)
+            self.time.at(self.time.now_s + chance.choice([0.5, 5.0]), lambda: network.silent.discard(node.address))
+
+    def _leap(self, seconds: float) -> None:
+        self.note("world", "time leaps", seconds=round(seconds, 3))
+        self.checker.close()  # a server ends connections on which nothing comes
+        self.time.leap(seconds)
+
+    async def _pass_time(self) -> None:
+        chance = self.chance
+        if chance.random() < 0.5:
+            due_ms = self.model.next_due_ms(self.clock.now_ms())
+            if due_ms is not None:
+                before_s = chance.choice([0.0, 0.05, 1.0, 4.0])
+                self._leap(max(due_ms / 1000 - self.clock.now_us() / 1e6 - before_s, 0))
+        await self.time.sleep(chance.choice([0.2, 1.5, 4.0, 8.0]))
+
+    async def _ask_for_all(self) -> None:
+        """Somebody leads, and knows everything still."""
+        await self._leader()
+        asked = self.model.asking()
+        try:
+            status = await self.checker.request("status", {})
+            self.note("checker", "status", **{name: status[name] for name in BALANCE})
+            self.model.check_status(status, asked, self.clock.peak_us // 1000)  # type: ignore[arg-type]
+            rows = [row for row in self.model.rows.values() if row.state == ACCEPTED and row.receipt]
+            rows = self.chance.sample(rows, min(len(rows), 12))
+            if rows:
+                await look_up(self.checker, self.model, self.clock, rows)
+        except (Lost, DelayServerError) as error:
+            self.note("checker", "no answer", why=str(error))
+
+    # -- the end
+
+    async def _calm_down(self) -> None:
+        """No more faults from here on."""
+        self.note("world", "calm")
+        self.calm = True
+        self.logs.faults.clear()
+        self.network.weather = Weather()
+        self.network.unreachable.clear()
+        self.network.silent.clear()
+        for member in self.members:
+            while member.stopped:
+                member.continue_process()
+        for host in (*self.members, *self.nodes):
+            host.disk.no_more_faults()
+        for consumer in self.consumers:
+            consumer.careful = True
+        self.checker.close()
+        await self.time.sleep(20)
+        for host in (*self.members, *self.nodes):
+            host.disk.no_more_faults()
+        await self._leader()
+
+    async def _deliver_all(self) -> None:
+        """Hop from due time to due time until all that was accepted has arrived."""
+        for _ in range(HOPS_MAX):
+            waiting = self.model.open_identities(["one"])
+            due = sorted(copy.due_ms for identity in waiting for copy in identity.copies if copy.due_ms is not None)
+            if not waiting:
+                return
+            due = due[: self.chance.choice((1, 4, 16))]
+            ahead_s = due[-1] / 1000 - self.clock.lowest_us / 1e6
+            if ahead_s > 0:
+                self._leap(ahead_s + self.chance.choice([0, 1, 600]))
+            await self.time.sleep(3)
+            if ahead_s < -1:
+                # Overdue: what waits for a back-off or a lease gets its time, but not for ever.
+                self._leap(25)
+                await self.time.sleep(3)
+                await self._check_stuck()
+        raise SimulationFailure("still not delivered")
+
+    async def _check_stuck(self) -> None:
+        now_ms = self.clock.lowest_us // 1000
+        for identity in self.model.open_identities(["one"]):
+            for copy in identity.copies:
+                if copy.state == ACCEPTED and copy.due_ms is not None and copy.due_ms < now_ms - 1000:
+                    await look_up(self.checker, self.model, self.clock, [copy])
+                    identity.patience -= 1
+                    if identity.patience < 0 and identity in self.model.open_identities(["one"]):
+                        self.model.fail("lost: accepted, due, and it does not arrive", copy)
+
+    async def _verdict(self) -> None:
+        """The books balance, and all members have the same."""
+        self._leap(settings_of.DELAY_MS_MAX / 1000)
+        await self.time.sleep(10)
+        await self._leader()
+        status: Any = await self.checker.request("status", {})
+        if self.model.waits_for_leases(status):
+            self._leap(25)
+            await self.time.sleep(5)
+            status = await self.checker.request("status", {})
+        self.note("checker", "status", **{name: status[name] for name in BALANCE})
+        self.model.check_balance(status)
+        self.judge.verdict({row.sequence for row in self.model.rows.values() if row.state == ACCEPTED})
+        await self._equal()
+
+    async def _equal(self) -> None:
+        """Members at equal positions have equal state."""
+        until_s = self.time.now_s + EQUAL_S_MAX
+        while not all(self._at_the_end(member) for member in self.members):
+            if self.time.now_s > until_s:
+                places = {member.name: self._at_the_end(member) for member in self.members}
+                raise SimulationFailure(f"members do not come to the end of the log: {places}")
+            await self.time.sleep(0.05)
+        first: Counter[str] | None = None
+        for member in self.members:
+            counts = count_files(member)
+            if first is None:
+                first = counts
+            elif counts != first:
+                raise SimulationFailure(f"member {member.name} has {dict(counts)}, member a {dict(first)}")
+
+    def _at_the_end(self, member: Member) -> bool:
+        """Whether it has taken all that the log has, and written it, now."""
+        if member.server is None or not member.open.is_set() or member.disk.dead:
+            return False
+        parts = member.server.parts
+        state, cluster = parts.state, parts.cluster
+        assert cluster is not None
+        return (
+            cluster.standing.applied.value >= self.shard.end
+            and state.positions.replayed.value >= state.positions.durable.value
+            and not state.decided.rows_waiting
+            and not state.decided.writes.locked()
+        )

@@ -1,0 +1,254 @@
+"""A member of a shard: a host whose server follows and leads, and whose process may be stopped and go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import TypeVar
+
+import trio
+
+from delayserver.config.cluster_settings import ClusterSettings
+from delayserver.config.settings import Settings
+from delayserver.protocol.frames import FrameDecoder, decode_request
+from delayserver.runtime.clock import Clock
+from delayserver.runtime.runtime import Runtime
+from delayserver.runtime.shared_log import SharedLogError
+from delayserver.runtime.workers import Workers
+from delayserver.server.delay_server import DelayServer, LeadershipLost
+from delayserver.server.ground import Doors, Membership
+from delayserver.state.shard.seat import Seat
+from store.errors import StoreError
+from store.shared.envelope import LogWriter, ShardIdentity
+from tests.simulation.client import FRAME_BYTES_MAX, Client, DelayServerError, Lost
+from tests.simulation.clocks import SimulatedTime, WallClock
+from tests.simulation.host import Host
+from tests.simulation.log import SimulatedLogs
+from tests.simulation.network import Network, SimulatedTransport
+
+T = TypeVar("T")
+IDENTITY = ShardIdentity(77, 5)
+SHARD = 0
+# Answers that say for certain that nothing was done: another member may do it.
+NOT_HERE = ("not_ready", "not_primary", "log_unavailable", "shutting_down")
+# So often a client asks the next member, with a pause before each, until it gives up.
+TRIES = 60
+PAUSE_S = 0.25
+
+Delivered = Callable[["Member", "DeliverFrame"], None]
+
+
+class DeliverFrame(dict[str, object]):
+    """The arguments of a `deliver` as they left a member."""
+
+
+class Gate:
+    """Open while a process runs."""
+
+    def __init__(self) -> None:
+        self._opened = trio.Event()
+        self._opened.set()
+
+    def close(self) -> None:
+        self._opened = trio.Event()
+
+    def open(self) -> None:
+        self._opened.set()
+
+    async def passed(self) -> None:
+        """Return when it is open."""
+        while not self._opened.is_set():
+            await self._opened.wait()
+
+
+class StoppableClock:
+    """The `Clock` of a process: the clock of its host goes on while it is stopped, and its sleeps end when it goes on."""
+
+    def __init__(self, clock: WallClock, gate: Gate) -> None:
+        self._clock = clock
+        self._gate = gate
+        self.now_us, self.now_ms, self.wait_s = clock.now_us, clock.now_ms, clock.wait_s
+        self.monotonic_us, self.boot_us = clock.monotonic_us, clock.boot_us
+
+    async def sleep_ms(self, duration_ms: float) -> None:
+        await self._clock.sleep_ms(duration_ms)
+        await self._gate.passed()
+
+    async def sleep_until_us(self, wall_us: int) -> None:
+        await self._clock.sleep_until_us(wall_us)
+        await self._gate.passed()
+
+
+class StoppableWorkers:
+    """The `Workers` of a process."""
+
+    def __init__(self, workers: Workers, gate: Gate) -> None:
+        self._workers = workers
+        self._gate = gate
+
+    async def run(self, work: Callable[[], T], *, abandon_on_cancel: bool = False) -> T:
+        result = await self._workers.run(work, abandon_on_cancel=abandon_on_cancel)
+        with trio.CancelScope(shield=True):
+            await self._gate.passed()
+        return result
+
+
+class Member(Host):
+    """One of the hosts of a shard."""
+
+    may_die_of = (StoreError, SharedLogError, LeadershipLost)
+
+    def __init__(
+        self,
+        name: str,
+        number: int,
+        settings: Settings,
+        clock: WallClock,
+        network: Network,
+        logs: SimulatedLogs,
+        chance: Random,
+        note: Callable[..., None],
+    ) -> None:
+        super().__init__(name, 1, settings, clock, network, chance, note)
+        self.number = number
+        self.gate = Gate()
+        # Told each `deliver` that leaves it.
+        self.on_deliver: Delivered = lambda _member, _frame: None
+        self.instance = 0
+        self._instances = chance
+        self._logs = logs
+        self._stops = 0
+
+    def clock_of_process(self) -> Clock:
+        return StoppableClock(self.clock, self.gate)
+
+    @property
+    def leads(self) -> bool:
+        """Whether its process says that it leads, as far as it has read."""
+        server = self.server
+        cluster = server.parts.cluster if server is not None and self.open.is_set() else None
+        return cluster is not None and cluster.standing.took_over.is_set() and cluster.standing.leads
+
+    # A stopped process
+
+    @property
+    def stopped(self) -> bool:
+        """Whether its process stands still, and its clock does not."""
+        return self._stops > 0
+
+    def stop_process(self) -> None:
+        """As SIGSTOP does, until `continue_process` was called as often."""
+        self._stops += 1
+        if self._stops == 1:
+            self.gate.close()
+            self._network.stopped[self.address] = trio.Event()
+            self._logs.cut(self.name)
+
+    def continue_process(self) -> None:
+        """As SIGCONT does."""
+        self._stops -= 1
+        if not self._stops:
+            self.gate.open()
+            self._network.stopped.pop(self.address).set()
+            self._logs.heal(self.name)
+
+    def crash(self, *, power: bool) -> None:
+        while self._stops:
+            self.continue_process()  # a process that stands still is killed all the same
+        super().crash(power=power)
+
+    # Its server
+
+    def _new_server(self, runtime: Runtime) -> DelayServer:
+        self.instance = self._instances.getrandbits(62) + 1
+        seat = Seat(SHARD, IDENTITY, LogWriter(self.number, self.instance), self.name, self.address)
+        return DelayServer(
+            self.settings,
+            runtime=runtime,
+            doors=Doors(self.disk, self._connect),
+            reread=lambda: self.file,
+            membership=Membership(self._logs.engine(self.name), seat, ClusterSettings(rank=self.number)),
+        )
+
+    async def _connect(self, address: str) -> SimulatedTransport:
+        await self.gate.passed()
+        transport = await self._network.connect(address)
+        await self.gate.passed()
+        transport.host = self.address
+        decoder, life = FrameDecoder(FRAME_BYTES_MAX), self.lives
+
+        def sent(data: bytes) -> None:
+            for payload in decoder.feed(data):
+                request = decode_request(payload)
+                if request.operation == "deliver" and self.lives == life:
+                    self.on_deliver(self, DeliverFrame(request.arguments))
+
+        transport.sent = sent
+        return transport
+
+
+class FollowingClient(Client):
+    """A client that knows the addresses of all members, and asks them in turn until one of them serves it."""
+
+    def __init__(self, network: Network, addresses: Sequence[str], name: str, chance: Random) -> None:
+        super().__init__(network, chance.choice(addresses), name)
+        self._addresses = addresses
+
+    async def request(self, operation: str, arguments: dict[str, object], timeout_s: float = 8.0) -> dict[str, object]:
+        """As of a `Client`. What certainly was not done is asked of the next member."""
+        for _ in range(TRIES):
+            try:
+                result = await super().request(operation, arguments, timeout_s)
+                if operation != "status" or result["ready"]:
+                    return result
+                self._go_on()
+            except Lost as error:
+                self._go_on()
+                if error.sent:
+                    raise
+            except DelayServerError as error:
+                if error.name not in NOT_HERE:
+                    raise
+                self._go_on()
+            await self.sleep(PAUSE_S)
+        raise Lost("no member serves", sent=False)
+
+    def _go_on(self) -> None:
+        self.close()
+        self._address = self._addresses[(self._addresses.index(self._address) + 1) % len(self._addresses)]
+
+
+class ShardClock(WallClock):
+    """What the clocks of all members show, for books that know one server: the latest of their times."""
+
+    def __init__(self, time: SimulatedTime, clocks: Sequence[WallClock]) -> None:
+        super().__init__(time)
+        self._clocks = clocks
+
+    def now_us(self) -> int:
+        return max(clock.now_us() for clock in self._clocks)
+
+    def now_ms(self) -> int:
+        return self.now_us() // 1000
+
+    @property
+    def lowest_us(self) -> int:
+        """The earliest of their times."""
+        return min(clock.now_us() for clock in self._clocks)
+
+    @property
+    def peak_us(self) -> int:
+        return max(clock.peak_us for clock in self._clocks)
+
+    @property
+    def step_count(self) -> int:
+        return sum(clock.step_count for clock in self._clocks)
+
+    def has_shown(self, from_ms: int, to_ms: int) -> bool:
+        return any(clock.has_shown(from_ms, to_ms) for clock in self._clocks)
+
+    def held_us(self, hold_us: int) -> int:
+        return max(clock.held_us(hold_us) for clock in self._clocks)
+
+    def shown_since_us(self, seconds: float) -> int:
+        return max(clock.shown_since_us(seconds) for clock in self._clocks)

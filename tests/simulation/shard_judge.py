@@ -1,0 +1,112 @@
+"""The judge of a shard. It reads the log, and knows from that alone who led, what counts and what may be delivered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+
+from delayserver.config.cluster_settings import ClusterSettings
+from delayserver.protocol.columns import unpack_column
+from store.records.batches import MessageBatch, OutcomeBatch
+from store.shared.envelope import EnvelopeKind, LogWriter, unwrap
+from store.shared.log_order import LogOrder, Validity
+from store.shared.payload import BeatNote, decode_note, decode_records
+from tests.simulation.clocks import SimulatedTime
+from tests.simulation.failures import SimulationFailure
+from tests.simulation.log import LogShard
+from tests.simulation.members import IDENTITY, DeliverFrame, Member
+
+I64 = np.dtype("<i8")
+
+
+@dataclass(slots=True)
+class Beaten:
+    """The last beat of a process that counts."""
+
+    landed_s: float
+    horizon_ms: int
+
+
+class ShardJudge:
+    """Follows the log as a member does, with no disk and no delay."""
+
+    def __init__(self, shard: LogShard, time: SimulatedTime, note: Callable[..., None]) -> None:
+        self._shard = shard
+        self._time = time
+        self._note = note
+        self._read = 0
+        self._order = LogOrder()
+        self._beats: dict[LogWriter, Beaten] = {}
+        self.epochs: list[LogWriter] = []
+        self.sequences: set[int] = set()
+        self.outcomes: dict[int, int] = {}
+        self.lease_s = ClusterSettings().lease_ms / 1000
+
+    def look(self) -> None:
+        """Read what has landed since."""
+        landed = self._shard.landed
+        while self._read < len(landed):
+            record = landed[self._read]
+            self._read += 1
+            found = unwrap(record.data, IDENTITY, record.position)
+            envelope = found.envelope
+            validity = self._order.judge(envelope)
+            if validity is Validity.LOST:
+                self._fail(f"the record at position {record.position} does not follow the one before")
+            if validity is not Validity.VALID:
+                continue
+            if envelope.kind is EnvelopeKind.RECORDS:
+                self._take(found.payload, record.position)
+                continue
+            note = decode_note(envelope.kind, found.payload, record.position)
+            if envelope.kind is EnvelopeKind.CLAIM:
+                self.epochs.append(envelope.writer)
+                self._note("judge", "epoch", epoch=envelope.epoch, member=record.member)
+            elif isinstance(note, BeatNote):
+                self._beats[envelope.writer] = Beaten(record.landed_s, note.horizon_ms)
+
+    def _take(self, payload: memoryview, position: int) -> None:
+        for batch in decode_records(payload, position):
+            plain: Any = batch.to_batch()
+            if isinstance(plain, MessageBatch):
+                sequences = set(plain.sequence.tolist())
+                if len(sequences) < len(plain) or sequences & self.sequences:
+                    self._fail(f"sequences of the record at position {position} were given before")
+                self.sequences |= sequences
+            elif isinstance(plain, OutcomeBatch):
+                for sequence, outcome in zip(plain.sequence.tolist(), plain.outcome.tolist(), strict=True):
+                    if sequence in self.outcomes:
+                        self._fail(f"sequence {sequence} has outcomes {self.outcomes[sequence]} and {outcome}")
+                    self.outcomes[sequence] = outcome
+
+    def delivers(self, member: Member, frame: DeliverFrame) -> None:
+        """A member hands messages over, now."""
+        self.look()
+        count: Any = frame["count"]
+        due_ms = int(unpack_column(frame["due_ms"], count, I64, "due_ms").max())
+        sequences = unpack_column(frame["sequence"], count, I64, "sequence").tolist()
+        self._note("judge", "delivers", member=member.name, sequences=sequences, uncertain=frame["uncertain"])
+        if due_ms > member.clock.now_ms():
+            self._fail(f"{member.name} delivers what is due at {due_ms}, and its clock shows {member.clock.now_ms()}")
+        beat = self._beats.get(LogWriter(member.number, member.instance))
+        if beat is None:
+            self._fail(f"{member.name} delivers, and no beat of its process counts")
+        if due_ms > beat.horizon_ms:
+            self._fail(f"{member.name} delivers what is due at {due_ms}, behind its horizon {beat.horizon_ms}")
+        past_s = self._time.now_s - beat.landed_s
+        if past_s > self.lease_s:
+            self._fail(f"{member.name} delivers {past_s:.3f} s after its last beat that counts")
+
+    def verdict(self, accepted: set[int]) -> None:
+        """Each message that was acknowledged is in a record that counts."""
+        self.look()
+        lost = accepted - self.sequences
+        if lost:
+            self._fail(f"sequences {sorted(lost)[:5]} were acknowledged, and no record that counts has them")
+
+    def _fail(self, what: str) -> NoReturn:
+        self._note("judge", "FAILURE", promise=what)
+        raise SimulationFailure(what)
