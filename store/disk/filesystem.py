@@ -468,12 +468,13 @@ class RealFileSystem:
             for directory in reversed(missing):
                 directory.mkdir(mode=0o750, exist_ok=True)
                 _give_to_owner_of_directory(str(directory), str(directory))
-                if durable:
-                    self.sync_directory(str(directory.parent))
         except OSError as error:
             raise refusal(error, path, "make directory") from error
         finally:
             self._gate.leave()
+        # Outside the gate: a sync takes long, and changes nothing.
+        for directory in reversed(missing) if durable else ():
+            self.sync_directory(str(directory.parent))
 
     def remove(self, path: str) -> None:
         self._gate.enter()

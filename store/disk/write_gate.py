@@ -12,8 +12,9 @@ from threading import Event, Lock, get_ident
 
 # A change that is under way takes microseconds, on a busy disk some milliseconds.
 LOOK_AGAIN_S = 0.0002
-# While one change takes long, the others go on: the gate opens again between two looks, for up to half a second of looks.
-POLITE_LOOKS = 2500
+# While one change takes long, the others go on: the gate opens again between two looks, for up to five seconds of looks. A
+# change that takes longer holds all others up, and the event loop may be one of them.
+POLITE_LOOKS = 25_000
 
 
 class WriteGate:

@@ -4,7 +4,9 @@ The files of one moment are what a process leaves that is killed at that moment.
 as after a crash, and no part of the server has to know of snapshots. Files only grow or are replaced, so what they held
 at the moment stays there under the second name.
 
-Most names are made before the moment. At the moment itself nobody writes, for about five microseconds a file.
+The names are made before the moment. At the moment itself nobody writes, for about five microseconds a file. A file that was
+replaced since it got its name makes another moment necessary: a name may wait for the journal of the disk, and the event
+loop with it.
 """
 
 from __future__ import annotations
@@ -21,6 +23,9 @@ from store.tables.identity import read_identity, read_role
 
 FILES: Final = "files"
 """The folder of a snapshot that has its files, by the names that they have in the data directory."""
+
+TRIES: Final = 4
+"""So many moments are looked for in which all files have their names. At the last one, names that are missing are made."""
 
 
 class SnapshotTaking:
@@ -46,15 +51,22 @@ class SnapshotTaking:
             raise StoreError(f"{self._root}: this directory is in memory, and there is nothing to copy")
         server_id, role = read_identity(disk, self._root), read_role(disk, self._root)
         linked: dict[str, int] = {}
-        for path, _ in walk(disk, disk, self._root):
-            with suppress(FileNotFoundError):  # removed meanwhile
-                self._link(disk, name, path, linked)
-        with disk.stand_still():
-            in_use, taken_us = lengths(), now_us()
-            found = dict(walk(disk, disk, self._root))
-            for path, stamp in found.items():
-                if linked.get(path) != stamp.file_number:
+        late = [path for path, _ in walk(disk, disk, self._root)]
+        tries = TRIES
+        while True:
+            for path in late:
+                with suppress(FileNotFoundError):  # removed meanwhile
                     self._link(disk, name, path, linked)
+            tries -= 1
+            with disk.stand_still():
+                in_use, taken_us = lengths(), now_us()
+                found = dict(walk(disk, disk, self._root))
+                late = [path for path, stamp in found.items() if linked.get(path) != stamp.file_number]
+                if not tries:
+                    for path in late:
+                        self._link(disk, name, path, linked)
+            if not late or not tries:
+                break
         in_use = {path.removeprefix(f"{self._root}/"): length for path, length in in_use.items()}
         listing = _listing(server_id, role, taken_us, found, in_use)
         write_listing(disk, self.path_of(name), listing)

@@ -130,3 +130,22 @@ def test_every_change_of_the_disk_waits_while_it_stands_still(tmp_path: Path, ch
     thread.join(LONG_S)
     assert not thread.is_alive()
     assert seen(tmp_path) != before or change == "write_through"
+
+
+class Syncing(RealFileSystem):
+    """Counts syncs of directories that others wait for: those within the gate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.synced = self.held_up = 0
+
+    def sync_directory(self, path: str) -> None:
+        self.synced += 1
+        self.held_up += bool(self._gate._inside)
+        super().sync_directory(path)
+
+
+def test_a_directory_is_synced_outside_the_gate(tmp_path: Path) -> None:
+    fs = Syncing()
+    fs.make_directory(f"{tmp_path}/one/two")
+    assert (fs.synced, fs.held_up) == (2, 0)

@@ -14,7 +14,7 @@ from store.disk.filesystem import RealFileSystem, read_whole, write_atomically
 from store.disk.memory_filesystem import MemoryFileSystem
 from store.errors import CorruptionError, FormatError, StoreError
 from store.snapshots.snapshot_listing import ListedFile, Listing, read_listing, write_listing
-from store.snapshots.taking import FILES, SnapshotTaking, list_still
+from store.snapshots.taking import FILES, TRIES, SnapshotTaking, list_still
 from store.tables.identity import DataDirectory
 
 NUMBER = struct.Struct("<q")
@@ -74,6 +74,43 @@ def test_an_effect_is_never_in_a_snapshot_without_its_cause(tmp_path: Path) -> N
             (last,) = NUMBER.unpack(content(root, str(number), third))
             assert sizes["first"] >= sizes["day/second"] > last >= sizes["first"] - 2, number
             taking.drop_all()
+
+
+class Replacing(RealFileSystem):
+    """Replaces a file each time before the disk stands still, so many times. Counts names made while it does."""
+
+    def __init__(self, path: str, times: int) -> None:
+        super().__init__()
+        self.path = path
+        self.times = times
+        self.replaced = self.linked_still = self.moments = 0
+        self._still = False
+
+    @contextmanager
+    def stand_still(self) -> Iterator[None]:
+        if self.replaced < self.times:
+            self.replaced += 1
+            write_atomically(self, self.path, b"%d" % self.replaced)
+        self.moments += 1
+        with super().stand_still():
+            self._still = True
+            yield
+            self._still = False
+
+    def link(self, source: str, target: str) -> None:
+        self.linked_still += self._still
+        super().link(source, target)
+
+
+@pytest.mark.parametrize(("times", "replaced", "linked_still"), [(0, 0, 0), (2, 2, 0), (100, TRIES, 1)])
+def test_names_are_made_while_others_may_write(tmp_path: Path, times: int, replaced: int, linked_still: int) -> None:
+    made(tmp_path)
+    (tmp_path / "busy").write_bytes(b"0")
+    fs = Replacing(f"{tmp_path}/busy", times)
+    listing = taken(fs, str(tmp_path))
+    assert (fs.replaced, fs.moments, fs.linked_still) == (replaced, min(times + 1, TRIES), linked_still)
+    (busy,) = [file for file in listing.files if file.path == "busy"]
+    assert content(str(tmp_path), "one", busy) == b"%d" % replaced
 
 
 def test_what_is_written_replaced_and_removed_later_is_not_in_it(tmp_path: Path) -> None:
