@@ -165,6 +165,10 @@ class ProgressStatus(Struct, frozen=True):
     commit_us_max: Annotated[int, gauge("commit_longest_seconds", "The longest group commit since the start.")]
     checkpoints: Annotated[int, counter("checkpoints", "Checkpoints written since the start.", "Disk/Writes")]
     outcomes_waiting: Annotated[int, gauge("outcomes_waiting", "Outcomes that are decided and not yet on disk.")]
+    last_backup_ms: Annotated[int | None, gauge(
+        "last_backup_timestamp_seconds",
+        "The moment of the last backup that was completed since the start. Missing before the first one.",
+    )]  # fmt: skip
 
 
 class WindowsStatus(Struct, frozen=True):

@@ -53,13 +53,21 @@ def build_figures(
     opened, files, outside = ground.opened, ground.files, ground.outside
     settings, runtime, clock = ground.settings, ground.runtime, ground.runtime.clock
     housekeeping, redeliveries = upkeep.housekeeping, state.balance.subjects.redeliveries
+    logs = files.log, *broker.core.state.files.logs
+    snapshots = Snapshots(
+        ground.outside.doors.fs,
+        ground.opened.directory.path,
+        lambda: {path: length for log in logs for path, length in log.lengths.items()},
+        outside.servers,
+        runtime,
+    )
     identity = Identity(ground.server_id, outside.role)
     status = Status(
         ProcessReader(identity, outside.readiness, opened.believable, housekeeping, outside.watchdog, clock),
         BalanceReader(state.balance, state.decided, dispatch.lateness),
         StorageReader(
             DiskReader(settings, files.schedule, files.dispatch, files.names, housekeeping, runtime),
-            ProgressReader(receive.appender, state.positions, state.decided, upkeep.checkpointing),
+            ProgressReader(receive.appender, state.positions, state.decided, upkeep.checkpointing, snapshots),
             WindowsReader(state.book, upkeep.retention, clock),
         ),
         DeliveryReader(state.residency, load.loader, dispatch.groups, clock),
@@ -79,14 +87,6 @@ def build_figures(
         ),
         GroupsReader(broker.local_broker, redeliveries, files.names),
         PendingBySubject(state.balance, files.names),
-        runtime,
-    )
-    logs = files.log, *broker.core.state.files.logs
-    snapshots = Snapshots(
-        ground.outside.doors.fs,
-        ground.opened.directory.path,
-        lambda: {path: length for log in logs for path, length in log.lengths.items()},
-        outside.servers,
         runtime,
     )
     return FigureParts(identity, status, metrics, snapshots)

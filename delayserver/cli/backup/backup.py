@@ -99,6 +99,7 @@ def _of_running(repository: Repository, client: Client) -> BackedUp:
     from store.snapshots.taking import FILES
 
     taken = client.take_snapshot()
+    complete = False
     try:
         try:
             listing = read_listing(RealFileSystem(), taken.path)
@@ -107,10 +108,12 @@ def _of_running(repository: Repository, client: Client) -> BackedUp:
                 f"the snapshot lies at {taken.path} on the machine of the server: run this command there"
             ) from None
         with progress_bar("copying") as tell, _keeping(client, taken.name, tell) as kept:
-            return _copied(repository, f"{taken.path}/{FILES}", listing, kept)
+            done = _copied(repository, f"{taken.path}/{FILES}", listing, kept)
+        complete = True
+        return done
     finally:
         with suppress(DelayServerError):  # the server drops it by itself, a little later
-            client.drop_snapshot(taken.name)
+            client.drop_snapshot(taken.name, complete=complete)
 
 
 def _require_outside(to: str) -> None:

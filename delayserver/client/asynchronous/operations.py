@@ -165,9 +165,11 @@ class AsyncOperations(
         """Keep a snapshot for another ten minutes. Raises InvalidArgument if it was dropped."""
         return await self._run(described_call(SNAPSHOT, KeepSnapshot(name=name), Snapshot))
 
-    async def drop_snapshot(self, name: str) -> bool:
-        """Drop a snapshot. False if it was not there."""
-        return (await self._run(described_call(SNAPSHOT, DropSnapshot(name=name), SnapshotDropped))).dropped
+    async def drop_snapshot(self, name: str, *, complete: bool = False) -> bool:
+        """Drop a snapshot. ``complete``: a backup of it is complete, which the server's figures tell from then on. False if
+        it was not there."""
+        drop = DropSnapshot(name=name, complete=complete)
+        return (await self._run(described_call(SNAPSHOT, drop, SnapshotDropped))).dropped
 
     async def token(
         self,

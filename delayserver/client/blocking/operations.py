@@ -166,9 +166,11 @@ class BlockingOperations(
         """Keep a snapshot for another ten minutes. Raises InvalidArgument if it was dropped."""
         return self._run(described_call(SNAPSHOT, KeepSnapshot(name=name), Snapshot))
 
-    def drop_snapshot(self, name: str) -> bool:
-        """Drop a snapshot. False if it was not there."""
-        return (self._run(described_call(SNAPSHOT, DropSnapshot(name=name), SnapshotDropped))).dropped
+    def drop_snapshot(self, name: str, *, complete: bool = False) -> bool:
+        """Drop a snapshot. ``complete``: a backup of it is complete, which the server's figures tell from then on. False if
+        it was not there."""
+        drop = DropSnapshot(name=name, complete=complete)
+        return (self._run(described_call(SNAPSHOT, drop, SnapshotDropped))).dropped
 
     def token(
         self,

@@ -11,6 +11,7 @@ from delayserver.load.loader import Loader
 from delayserver.operations.groups.consuming import Consuming
 from delayserver.operations.nodes.server_identity import Identity
 from delayserver.operations.nodes.servers import Servers
+from delayserver.operations.nodes.snapshots import Snapshots
 from delayserver.protocol.errors import DuplicateServerId
 from delayserver.protocol.figures import (
     BalanceStatus,
@@ -174,12 +175,18 @@ class ProgressReader:
     """Reads the progress of the stages."""
 
     def __init__(
-        self, appender: LogAppender, positions: Positions, decided: Decided, checkpointing: Checkpointing
+        self,
+        appender: LogAppender,
+        positions: Positions,
+        decided: Decided,
+        checkpointing: Checkpointing,
+        snapshots: Snapshots,
     ) -> None:
         self._appender = appender
         self._positions = positions
         self._decided = decided
         self._checkpointing = checkpointing
+        self._snapshots = snapshots
 
     def read(self) -> ProgressStatus:
         """The section of this moment."""
@@ -189,6 +196,7 @@ class ProgressReader:
             commit_us_max=self._appender.sync_us_max,
             checkpoints=self._checkpointing.written,
             outcomes_waiting=self._decided.rows_waiting,
+            last_backup_ms=self._snapshots.last_backup_ms,
         )
 
 

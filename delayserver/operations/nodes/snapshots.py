@@ -52,8 +52,11 @@ class Snapshots:
         self._workers = runtime.workers
         self._changing = trio.Lock()
         self._name = ""
+        self._taken_ms = 0
         self._until_us = 0
         self._begun = Bell()
+        # The moment of the last snapshot of which a backup is complete; None: none was, since the start.
+        self.last_backup_ms: int | None = None
 
     async def take(self, _asked: TakeSnapshot, peer: Peer) -> Snapshot:
         """Takes a snapshot, and drops one that is there: its backup was interrupted, or gives up now.
@@ -67,11 +70,11 @@ class Snapshots:
             await self._run(self._taking.drop_all)
             name = f"{self._chance.getrandbits(48):012x}"
             try:
-                await self._run(partial(self._taking.take, name, self._lengths, self._clock.now_us))
+                listing = await self._run(partial(self._taking.take, name, self._lengths, self._clock.now_us))
             except (DiskFull, StorageFailed):
                 await self._run(self._taking.drop_all)
                 raise
-            self._name = name
+            self._name, self._taken_ms = name, listing.taken_us // 1000
             self._keep()
             self._begun.ring()
         path = self._fs.absolute(self._taking.path_of(name))
@@ -95,6 +98,8 @@ class Snapshots:
             if not self._name or asked.name != self._name:
                 return SnapshotDropped(dropped=False)
             self._name = ""
+            if asked.complete:
+                self.last_backup_ms = self._taken_ms
             await self._run(self._taking.drop_all)
         return SnapshotDropped(dropped=True)
 

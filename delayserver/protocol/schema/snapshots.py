@@ -26,6 +26,7 @@ class DropSnapshot(Request, frozen=True, tag_field="action", tag="drop"):
     """Drops a snapshot."""
 
     name: Name
+    complete: Annotated[bool, says("Whether the backup is complete. The server's figures then have its time.")] = False
 
 
 class Snapshot(Reply, frozen=True):

@@ -330,7 +330,7 @@ REQUESTS: dict[str, tuple[Any, ...]] = {
     ),
     "reload request": (95, "reload", {}),
     "snapshot request": (141, "snapshot", {"action": "take"}),
-    "snapshot drop request": (142, "snapshot", {"action": "drop", "name": "0a1b2c3d4e5f"}),
+    "snapshot drop request": (142, "snapshot", {"action": "drop", "name": "0a1b2c3d4e5f", "complete": True}),
     "pending request": (96, "pending", {"by": "minute", "from_ms": DUE_MS, "to_ms": DUE_MS + 3_600_000}),
     "pending subjects request": (98, "pending", {"by": "subject", "after": 12}),
     "metrics request": (97, "metrics", {}),

@@ -66,6 +66,7 @@ def test_every_message_acknowledged_before_a_backup_under_load_is_restored(
             done = server.run("backup", "--to", place, "--json")
             assert done.code == 0, done.err
     assert done.row["copied_bytes"] < done.row["bytes"], "the earlier backups have some of it"
+    assert server.run("status", "--json").row["storage"]["last_backup_ms"] == done.row["taken_ms"]
     assert not (tmp_path / "data" / "snapshot").exists()
     server.stop(signal.SIGKILL)
     checked = delayserver("backup", "check", place, "--json")

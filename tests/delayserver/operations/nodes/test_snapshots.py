@@ -37,6 +37,27 @@ async def test_a_second_one_takes_the_place_of_the_first(boot: Boot) -> None:
     assert await client.request("snapshot", drop | {"name": ""}) == {"dropped": False}
 
 
+async def test_the_figures_have_the_moment_of_the_last_complete_backup(boot: Boot) -> None:
+    host, client = await boot.connected()
+
+    async def last() -> int | None:
+        found: int | None = (await client.status())["storage"]["last_backup_ms"]
+        return found
+
+    for complete in (False, True, False):
+        before = await last()
+        taken_ms = host.now_ms
+        taken = await client.request("snapshot", TAKE)
+        await host.sleep_ms(5_000)
+        dropped = await client.request("snapshot", {"action": "drop", "name": taken["name"], "complete": complete})
+        assert dropped == {"dropped": True}
+        assert await last() == (taken_ms if complete else before)
+    assert await last() is not None
+    await host.restart()
+    client = await host.client()
+    assert await last() is None
+
+
 async def test_one_that_nobody_keeps_is_dropped(boot: Boot) -> None:
     host, client = await boot.connected()
     taken = await client.request("snapshot", TAKE)
