@@ -101,13 +101,27 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip(missing)
 
 
+def with_passwords(port: int) -> dict[str, str]:
+    """Settings of a node on this port: it listens on `port` + 2 too, for the user `delay` with the password `right`."""
+    open_port, protected = f"PLAINTEXT://127.0.0.1:{port}", f"SASL://127.0.0.1:{port + 2}"
+    return {
+        "listeners": f"{open_port},{protected},CONTROLLER://127.0.0.1:{port + 1}",
+        "advertised.listeners": f"{open_port},{protected}",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SASL:SASL_PLAINTEXT",
+        "listener.name.sasl.sasl.enabled.mechanisms": "PLAIN",
+        "listener.name.sasl.plain.sasl.jaas.config": "org.apache.kafka.common.security.plain.PlainLoginModule required "
+        'user_delay="right";',
+    }
+
+
 @pytest.fixture(scope="session")
 def one_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaNodes]:
     """A node of Kafka that lives as long as the tests of its process. For tests that leave it as it is."""
     from ops.kafka.nodes import KafkaNodes
     from tests.ports import free_port
 
-    nodes = KafkaNodes(tmp_path_factory.mktemp("kafka"), 1, free_port(2))
+    port = free_port(3)
+    nodes = KafkaNodes(tmp_path_factory.mktemp("kafka"), 1, port, settings=with_passwords(port))
     try:
         nodes.start()
         yield nodes

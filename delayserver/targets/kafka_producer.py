@@ -90,6 +90,8 @@ class KafkaProducer:
         # What the library said of a connection since a broker answered. It does not repeat itself.
         self.told = ""
         self._down = True
+        # Whether the credentials were refused, and whether the producer shall be made anew for that.
+        self._denied = self._renew = False
 
     @property
     def doubtful(self) -> bool:
@@ -137,6 +139,7 @@ class KafkaProducer:
 
     def _serve(self, loop: trio.lowlevel.TrioToken, end: threading.Event) -> str:
         """The thread: make a producer and poll it. Returns why it cannot go on."""
+        self._denied = self._renew = False
         try:
             producer = Producer(self._options() | {"error_cb": self._hear})
         except (KafkaException, ValueError) as error:
@@ -148,6 +151,8 @@ class KafkaProducer:
                 producer.poll(LOOK_S)
             except KafkaException as error:
                 why = f"the producer cannot go on: {reason_of(error)}"
+            if self._renew:
+                why = self.told
         loop.run_sync_soon(self._use, None)
         # What is not sent yet must not go out later: its rows are tried again.
         producer.purge(blocking=False)
@@ -162,28 +167,31 @@ class KafkaProducer:
     def _hear(self, error: KafkaError) -> None:
         """From the producer's thread: what the library says of its connections."""
         self.told = error.str()
-        if error.code() in (KafkaError._ALL_BROKERS_DOWN, KafkaError._AUTHENTICATION):
-            self._down = True
+        self._denied |= error.code() == KafkaError._AUTHENTICATION
+        self._down |= error.code() in (KafkaError._ALL_BROKERS_DOWN, KafkaError._AUTHENTICATION)
 
     def look(self, topic: str | None, wait_s: float) -> KafkaError | None:
         """For a worker thread: ask a broker for a topic. Returns the topic's error. Raises DeliveryError (known)."""
         producer = self.get()
         try:
-            answer = self._ask(producer, topic, min(FIRST_LOOK_S, wait_s))
+            answer = self._ask(producer, topic, wait_s)
         except KafkaException as error:
-            if self.told or wait_s <= FIRST_LOOK_S:
-                raise DeliveryError(f"no broker answers: {self.told or reason_of(error)}", known=True) from error
-            try:
-                answer = self._ask(producer, topic, wait_s - FIRST_LOOK_S)
-            except KafkaException as again:
-                raise DeliveryError(f"no broker answers: {self.told or reason_of(again)}", known=True) from again
+            # The next producer has the credentials as they are then.
+            self._renew = self._denied
+            raise DeliveryError(f"no broker answers: {self.told or reason_of(error)}", known=True) from error
         self._down, self.told = False, ""
         found = answer.topics.get(topic)
         return None if found is None else found.error
 
-    @staticmethod
-    def _ask(producer: Producer, topic: str | None, wait_s: float) -> Any:
-        return producer.list_topics(topic, wait_s) if topic else producer.list_topics(timeout=wait_s)
+    def _ask(self, producer: Producer, topic: str | None, wait_s: float) -> Any:
+        """The answer of a broker. Raises KafkaException."""
+        ask = partial(producer.list_topics, topic) if topic else producer.list_topics
+        try:
+            return ask(timeout=min(FIRST_LOOK_S, wait_s))
+        except KafkaException:
+            if self.told or wait_s <= FIRST_LOOK_S:
+                raise
+            return ask(timeout=wait_s - FIRST_LOOK_S)
 
 
 def reason_of(error: Exception) -> str:

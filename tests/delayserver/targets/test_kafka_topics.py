@@ -241,3 +241,21 @@ def test_a_topic_is_tried_without_a_server(one_node: KafkaNodes, tmp_path: Path)
     code, found = tried("no-such-topic")
     assert (code, found["state"]) == (1, "failed")
     assert "no-such-topic" in found["last_error"]
+
+
+def test_a_password_that_was_wrong_is_read_again_and_shown_nowhere(
+    one_node: KafkaNodes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic, password = make_topic(one_node), tmp_path / "password"
+    password.write_text("mistaken\n")
+    connection = '"security.protocol=SASL_PLAINTEXT", "sasl.mechanism=PLAIN", "sasl.username=delay"'
+    options = f'{{ connection = [{connection}], secrets = ["sasl.password=file:{password}"] }}'
+    path = config(tmp_path, f"kafka://127.0.0.1:{one_node.port + 2}/{topic}", options=options)
+    with embedded.open(str(tmp_path / "data"), config=path) as server:
+        sent = server.send("s", "", delay_ms=0)
+        until(lambda: "uthentication" in node(server)["last_error"])
+        password.write_text("right\n")
+        until(delivered(server, sent))
+        assert server.status()["groups"]["lake"]["maybe_delivered_twice"] == 0
+        shown = repr(server.status()) + caplog.text
+    assert "mistaken" not in shown
