@@ -42,6 +42,7 @@ COMMANDS: Final = {
     "reload": "Have the server read its configuration again.",
     "status": "Show what the server holds and how late it is.",
     "demo": "Start a server, schedule messages, watch them arrive.",
+    "cluster": "Found a cluster, show its members, move its leadership.",
     "backup": "Copy the data of a running server, and look after the copies.",
     "restore": "Make a data directory of a backup, also of a moment in the past.",
     "recover": "Check, trace and repair a data directory.",
@@ -57,7 +58,7 @@ ROOMS: Final = {
     "tokens": ("token",),
     "backup": ("backup", "restore"),
 }
-"""The rooms of the modules. `demo` and `recover` are rooms of their own."""
+"""The rooms of the modules. `demo`, `cluster` and `recover` are rooms of their own."""
 
 _MODULES: Final = {name: f"{room}.{name}" for room, names in ROOMS.items() for name in names}
 

@@ -51,6 +51,7 @@ ZERO_ALLOWED: Final = frozenset(
         "storage.warm_ahead_bytes",
         "storage.free_bytes_min",
         "broker.lag_bytes_max",
+        "cluster.shard",  # the first shard
         "broker.lag_ms_max",
         "storage.dispatch_reserve_bytes",
         "dispatch.dead_letter_attempts",  # no dead letters
@@ -83,6 +84,7 @@ EMPTY_ALLOWED: Final = frozenset(
         "tls.key",
         "tls.client_ca",
         "tls.node_ca",
+        "cluster.password_file",
     }
 )
 
@@ -186,7 +188,7 @@ def _inner(value: Any) -> list[Any]:
 
 def settings_of(tree: Mapping[str, Any]) -> Settings:
     """Settings from the tables of a file, each value checked alone. Raises `ConfigError`."""
-    settings: Settings = _read_table(Settings, dict(tree), "")
+    settings: Settings = read_table(Settings, dict(tree), "")
     return settings
 
 
@@ -311,7 +313,8 @@ def keys_of(kind: type = Settings, prefix: str = "") -> list[str]:
     return keys
 
 
-def _read_table(kind: type, table: object, prefix: str) -> Any:
+def read_table(kind: type, table: object, prefix: str) -> Any:
+    """A dataclass from a table whose keys have this prefix. Raises `ConfigError`."""
     if not isinstance(table, dict):
         raise ConfigError(f"{prefix.rstrip('.')}: expected a table, not {_shown(table)}")
     hints = _types_of(kind)
@@ -334,9 +337,11 @@ def _read_table(kind: type, table: object, prefix: str) -> Any:
 
 def _read_value(hint: Any, value: object, key: str) -> Any:
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        return _read_table(hint, value, key + ".")
+        return read_table(hint, value, key + ".")
     if get_origin(hint) is tuple:
         return _read_list(get_args(hint)[0], value, key)
+    if get_origin(hint) is Mapping:
+        return _read_options(value, key)
     if hint is bool:
         return _read_boolean(value, key)
     return _read_integer(value, key) if hint is int else _read_text(value, key)
@@ -348,6 +353,19 @@ def _read_boolean(value: object, key: str) -> bool:
     return value
 
 
+def _read_options(value: object, key: str) -> dict[str, Any]:
+    """Texts, whole numbers and booleans, under names that another program knows."""
+    if not isinstance(value, dict):
+        raise ConfigError(f"{key}: expected a table, not {_shown(value)}")
+    for name, inner in value.items():
+        if type(inner) not in (str, int, bool):
+            raise ConfigError(
+                f'{key}: "{name}" must be a text, a whole number, true or false, not {_shown(inner)}; '
+                "write names that have dots in quotes"
+            )
+    return dict(value)
+
+
 def _read_list(item: Any, value: object, key: str) -> tuple[Any, ...]:
     if not isinstance(value, list) or (not value and key not in EMPTY_ALLOWED):
         raise ConfigError(f"{key}: expected a list with at least one entry, not {_shown(value)}")
@@ -355,7 +373,7 @@ def _read_list(item: Any, value: object, key: str) -> tuple[Any, ...]:
         return tuple(_read_text(entry, key) for entry in value)
     # A bare address is a node of weight 1.
     tables = [{"address": entry} if key == "groups.nodes" and isinstance(entry, str) else entry for entry in value]
-    return tuple(_read_table(item, table, key + ".") for table in tables)
+    return tuple(read_table(item, table, key + ".") for table in tables)
 
 
 def _read_integer(value: object, key: str) -> int:

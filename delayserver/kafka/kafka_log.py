@@ -32,6 +32,7 @@ class KafkaEngine:
 
     def __init__(self, cluster: KafkaCluster) -> None:
         self._cluster = cluster
+        self.topic = cluster.topic
 
     def open(self, shard: int) -> KafkaLog:
         """The log of a shard. Does no I/O."""

@@ -18,6 +18,7 @@ from delayserver.runtime.shared_log import (
     RECORD_BYTES_MAX,
     LogDescription,
     LogFault,
+    LogMissing,
     LogUnavailable,
     LogUnusable,
 )
@@ -194,7 +195,7 @@ class KafkaTopic:
         except KafkaException as raised:
             error = raised.args[0]
             if error.code() in MISSING:
-                raise LogUnusable(
+                raise LogMissing(
                     f"topic {self._cluster.topic} does not exist, or not with this partition: {error.str()}"
                 ) from None
             if error.code() in REFUSED or (final and not error.retriable() and error.code() > 0):

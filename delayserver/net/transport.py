@@ -78,7 +78,8 @@ class StreamListener(Protocol):
         """The next connection."""
 
     async def run(self, begin_step: Callable[[], int], end_step: Callable[[], bool]) -> None:
-        """Read the accepted connections until cancelled. The callbacks are called before and after each step.
+        """Read the accepted connections until cancelled, and end them. The callbacks are called before and after each step.
+        It may run again then, for new connections.
 
         `begin_step` returns how many bytes to read from one connection at most, where that can be chosen. `end_step`
         returns True if the step left no work to other tasks."""
@@ -267,6 +268,8 @@ class SocketListener:
             await self._hub.run(begin_step, end_step)
         finally:
             self._hub.close()
+            if not self._closed:
+                self._hub = SocketHub()
 
     def close(self) -> None:
         if self._closed:

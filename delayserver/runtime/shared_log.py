@@ -78,6 +78,10 @@ class LogUnusable(SharedLogError):
     """
 
 
+class LogMissing(LogUnusable):
+    """There is no such log. What to do: it is made once, when the cluster is founded."""
+
+
 class LogUnavailable(SharedLogError):
     """The log gave no answer within the time limit of the call.
 

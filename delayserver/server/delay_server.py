@@ -7,6 +7,7 @@ server, never a log line and a silent stop.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,6 +31,7 @@ from delayserver.operations.nodes.servers import Servers
 from delayserver.runtime.fair_turns import FairTurns
 from delayserver.runtime.room_wait import RoomWait
 from delayserver.runtime.runtime import Runtime
+from delayserver.runtime.shared_log import LogUnavailable
 from delayserver.runtime.steps import Steps
 from delayserver.runtime.watchdog import Watchdog
 from delayserver.server.broker_parts import settle_doubts
@@ -269,6 +271,7 @@ class DelayServer:
         await parts.recovery.finish()
         self._start_tasks(nursery, Stage.FOLLOWING)
         self._enter(Stage.FOLLOWING)
+        nursery.start_soon(self._tell_when_following, cluster)
         await cluster.claiming.run()
         claimed, horizon_ms = cluster.standing.read.value, cluster.standing.horizon_ms
         nursery.start_soon(cluster.beating.run)
@@ -291,6 +294,18 @@ class DelayServer:
         shared.take_over(cluster.standing.epoch.value)
         cluster.sequences.begin_above(shared.next_sequence)
         await self.runtime.workers.run(partial(settle_doubts, core, self.parts.files.log))
+
+    async def _tell_when_following(self, cluster: ClusterParts) -> None:
+        membership, standing = self._outside.membership, cluster.standing
+        assert membership is not None
+        while True:
+            with contextlib.suppress(LogUnavailable):
+                end = await cluster.log.ask()
+                break
+        # The record behind it shows who leads, and that the leader lives.
+        await standing.read.reached(end + 1)
+        if not standing.leads:
+            membership.following(standing)
 
     async def _end_when_superseded(self, scope: trio.CancelScope, cluster: ClusterParts) -> None:
         standing = cluster.standing

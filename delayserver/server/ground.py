@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from delayserver.config.cluster_settings import ClusterSettings
@@ -20,17 +21,20 @@ from delayserver.state.connections.connections import Connections
 from delayserver.state.files import Files
 from delayserver.state.positions.readiness import Readiness
 from delayserver.state.shard.seat import Seat
+from delayserver.state.shard.standing import Standing
 from store.disk.filesystem import FileSystem, RealFileSystem
 from store.tables.names import Names
 
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """What makes a server a member of a cluster: its seat, and the engine of the shared log."""
+    """What makes a server a member of a cluster: its seat, and the engine of the shared log. `following` is called once this
+    member has read the log to its end, and hears a primary."""
 
     engine: LogEngine
     seat: Seat
     settings: ClusterSettings
+    following: Callable[[Standing], object] = lambda _standing: None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,20 +12,26 @@ from dataclasses import replace
 
 import trio
 
+from delayserver.config.cluster_file import ClusterFile
 from delayserver.config.settings import ListenSettings, Settings
 from delayserver.config.toml_file import ConfigError
 from delayserver.front.audit import tell_reload_by_signal
 from delayserver.front.front import BROKER, SERVER
 from delayserver.logs.events import EventLogger
-from delayserver.net.transport import SocketListener
+from delayserver.net.listening import is_wildcard, place_of
+from delayserver.net.transport import SocketListener, StreamListener
 from delayserver.operations.nodes.reload import Reread
 from delayserver.protocol.errors import DelayServerError
+from delayserver.runtime.chance import system_chance
 from delayserver.runtime.free_memory import give_back_when_quiet
 from delayserver.runtime.runtime import Runtime
+from delayserver.server.cluster_engines import engines_of
 from delayserver.server.delay_server import DelayServer, Ready
 from delayserver.server.encryption import Encryption
 from delayserver.server.ground import Doors
 from delayserver.server.http_gateway import HttpGateway
+from delayserver.server.joining import Following, Joined, join
+from delayserver.server.lives import Lives
 from delayserver.server.service_manager import BEATS, ServiceManager, status_line
 from store.disk.filesystem import FileSystem, RealFileSystem
 from store.errors import StoreError
@@ -58,13 +64,16 @@ async def serve(
     reread: Reread | None = None,
     manager: ServiceManager | None = None,
     http: bool = False,
+    cluster: ClusterFile | None = None,
+    following: Following | None = None,
 ) -> None:
     """Open, serve until cancelled (or, with `signals`, until SIGTERM or SIGINT), stop cleanly. A `reload` and, with
     `signals`, SIGHUP take over what `reread` gives. `manager` learns how far the server is. With `http` the gateway of
-    `settings.http` runs beside it.
+    `settings.http` runs beside it. With `cluster` it is a member; `following` is called when it has become a standby.
 
     Raises StoreError (data directory locked, damaged, disk), OSError (an address is taken), HttpAddressError, and
-    ConfigError (it would listen beyond loopback, where any client could do everything; too few file descriptors).
+    ConfigError (it would listen beyond loopback, where any client could do everything; too few file descriptors). A member
+    raises LogLost, LogUnusable and UpgradeNeededError too.
     """
     fs = fs or RealFileSystem()
     settings = within_descriptors(settings, fs)
@@ -77,39 +86,66 @@ async def serve(
         assert reread is not None
         return within_descriptors(reread(), fs)
 
-    server = DelayServer(
-        settings,
-        role=role,
-        runtime=runtime,
-        doors=Doors(fs, encryption.connect),
-        reread=None if reread is None else again,
-    )
-    failure: StoreError | OSError | None = None
     try:
-        async with trio.open_nursery() as nursery:
-            if manager is not None:
-                nursery.start_soon(_show_life, server, manager)
-            if signals:
-                await nursery.start(_stop_on_signal, server, manager)
-            if signals and reread is not None:
-                await nursery.start(_reload_on_signal, server, manager)
-            nursery.start_soon(encryption.run)
-            nursery.start_soon(give_back_when_quiet, server.clock)
-            if gateway is not None:
-                # From the start on, so that a client of HTTP hears that the server is not ready yet.
-                nursery.start_soon(gateway.run, _dialled(*listener.address), server.own_tokens.make())
-            try:
-                await server.run(listener, _telling(ready, server, manager))
-            except (StoreError, OSError) as error:  # for the caller as it is, not in a group
-                failure = error
-            nursery.cancel_scope.cancel()
-        if failure is not None:
-            raise failure
+        joined = None
+        if cluster is not None:
+            joined = await _join(cluster, settings, listener, gateway)
+
+        def begin() -> DelayServer:
+            return DelayServer(
+                settings,
+                role=role,
+                runtime=runtime,
+                doors=Doors(fs, encryption.connect),
+                reread=None if reread is None else again,
+                membership=None if joined is None else joined.membership(system_chance(), told.following),
+            )
+
+        told = _Telling(listener.address, ready, following, manager)
+        lives = Lives(begin)
+        failure: StoreError | OSError | None = None
+        try:
+            async with trio.open_nursery() as nursery:
+                if manager is not None:
+                    nursery.start_soon(_show_life, lives, manager)
+                if signals:
+                    await nursery.start(_stop_on_signal, lives, manager)
+                if signals and reread is not None:
+                    await nursery.start(_reload_on_signal, lives, manager)
+                nursery.start_soon(encryption.run)
+                nursery.start_soon(give_back_when_quiet, lives.server.clock)
+                try:
+                    await lives.run(listener, gateway, _dialled(*listener.address), told.ready)
+                except (StoreError, OSError) as error:  # for the caller as it is, not in a group
+                    failure = error
+                nursery.cancel_scope.cancel()
+            if failure is not None:
+                raise failure
+        finally:
+            lives.server.close()
     finally:
         listener.close()
         if gateway is not None:
             gateway.close()
-        server.close()
+
+
+async def _join(
+    cluster: ClusterFile, settings: Settings, listener: StreamListener, gateway: HttpGateway | None
+) -> Joined:
+    """Join the cluster. Raises ConfigError, LogUnusable."""
+    announced = settings.listen.announced
+    if not announced and any(is_wildcard(host) for host, _ in listener.addresses):
+        raise ConfigError(
+            "listen.announced: this member listens on all addresses, and the others must know one: --announce HOST:PORT"
+        )
+    address = announced[0] if announced else place_of(*listener.address)
+    http = ""
+    if gateway is not None:
+        host = gateway.hosts[0]
+        named = address.rpartition(":")[0].strip("[]") if is_wildcard(host) else host
+        scheme = "https" if settings.tls.certificate and settings.tls.http else "http"
+        http = f"{scheme}://{place_of(named, settings.http.port)}"
+    return await join(cluster, engines_of(cluster), address, http, system_chance())
 
 
 def _listen(settings: Settings, fs: FileSystem, http: bool) -> tuple[SocketListener, HttpGateway | None]:
@@ -201,9 +237,10 @@ def fewer_connections(listen: ListenSettings, connections: int) -> ListenSetting
     )
 
 
-async def _show_life(server: DelayServer, manager: ServiceManager) -> None:
+async def _show_life(lives: Lives, manager: ServiceManager) -> None:
     """Tell the service manager the stage, and that the event loop turns: a task of the loop can only run if it does."""
     while True:
+        server = lives.server
         more_us = max(BEATS * manager.beat_ms, EXTEND_MS_MIN) * 1000
         waits = [] if server.readiness.serves else [f"EXTEND_TIMEOUT_USEC={more_us}"]
         manager.tell("WATCHDOG=1", _status(server), *waits)
@@ -219,37 +256,56 @@ def _status(server: DelayServer) -> str:
     return status_line(f"serving on {host} port {port}, {server.parts.state.balance.accepted:,} messages accepted")
 
 
-def _telling(ready: Ready | None, server: DelayServer, manager: ServiceManager | None) -> Ready:
-    """A callback that tells the service manager too that all is served."""
+class _Telling:
+    """Tells that the process serves: as a server or primary, or for the first time as a standby. The line for scripts comes
+    once in a process."""
 
-    def told(host: str, port: int) -> None:
-        if ready is not None:
-            ready(host, port)
-        if manager is not None:
-            manager.tell("READY=1", _status(server))
+    def __init__(
+        self, address: tuple[str, int], ready: Ready | None, following: Following | None, manager: ServiceManager | None
+    ) -> None:
+        self._address = address
+        self._ready = ready
+        self._following = following
+        self._manager = manager
 
-    return told
+    def ready(self, host: str, port: int) -> None:
+        """All is served."""
+        if self._ready is not None:
+            self._ready(host, port)
+        self._tell(status_line(f"serving on {host} port {port}"))
+
+    def following(self, primary: str) -> None:
+        """This member is a standby."""
+        if self._following is not None:
+            self._following(*self._address, primary)
+        self._tell(status_line(f"standby of {primary}"))
+
+    def _tell(self, status: str) -> None:
+        self._ready = self._following = None
+        if self._manager is not None:
+            self._manager.tell("READY=1", status)
 
 
 async def _stop_on_signal(
-    server: DelayServer, manager: ServiceManager | None, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    lives: Lives, manager: ServiceManager | None, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
     """From its start on, a signal is a stop, also while the server opens its files or waits for room."""
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as received:
         task_status.started()
         async for _ in received:
-            server.stop()
+            lives.stop()
             if manager is not None:
-                manager.tell("STOPPING=1", _status(server))
+                manager.tell("STOPPING=1", _status(lives.server))
 
 
 async def _reload_on_signal(
-    server: DelayServer, manager: ServiceManager | None, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    lives: Lives, manager: ServiceManager | None, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
     """SIGHUP is a `reload`. The log says what has changed, or what is wrong."""
     with trio.open_signal_receiver(signal.SIGHUP) as received:
         task_status.started()
         async for _ in received:
+            server = lives.server
             if not server.is_open:
                 events.error(
                     "reload_refused",
@@ -277,6 +333,8 @@ def run_server(
     fs: FileSystem | None = None,
     reread: Reread | None = None,
     manager: ServiceManager | None = None,
+    cluster: ClusterFile | None = None,
+    following: Following | None = None,
 ) -> int:
     """Run until a signal; returns the exit code of a clean stop. Raises what `serve` raises; the command line prints it."""
     # A worker thread that holds the interpreter gives it up after this long: the event loop waits no longer than that.
@@ -286,7 +344,18 @@ def run_server(
     gc.freeze()
     gc.set_threshold(*COLLECTION_THRESHOLDS)
     trio.run(
-        lambda: serve(settings, role=role, fs=fs, ready=ready, signals=True, reread=reread, manager=manager, http=True)
+        lambda: serve(
+            settings,
+            role=role,
+            fs=fs,
+            ready=ready,
+            signals=True,
+            reread=reread,
+            manager=manager,
+            http=True,
+            cluster=cluster,
+            following=following,
+        )
     )
     return 0
 

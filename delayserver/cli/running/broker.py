@@ -25,6 +25,6 @@ def broker(context: click.Context, /, as_json: bool, **given: Any) -> None:
     from delayserver.server.process import run_broker
 
     with running.naming_what_failed(settings):
-        ready = running.announce("broker", settings, as_json, fs)
+        ready = running.Announcement("broker", settings, as_json, fs).ready
         code = run_broker(settings, ready=ready, manager=running.service_manager())
     context.exit(code)

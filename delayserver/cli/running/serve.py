@@ -20,8 +20,15 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Keep the data in memory, at most storage.memory_bytes_max. It ends with the process.",
 )
+@click.option(
+    "--cluster",
+    "cluster_path",
+    type=click.Path(),
+    metavar="FILE",
+    help="Be a member of the cluster that this TOML file describes.",
+)
 @click.pass_context
-def serve(context: click.Context, /, memory: bool, as_json: bool, **given: Any) -> None:
+def serve(context: click.Context, /, memory: bool, cluster_path: str | None, as_json: bool, **given: Any) -> None:
     """Run the server until SIGTERM or SIGINT. Prints one line once it accepts requests.
 
     It needs no configuration file: the defaults serve. The broker that consumers pull from runs inside. SIGHUP and
@@ -29,19 +36,25 @@ def serve(context: click.Context, /, memory: bool, as_json: bool, **given: Any) 
     """
     if memory and given["data_dir"] is not None:
         raise click.UsageError("--memory has no data directory: leave --data-dir out")
+    if memory and cluster_path is not None:
+        raise click.UsageError("a member of a cluster needs a data directory: leave --memory out")
+    cluster = running.cluster_from(cluster_path)
     reread = partial(_reread, memory, given)
     settings = running.settings_from(**given)
     settings, fs = running.disk_for(settings, memory=memory)
     running.begin_logs(settings)
     from delayserver.server.process import run_server
 
+    announced = running.Announcement("server", settings, as_json, fs, "" if cluster is None else cluster.member)
     with running.naming_what_failed(settings):
         code = run_server(
             settings,
-            ready=running.announce("server", settings, as_json, fs),
+            ready=announced.ready,
             fs=fs,
             reread=reread,
             manager=running.service_manager(),
+            cluster=cluster,
+            following=announced.following,
         )
     context.exit(code)
 

@@ -18,6 +18,7 @@ from delayserver.cli.terminal.options import assignments
 from delayserver.cli.terminal.output import print_json
 
 if TYPE_CHECKING:
+    from delayserver.config.cluster_file import ClusterFile
     from delayserver.config.settings import Settings
     from delayserver.server.service_manager import ServiceManager
     from store.disk.filesystem import FileSystem
@@ -131,6 +132,13 @@ def settings_from(
     return load_settings(config, flags)
 
 
+def cluster_from(path: str | None) -> ClusterFile | None:
+    """The cluster of a file; None without one. Raises `ConfigError`."""
+    from delayserver.config.cluster_file import load_cluster
+
+    return None if path is None else load_cluster(path)
+
+
 def hosts_flag(section: str, hosts: tuple[str, ...]) -> dict[str, Any]:
     """The setting of ``--host``: given once or more often, or with several addresses and commas between."""
     named = [host.strip() for text in hosts for host in text.split(",")]
@@ -239,17 +247,35 @@ def place_of(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def announce(role: str, settings: Settings, as_json: bool, fs: FileSystem) -> Callable[[str, int], None]:
-    """A callback that prints one line when requests are accepted."""
+class Announcement:
+    """Prints the one line which says that requests are accepted: those of clients, or of a standby, which names the
+    primary."""
 
-    def ready(host: str, port: int) -> None:
+    def __init__(self, role: str, settings: Settings, as_json: bool, fs: FileSystem, member: str = "") -> None:
+        """`member`: the name in its cluster; empty for a server without one."""
+        self._role = role
+        self._settings = settings
+        self._as_json = as_json
+        self._fs = fs
+        self._member = member
+
+    def ready(self, host: str, port: int) -> None:
+        """All is served."""
+        self._say(host, port, "primary", "")
+
+    def following(self, host: str, port: int, primary: str) -> None:
+        """This member is a standby of another one."""
+        self._say(host, port, "standby", primary)
+
+    def _say(self, host: str, port: int, standing: str, primary: str) -> None:
         from store.disk.memory_filesystem import MemoryFileSystem
         from store.tables.identity import read_identity
 
+        settings, role = self._settings, self._role
         data_dir = settings.storage.data_dir
-        server_id = f"{read_identity(fs, data_dir):012x}"
-        in_memory = isinstance(fs, MemoryFileSystem)
-        if as_json:
+        server_id = f"{read_identity(self._fs, data_dir):012x}"
+        in_memory = isinstance(self._fs, MemoryFileSystem)
+        if self._as_json:
             print_json(
                 {
                     "ready": True,
@@ -262,15 +288,17 @@ def announce(role: str, settings: Settings, as_json: bool, fs: FileSystem) -> Ca
                     "server_id": server_id,
                     "http_port": settings.http.port or None,
                 }
+                | ({"member": self._member, "standing": standing} if self._member else {})
+                | ({"primary": primary} if primary else {})
             )
-        else:
-            place = "memory" if in_memory else data_dir
-            name = "delayserver" if role == "server" else "delayserver broker"
-            urls = [f"http://{place_of(each, settings.http.port)}/" for each in settings.http.all_hosts]
-            http = f", HTTP on {' and '.join(urls)}" if settings.http.port else ""
-            hosts = settings.listen.hosts if len(settings.listen.hosts) > 1 else (host,)
-            listens = " and ".join(place_of(each, port) for each in hosts)
-            where = f"ready on {listens}, data in {place}, server id {server_id}"
-            click.echo(f"{name} {__version__} {where}{http}")
-
-    return ready
+            return
+        place = "memory" if in_memory else data_dir
+        name = "delayserver" if role == "server" else "delayserver broker"
+        urls = [f"http://{place_of(each, settings.http.port)}/" for each in settings.http.all_hosts]
+        http = f", HTTP on {' and '.join(urls)}" if settings.http.port else ""
+        hosts = settings.listen.hosts if len(settings.listen.hosts) > 1 else (host,)
+        listens = " and ".join(place_of(each, port) for each in hosts)
+        member = f", member {self._member}: {standing}" if self._member else ""
+        of = f" of {primary}" if primary else ""
+        where = f"ready on {listens}, data in {place}, server id {server_id}"
+        click.echo(f"{name} {__version__} {where}{http}{member}{of}")

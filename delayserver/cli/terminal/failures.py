@@ -1,4 +1,5 @@
-"""Reports failures of a command as one line on stderr and an exit code: 1 failed, 2 usage, 130 interrupted.
+"""Reports failures of a command as one line on stderr and an exit code: 1 failed, 2 usage, 130 interrupted; 3: a member of a
+cluster cannot follow its log.
 
 Expected failures have named errors and get a line. A bug keeps its traceback.
 """
@@ -16,6 +17,8 @@ from delayserver.cli.terminal.output import visible_block
 
 FAILED: Final = 1
 USAGE: Final = 2
+LOG_LOST: Final = 3
+"""A member cannot go on with its log. To start it again does not help before somebody has done what the line says."""
 INTERRUPTED: Final = 130
 
 
@@ -48,8 +51,13 @@ def _describe(error: BaseException) -> tuple[int, str] | None:
     # Imported here, because only failures need them.
     from delayserver.config.toml_file import ConfigError
     from delayserver.protocol.errors import DelayServerError
-    from store.errors import StoreError
+    from delayserver.runtime.shared_log import LogLost, LogUnusable, SharedLogError
+    from store.errors import StoreError, UpgradeNeededError
 
+    if isinstance(error, LogLost | LogUnusable | UpgradeNeededError):
+        return LOG_LOST, str(error)
+    if isinstance(error, SharedLogError):
+        return FAILED, str(error)
     if isinstance(error, ConfigError):
         return USAGE, str(error)
     if isinstance(error, DelayServerError):

@@ -1,0 +1,17 @@
+"""`delayserver cluster`: founds a cluster, shows its members, and moves its leadership."""
+
+from __future__ import annotations
+
+import click
+
+from delayserver.cli.cluster.init import init
+
+
+@click.group(
+    epilog="Exit codes: 0 done, 1 failed, 2 wrong usage, 3 a topic of the cluster is set up wrongly or lost.",
+)
+def cluster() -> None:
+    """Found a cluster, show its members, and move its leadership."""
+
+
+cluster.add_command(init)

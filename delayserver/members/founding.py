@@ -1,0 +1,93 @@
+"""Founds a cluster: the topic with a partition for each shard, the topic of the map, and the ids of the shards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from random import Random
+from typing import Protocol
+
+from delayserver.members.member_map import FORMAT, Founded, MemberMap, visit
+from delayserver.runtime.chance import random_server_id
+from delayserver.runtime.shared_log import LogDescription, LogMissing, LogUnusable, SharedLog
+
+
+class Engine(Protocol):
+    """A `LogEngine` that can make its topic."""
+
+    topic: str
+
+    def open(self, shard: int) -> SharedLog:
+        """A log that has not run yet."""
+
+    async def make_topic(self, shards: int) -> None:
+        """Make the topic. Raises LogUnusable if it exists or is refused, LogUnavailable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Engines:
+    """The engine of the shards' logs, and that of the map."""
+
+    shards: Engine
+    map: Engine
+
+    async def read_map(self) -> MemberMap:
+        """The map. Raises LogMissing without a cluster, LogUnavailable, LogUnusable."""
+        return await visit(self.map.open(0), self.map.topic)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundedNow:
+    """The cluster. `made`: what was not there before, a sentence each."""
+
+    founded: Founded
+    made: tuple[str, ...]
+
+
+async def found_cluster(engines: Engines, shards: int, chance: Random) -> FoundedNow:
+    """Make what is missing of a cluster. A second call, or one after an interrupted one, is as good as the first.
+
+    Raises LogUnusable where a topic is another program's, is set up wrongly, or the cluster has another number of shards;
+    LogUnavailable."""
+    made = [text for text in (await _make(engines.shards, shards), await _make(engines.map, 1)) if text]
+    found = (await engines.read_map()).founded
+    if found is None:
+        await _require_empty(engines.shards, shards)
+        ids = [f"{random_server_id(chance):012x}" for _ in range(shards + 1)]
+        note = Founded(FORMAT, ids[0], tuple(ids[1:]))
+        found = (await visit(engines.map.open(0), engines.map.topic, note)).founded
+        assert found is not None, "the map has the note"
+        made.append(f"a cluster of {shards} {'shard' if shards == 1 else 'shards'}")
+    if len(found.shards) != shards:
+        raise LogUnusable(f"the cluster in topic {engines.shards.topic} has {len(found.shards)} shards, not {shards}")
+    return FoundedNow(found, tuple(made))
+
+
+async def _make(engine: Engine, shards: int) -> str:
+    """Make a topic where it is missing, and look at its settings. Returns what was made, or nothing."""
+    made = ""
+    try:
+        await engine.open(0).describe()
+    except LogMissing:
+        await engine.make_topic(shards)
+        made = f"topic {engine.topic}, with {shards} {'partition' if shards == 1 else 'partitions'}"
+    for shard in range(shards):
+        require_fit([await engine.open(shard).describe()])
+    return made
+
+
+async def _require_empty(engine: Engine, shards: int) -> None:
+    for shard in range(shards):
+        end = (await engine.open(shard).describe()).end
+        if end:
+            raise LogUnusable(
+                f"topic {engine.topic} has {end} records in partition {shard}, and belongs to no cluster: another program "
+                "writes there. Name another topic in the file of the cluster"
+            )
+
+
+def require_fit(logs: Iterable[LogDescription]) -> None:
+    """Raises LogUnusable for logs with wrong settings: each is named, with the command that mends it."""
+    faults = [fault for log in logs for fault in log.faults]
+    if faults:
+        raise LogUnusable("\n".join([f"{fault.text}. To mend it: {fault.remedy}" for fault in faults]))

@@ -1,0 +1,125 @@
+"""The map of a cluster: a log with its founding as the first record, and a record for each start of a member.
+
+Records are JSON, for people who look with Kafka's own tools. The map grows by some 200 bytes a start, and is read whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+import trio
+
+from delayserver.runtime.marks import Mark
+from delayserver.runtime.shared_log import LogRecord, LogUnusable, SharedLog, SharedLogError
+from store.shared.envelope import ShardIdentity
+
+FORMAT: Final = 1
+
+
+class Founded(msgspec.Struct, frozen=True, tag_field="kind", tag="cluster"):
+    """The cluster begins. The first such record counts. Ids are 12 hex digits; `shards` has the server id of each shard."""
+
+    format: int
+    cluster_id: str
+    shards: tuple[str, ...]
+
+    def identity(self, shard: int) -> ShardIdentity:
+        """The ids that the records of a shard carry."""
+        return ShardIdentity(int(self.cluster_id, 16), int(self.shards[shard], 16))
+
+
+class Announced(msgspec.Struct, frozen=True, tag_field="kind", tag="member"):
+    """A process of a member has started. `address` is where clients reach it, `http` the URL of its HTTP interface or empty,
+    `program` its version. By `instance`, 16 hex digits, the records of two starts differ."""
+
+    name: str
+    shard: int
+    address: str
+    http: str
+    program: str
+    instance: str
+
+
+_encode: Final = msgspec.json.Encoder().encode
+_decode: Final = msgspec.json.Decoder(Founded | Announced).decode
+
+
+@dataclass(slots=True)
+class MemberMap:
+    """What the map says. `members` has the last start of each, in the order in which they first came."""
+
+    founded: Founded | None = None
+    members: dict[str, Announced] = field(default_factory=dict)
+
+    def number(self, name: str) -> int:
+        """The number of a member, from 1 on. It never changes."""
+        return list(self.members).index(name) + 1
+
+    def rank(self, name: str) -> int:
+        """The place of a member among those of its shard: 0 for the one that came first."""
+        shard = self.members[name].shard
+        return [each.name for each in self.members.values() if each.shard == shard].index(name)
+
+    def of_shard(self, shard: int) -> list[Announced]:
+        """The members of a shard."""
+        return [each for each in self.members.values() if each.shard == shard]
+
+    def take(self, record: LogRecord, topic: str) -> None:
+        """The next record. Raises LogUnusable if it is none of a map."""
+        try:
+            note = _decode(record.data)
+        except msgspec.MsgspecError:
+            raise LogUnusable(
+                f"topic {topic} has a record at {record.position} that is none of a map of members: another program writes "
+                "there, or a newer version of this one"
+            ) from None
+        if isinstance(note, Announced):
+            self.members[note.name] = note
+        elif self.founded is None:
+            if note.format != FORMAT:
+                raise LogUnusable(f"the cluster in topic {topic} has format {note.format}: install a newer version")
+            self.founded = note
+
+
+async def visit(log: SharedLog, topic: str, note: Founded | Announced | None = None) -> MemberMap:
+    """Append `note` to the map, if there is one, and read the map: to that record at least. `log` has not run yet.
+
+    A log that does not answer is waited for where a note is appended. Raises LogUnavailable otherwise, LogUnusable, LogLost.
+    """
+    found, read = MemberMap(), Mark(0)
+    record = b"" if note is None else _encode(note)
+    came = trio.Event()
+    failure: SharedLogError | None = None
+
+    def arrived(records: Sequence[LogRecord]) -> None:
+        for each in records:
+            found.take(each, topic)
+            if each.data == record:
+                came.set()
+        read.advance(records[-1].position + 1)
+
+    async def follow(scope: trio.CancelScope) -> None:
+        nonlocal failure
+        try:
+            await log.run(0, arrived)
+        except SharedLogError as error:
+            failure = error
+            scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(follow, nursery.cancel_scope)
+        try:
+            if record:
+                log.append(record)
+                await came.wait()
+            else:
+                await read.reached(await log.ask())
+        except SharedLogError as error:
+            failure = failure or error
+        nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+    return found

@@ -1,0 +1,95 @@
+"""A process joins its cluster: it learns the ids of its shard, says where it is, and gets a seat for each of its lives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from random import Random
+
+import trio
+
+from delayserver import __version__
+from delayserver.config.cluster_file import ClusterFile
+from delayserver.config.cluster_settings import ClusterSettings
+from delayserver.logs.events import EventLogger
+from delayserver.members.founding import Engines, require_fit
+from delayserver.members.member_map import Announced, visit
+from delayserver.runtime.shared_log import LogMissing, LogUnavailable, LogUnusable
+from delayserver.server.ground import Membership
+from delayserver.state.shard.seat import Seat
+from delayserver.state.shard.standing import Standing
+from store.shared.envelope import LogWriter, ShardIdentity
+
+events = EventLogger()
+
+AGAIN_S = 1.0
+RANK_MAX = 5
+"""A standby waits 0.4 s longer for each rank. Members that are gone for good leave their ranks behind."""
+
+Following = Callable[[str, int, str], object]
+"""Called with the host and the port of this member, and the name of the primary."""
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A process that has joined. `names` are those of all members, by their numbers."""
+
+    engines: Engines
+    file: ClusterFile
+    identity: ShardIdentity
+    own: Announced
+    rank: int
+    names: Mapping[int, str]
+
+    def membership(self, chance: Random, following: Callable[[str], object]) -> Membership:
+        """A seat for one life. `following` is called with the name of a primary that lives, when the life is its standby."""
+        number = next(number for number, name in self.names.items() if name == self.own.name)
+        seat = Seat(
+            self.file.shard,
+            self.identity,
+            LogWriter(number, chance.getrandbits(64)),
+            self.own.name,
+            self.own.address,
+        )
+
+        def told(standing: Standing) -> None:
+            following(self._leader(standing))
+
+        return Membership(self.engines.shards, seat, ClusterSettings(rank=min(self.rank, RANK_MAX)), told)
+
+    def _leader(self, standing: Standing) -> str:
+        """Its claim has its name. It was read by an earlier process, if not by this one; then the map has the name."""
+        if standing.claim is not None:
+            return standing.claim.member
+        return self.names.get(standing.leader.member, f"member {standing.leader.member}")
+
+
+async def join(file: ClusterFile, engines: Engines, address: str, http: str, chance: Random) -> Joined:
+    """Join, and wait for Kafka where it does not answer. Raises LogUnusable: there is no such cluster or shard, or a topic
+    has wrong settings."""
+    while True:
+        try:
+            return await _join(file, engines, address, http, chance)
+        except LogMissing as error:
+            raise LogUnusable(f"{error}. If the cluster is new: delayserver cluster init --cluster FILE") from None
+        except LogUnavailable as error:
+            events.warning("start_waits_for_log", "the start waits for the shared log: {reason}", reason=str(error))
+            await trio.sleep(AGAIN_S)
+
+
+async def _join(file: ClusterFile, engines: Engines, address: str, http: str, chance: Random) -> Joined:
+    founded = (await engines.read_map()).founded
+    if founded is None:
+        raise LogUnusable(
+            f"topic {engines.map.topic} has no cluster yet, so its founding was interrupted: delayserver cluster init "
+            "--cluster FILE"
+        )
+    if file.shard >= len(founded.shards):
+        raise LogUnusable(
+            f"the cluster has {len(founded.shards)} shards, counted from 0, and cluster.shard is {file.shard}"
+        )
+    require_fit([await engines.shards.open(file.shard).describe(), await engines.map.open(0).describe()])
+    own = Announced(file.member, file.shard, address, http, __version__, f"{chance.getrandbits(64):016x}")
+    found = await visit(engines.map.open(0), engines.map.topic, own)
+    names = {found.number(name): name for name in found.members}
+    return Joined(engines, file, founded.identity(file.shard), own, found.rank(file.member), names)
