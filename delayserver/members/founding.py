@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from random import Random
-from typing import Protocol
+from typing import Final, Protocol
+
+import trio
 
 from delayserver.members.member_map import FORMAT, Founded, MemberMap, visit
 from delayserver.runtime.chance import random_server_id
-from delayserver.runtime.shared_log import LogDescription, LogMissing, LogUnusable, SharedLog
+from delayserver.runtime.shared_log import LogDescription, LogMissing, LogUnavailable, LogUnusable, SharedLog
+
+TRIES: Final = 6
+AGAIN_S: Final = 0.5
 
 
 class Engine(Protocol):
@@ -49,8 +54,21 @@ async def found_cluster(engines: Engines, shards: int, chance: Random) -> Founde
 
     Raises LogUnusable where a topic is another program's, is set up wrongly, or the cluster has another number of shards;
     LogUnavailable."""
-    made = [text for text in (await _make(engines.shards, shards), await _make(engines.map, 1)) if text]
-    found = (await engines.read_map()).founded
+    made: list[str] = []
+    for _ in range(TRIES - 1):
+        try:
+            return FoundedNow(await _found(engines, shards, chance, made), tuple(made))
+        except LogUnavailable:  # also of a topic that was just made: its leader is not known everywhere
+            await trio.sleep(AGAIN_S)
+    return FoundedNow(await _found(engines, shards, chance, made), tuple(made))
+
+
+async def _found(engines: Engines, shards: int, chance: Random, made: list[str]) -> Founded:
+    found = await _founded(engines)
+    if found is not None and len(found.shards) != shards:
+        raise LogUnusable(f"the cluster in topic {engines.shards.topic} has {len(found.shards)} shards, not {shards}")
+    await _make(engines.shards, shards, made)
+    await _make(engines.map, 1, made)
     if found is None:
         await _require_empty(engines.shards, shards)
         ids = [f"{random_server_id(chance):012x}" for _ in range(shards + 1)]
@@ -58,22 +76,25 @@ async def found_cluster(engines: Engines, shards: int, chance: Random) -> Founde
         found = (await visit(engines.map.open(0), engines.map.topic, note)).founded
         assert found is not None, "the map has the note"
         made.append(f"a cluster of {shards} {'shard' if shards == 1 else 'shards'}")
-    if len(found.shards) != shards:
-        raise LogUnusable(f"the cluster in topic {engines.shards.topic} has {len(found.shards)} shards, not {shards}")
-    return FoundedNow(found, tuple(made))
+    return found
 
 
-async def _make(engine: Engine, shards: int) -> str:
-    """Make a topic where it is missing, and look at its settings. Returns what was made, or nothing."""
-    made = ""
+async def _founded(engines: Engines) -> Founded | None:
+    try:
+        return (await engines.read_map()).founded
+    except LogMissing:
+        return None
+
+
+async def _make(engine: Engine, shards: int, made: list[str]) -> None:
+    """Make a topic where it is missing, and look at its settings."""
     try:
         await engine.open(0).describe()
     except LogMissing:
         await engine.make_topic(shards)
-        made = f"topic {engine.topic}, with {shards} {'partition' if shards == 1 else 'partitions'}"
+        made.append(f"topic {engine.topic}, with {shards} {'partition' if shards == 1 else 'partitions'}")
     for shard in range(shards):
         require_fit([await engine.open(shard).describe()])
-    return made
 
 
 async def _require_empty(engine: Engine, shards: int) -> None:

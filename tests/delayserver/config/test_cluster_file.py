@@ -1,0 +1,54 @@
+"""The file of a cluster is checked as the settings are: each problem names its key, and the nearest one that is known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from delayserver.config.cluster_file import ClusterFile, load_cluster
+from delayserver.config.toml_file import ConfigError
+
+LEAST = '[cluster]\nkafka = "k1:9092,k2:9092"\nmember = "a"\n'
+
+
+def load(tmp_path: Path, text: str) -> ClusterFile:
+    path = tmp_path / "cluster.toml"
+    path.write_text(text)
+    return load_cluster(str(path))
+
+
+def test_a_short_file_is_enough(tmp_path: Path) -> None:
+    assert load(tmp_path, LEAST) == ClusterFile("k1:9092,k2:9092", "a")
+    assert load(tmp_path, LEAST).topic == "delayserver"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[cluster]\nkafka = "k1:9092"\nmemer = "a"', "unknown key 'cluster.memer', did you mean 'cluster.member'"),
+        ('[clster]\nkafka = "k1:9092"', "unknown key 'clster', did you mean 'cluster'"),
+        ('[cluster]\nkafka = "k1:9092"', "cluster.member is missing"),
+        ("", "cluster is missing"),
+        ('[cluster]\nkafka = "k1"\nmember = "a"', "kafka: 'k1' is no address"),
+        ('[cluster]\nkafka = "k1:1"\nmember = "a b"', "expected at most 64 letters"),
+        (LEAST + "shard = -1", "cluster.shard: expected a whole number of at least 0"),
+        (LEAST + "[cluster.kafka_options]\nsasl.password = 'x'", "write names that have dots in quotes"),
+        (LEAST + 'password_file = "/none"', "/none: cannot be read"),
+    ],
+)
+def test_each_problem_is_named(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load(tmp_path, text)
+    assert str(raised.value).startswith(f"{tmp_path}/cluster.toml: ")
+    assert said in str(raised.value)
+
+
+def test_the_password_has_a_file_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "password").write_text("secret\n")
+    options = '[cluster.kafka_options]\n"security.protocol" = "SASL_SSL"\n'
+    file = load(tmp_path, f'{LEAST}password_file = "{tmp_path}/password"\n{options}')
+    assert file.kafka_options == {"security.protocol": "SASL_SSL", "sasl.password": "secret"}
+    assert "secret" not in repr(file)
+    with pytest.raises(ConfigError, match="give one of them"):
+        load(tmp_path, f'{LEAST}password_file = "{tmp_path}/password"\n{options}"sasl.password" = "other"\n')

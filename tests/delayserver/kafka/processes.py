@@ -1,0 +1,138 @@
+"""Members of a cluster as real processes on real Kafka, the node that they deliver to, and clients of the primary."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from delayserver.client import Client
+from delayserver.protocol.errors import DelayServerError
+from ops.kafka.nodes import KafkaNodes
+from tests.delayserver.cli.conftest import start
+from tests.delayserver.kafka.following import UNHURRIED_S, new_cluster
+from tests.ports import free_port
+
+SUBJECT = "s"
+
+
+@dataclass(slots=True)
+class Member:
+    """A member: the processes on its directory, one after the other."""
+
+    name: str
+    folder: Path
+    config: Path
+    address: str
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def file(self) -> Path:
+        """Its file of the cluster."""
+        return self.folder / f"{self.name}.toml"
+
+    def begin(self) -> None:
+        """Start a process."""
+        self.process = start(
+            "serve", "--cluster", str(self.file), "--config", str(self.config), "--json", "--http-port", "0",
+            "--data-dir", str(self.folder / self.name), "--port", self.address.rpartition(":")[2],
+        )  # fmt: skip
+
+    def ready(self) -> dict[str, Any]:
+        """Wait for the line which says that it serves; what it says."""
+        assert self.process is not None and self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, self.end()[1]
+        said: dict[str, Any] = json.loads(line)
+        return said
+
+    def end(self) -> tuple[int, str]:
+        """Wait until the process ends; its code, and what it said on stderr."""
+        assert self.process is not None
+        _, err = self.process.communicate(timeout=UNHURRIED_S)
+        return self.process.returncode, err.decode()
+
+    def signal(self, number: int) -> None:
+        """Send a signal."""
+        assert self.process is not None
+        self.process.send_signal(number)
+
+
+@dataclass(slots=True)
+class Cluster:
+    """The members, and the node that all of them deliver to. `sent` has the ids of what was acknowledged."""
+
+    members: dict[str, Member]
+    node: str
+    sent: list[str] = field(default_factory=list)
+
+    def primary(self) -> str:
+        """The name of the member that leads now. Waits until one does."""
+        for _ in range(UNHURRIED_S * 10):
+            for name, member in self.members.items():
+                with suppress(DelayServerError), Client(member.address, timeout_s=2, retries=0) as client:
+                    if client.status()["ready"]:
+                        return name
+            time.sleep(0.1)
+        raise AssertionError("nobody leads")
+
+    def send(self, count: int, delay_ms: int = 500) -> None:
+        """Send so many messages, one after the other, to whoever takes them. Each is repeated until it is acknowledged."""
+        for _ in range(count):
+            message_id, due_ms = f"m{len(self.sent)}", time.time_ns() // 1_000_000 + delay_ms
+            while not any(self._takes(member, message_id, due_ms) for member in self.members.values()):
+                time.sleep(0.02)
+            self.sent.append(message_id)
+
+    def _takes(self, member: Member, message_id: str, due_ms: int) -> bool:
+        with suppress(DelayServerError), Client(member.address, timeout_s=2, retries=0) as client:
+            client.send(SUBJECT, message_id, due_ms=due_ms, message_id=message_id)
+            return True
+        return False
+
+    def consumed(self, group: str) -> Counter[str]:
+        """Read all that the node has, until each message that was sent has come."""
+        came: Counter[str] = Counter()
+        with Client(self.node) as client:
+            for _ in range(UNHURRIED_S):
+                deliveries = client.pull(SUBJECT, group, max_messages=1000, wait_s=1, start="earliest")
+                came.update([delivery.message_id for delivery in deliveries])
+                client.ack(SUBJECT, group, deliveries)
+                if came.keys() >= set(self.sent):
+                    return came
+        raise AssertionError(f"{len(set(self.sent) - came.keys())} messages did not come")
+
+
+@contextmanager
+def running(nodes: KafkaNodes, folder: Path, names: str) -> Iterator[Cluster]:
+    """A cluster that is founded, whose members run. The first one leads."""
+    topic, port = new_cluster(nodes).topic, free_port(len(names) + 1)
+    config = folder / "nodes.toml"
+    config.write_text(f'[[groups]]\nname = "default"\nnodes = ["127.0.0.1:{port}"]\n')
+    members = {
+        name: Member(name, folder, config, f"127.0.0.1:{port + place}") for place, name in enumerate(names, start=1)
+    }
+    for name, member in members.items():
+        member.file.write_text(
+            f'[cluster]\nkafka = "{nodes.bootstrap}"\ntopic = "{topic}"\nmember = "{name}"\ncopies = 1\n'
+        )
+    node = start("broker", "--port", str(port), "--data-dir", str(folder / "node"), "--json")
+    try:
+        assert node.stdout is not None and node.stdout.readline()
+        init = start("cluster", "init", "--cluster", str(members[names[0]].file))
+        assert init.communicate(timeout=UNHURRIED_S)[1] == b"" and init.returncode == 0
+        for member in members.values():
+            member.begin()
+            member.ready()
+        yield Cluster(members, f"127.0.0.1:{port}")
+    finally:
+        for process in [node, *[member.process for member in members.values()]]:
+            if process is not None and process.poll() is None:
+                process.kill()
+                process.communicate()

@@ -1,0 +1,85 @@
+"""Members as processes: one is killed, stopped, told to stop, or loses its log. Nothing is lost, and nothing comes twice."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from ops.kafka.nodes import KafkaNodes
+from tests.delayserver.kafka.processes import Cluster, running
+from tests.delayserver.kafka.test_kafka_log import delete
+
+pytestmark = pytest.mark.kafka
+
+
+@pytest.fixture(scope="module")
+def cluster(one_node: KafkaNodes, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Two members. Each test leaves both running, and takes whoever leads."""
+    with running(one_node, tmp_path_factory.mktemp("cluster"), "ab") as members:
+        yield members
+
+
+def loaded(cluster: Cluster) -> threading.Thread:
+    """Somebody sends, in a thread of its own."""
+    thread = threading.Thread(target=cluster.send, args=(60,))
+    thread.start()
+    return thread
+
+
+def standby_of(cluster: Cluster, primary: str) -> str:
+    return next(name for name in cluster.members if name != primary)
+
+
+def require_all_once(cluster: Cluster, group: str) -> None:
+    assert set(cluster.consumed(group).values()) == {1}
+
+
+def test_a_killed_primary_loses_nothing_and_repeats_nothing(cluster: Cluster) -> None:
+    first = cluster.primary()
+    cluster.send(20)
+    sending = loaded(cluster)
+    cluster.members[first].signal(signal.SIGKILL)
+    assert cluster.members[first].end()[0] == -signal.SIGKILL
+    sending.join()
+    second = cluster.primary()
+    assert second != first
+    cluster.members[first].begin()
+    said = cluster.members[first].ready()
+    assert (said["member"], said["standing"], said["primary"]) == (first, "standby", second)
+    require_all_once(cluster, "killed")
+
+
+def test_a_primary_that_was_stopped_goes_on_as_a_standby(cluster: Cluster) -> None:
+    first = cluster.primary()
+    sending = loaded(cluster)
+    cluster.members[first].signal(signal.SIGSTOP)
+    sending.join()
+    second = cluster.primary()
+    cluster.members[first].signal(signal.SIGCONT)
+    cluster.send(5)
+    # The same process takes over again.
+    cluster.members[second].signal(signal.SIGKILL)
+    cluster.members[second].end()
+    assert cluster.primary() == first
+    cluster.members[second].begin()
+    cluster.members[second].ready()
+    require_all_once(cluster, "stopped")
+
+
+def test_a_lost_log_ends_all_members_by_name(one_node: KafkaNodes, cluster: Cluster) -> None:
+    primary = cluster.primary()
+    text = cluster.members[primary].file.read_text()
+    topic = text.partition('topic = "')[2].partition('"')[0]
+    delete(one_node, topic)
+    for member in cluster.members.values():
+        code, said = member.end()
+        assert (code, topic in said.splitlines()[-1]) == (3, True), said
+    member = cluster.members[primary]
+    member.begin()
+    code, said = member.end()
+    assert code == 3
+    assert "does not exist" in said
+    assert "delayserver cluster init" in said
