@@ -51,6 +51,7 @@ store.snapshots: store store.disk store.logs store.tables
 .broker.queues: store store.disk store.logs store.records .broker
 .client.asynchronous: .client.calls .client.connections .client.tracing .client.values .protocol .protocol.schema
 .runtime: store store.disk store.logs store.records .logs .protocol
+.members: store.shared .runtime
 .kafka: .logs .runtime
 .targets: store.disk store.records .broker.queues .kafka .logs .net .protocol .runtime
 .config: store.logs .protocol .targets
@@ -89,7 +90,7 @@ store.snapshots: store store.disk store.logs store.tables
 .state.decisions: store store.indexes store.logs store.records store.tables .protocol .runtime .state.counts
     .state.positions
 delayserver: .client
-.cli.terminal: store .client .client.values .config .protocol
+.cli.terminal: store .client .client.values .config .protocol .runtime
 .outcomes: store store.logs store.records .config .runtime .state.decisions .state.windows
 .state.memory: wheel store store.logs store.records store.tables .config .logs .runtime .state.decisions
     .state.positions .state.windows
@@ -99,6 +100,7 @@ delayserver: .client
 .cli.messages: .cli.terminal .client .client.calls .config .protocol
 .cli.recover: store store.disk store.records store.tables .cli.terminal .client .client.calls .config .protocol
     .protocol.schema .recover.checking .recover.mending .recover.reading .recover.telling .runtime
+.cli.cluster: .cli.terminal .config .members .runtime .server
 .cli.backup: store.disk store.snapshots store.tables delayserver .backup .cli.recover .cli.terminal .client .config
     .protocol .runtime
 .cli.tokens: store.disk store.tables .cli.terminal .client.calls .config .protocol .protocol.schema .runtime .tokens
@@ -140,7 +142,7 @@ delayserver: .client
     .front .front.handlers .load .logs .names .net .operations .operations.access .operations.figures .operations.groups
     .operations.messages .operations.nodes .operations.sending .outcomes .protocol .receive .replay .runtime .startup
     .state .state.connections .state.counts .state.decisions .state.memory .state.positions .state.windows .targets
-    .targets.embedded .upkeep delayserver .follow .lead .state.shard store.shared
+    .targets.embedded .upkeep delayserver .follow .lead .state.shard store.shared .kafka .members
 .cli.running: store store.disk store.records store.tables delayserver .cli.terminal .client .config .logs .net .runtime
     .server .targets .web
 .embedded: store store.disk .client.asynchronous .client.blocking .client.connections .config .net .protocol .runtime .server

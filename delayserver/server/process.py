@@ -33,7 +33,6 @@ from delayserver.server.http_gateway import HttpGateway
 from delayserver.server.joining import Following, Joined, join
 from delayserver.server.lives import Lives
 from delayserver.server.service_manager import BEATS, ServiceManager, status_line
-from delayserver.targets.embedded_kind import EMBEDDED_ADDRESS
 from store.disk.filesystem import FileSystem, RealFileSystem
 from store.errors import StoreError
 from store.tables.stored_tokens import FILE_NAME as TOKENS
@@ -134,12 +133,6 @@ async def _join(
     cluster: ClusterFile, settings: Settings, listener: StreamListener, gateway: HttpGateway | None
 ) -> Joined:
     """Join the cluster. Raises ConfigError, LogUnusable."""
-    for group in settings.groups:
-        if any(node.address == EMBEDDED_ADDRESS for node in group.nodes):
-            raise ConfigError(
-                f"groups.nodes: {group.name!r} has the broker inside this server, which has no copy in the cluster yet; "
-                "name nodes (HOST:PORT of `delayserver broker`) in --config"
-            )
     announced = settings.listen.announced
     if not announced and any(is_wildcard(host) for host, _ in listener.addresses):
         raise ConfigError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tomllib
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -52,3 +54,14 @@ def test_the_password_has_a_file_of_its_own(tmp_path: Path) -> None:
     assert "secret" not in repr(file)
     with pytest.raises(ConfigError, match="give one of them"):
         load(tmp_path, f'{LEAST}password_file = "{tmp_path}/password"\n{options}"sasl.password" = "other"\n')
+
+
+def test_the_sample_has_every_key() -> None:
+    path = Path(__file__).parents[3] / "cluster.sample.toml"
+    text = path.read_text()
+    assert load_cluster(str(path)).member == "a"
+    everything = text.replace("\n# [", "\n[").replace("\n# password_file", "\npassword_file").replace('\n# "', '\n"')
+    tree = tomllib.loads(everything)["cluster"]
+    assert set(tree) == {field.name for field in fields(ClusterFile)}
+    defaults = ClusterFile(tree["kafka"], tree["member"])
+    assert all(tree[name] == getattr(defaults, name) for name in ("topic", "shard", "copies"))

@@ -1,4 +1,4 @@
-"""Members of a cluster as real processes on real Kafka, the node that they deliver to, and clients of the primary."""
+"""Members of a cluster as real processes on real Kafka, and clients of whoever leads."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ class Member:
 
     name: str
     folder: Path
-    config: Path
     address: str
     process: subprocess.Popen[bytes] | None = None
 
@@ -40,7 +39,7 @@ class Member:
     def begin(self) -> None:
         """Start a process."""
         self.process = start(
-            "serve", "--cluster", str(self.file), "--config", str(self.config), "--json", "--http-port", "0",
+            "serve", "--cluster", str(self.file), "--json", "--http-port", "0",
             "--data-dir", str(self.folder / self.name), "--port", self.address.rpartition(":")[2],
         )  # fmt: skip
 
@@ -66,11 +65,15 @@ class Member:
 
 @dataclass(slots=True)
 class Cluster:
-    """The members, and the node that all of them deliver to. `sent` has the ids of what was acknowledged."""
+    """The members. `sent` has the ids of what was acknowledged."""
 
     members: dict[str, Member]
-    node: str
     sent: list[str] = field(default_factory=list)
+
+    @property
+    def addresses(self) -> list[str]:
+        """Those of all members."""
+        return [member.address for member in self.members.values()]
 
     def primary(self) -> str:
         """The name of the member that leads now. Waits until one does."""
@@ -83,23 +86,17 @@ class Cluster:
         raise AssertionError("nobody leads")
 
     def send(self, count: int, delay_ms: int = 500) -> None:
-        """Send so many messages, one after the other, to whoever takes them. Each is repeated until it is acknowledged."""
-        for _ in range(count):
-            message_id, due_ms = f"m{len(self.sent)}", time.time_ns() // 1_000_000 + delay_ms
-            while not any(self._takes(member, message_id, due_ms) for member in self.members.values()):
-                time.sleep(0.02)
-            self.sent.append(message_id)
-
-    def _takes(self, member: Member, message_id: str, due_ms: int) -> bool:
-        with suppress(DelayServerError), Client(member.address, timeout_s=2, retries=0) as client:
-            client.send(SUBJECT, message_id, due_ms=due_ms, message_id=message_id)
-            return True
-        return False
+        """Send so many messages, one after the other. The client follows the primary."""
+        with Client(self.addresses) as client:
+            for _ in range(count):
+                message_id, due_ms = f"m{len(self.sent)}", time.time_ns() // 1_000_000 + delay_ms
+                client.send(SUBJECT, message_id, due_ms=due_ms, message_id=message_id)
+                self.sent.append(message_id)
 
     def consumed(self, group: str) -> Counter[str]:
-        """Read all that the node has, until each message that was sent has come."""
+        """Read all that the cluster has for consumers, until each message that was sent has come."""
         came: Counter[str] = Counter()
-        with Client(self.node) as client:
+        with Client(self.addresses) as client:
             for _ in range(UNHURRIED_S):
                 deliveries = client.pull(SUBJECT, group, max_messages=1000, wait_s=1, start="earliest")
                 came.update([delivery.message_id for delivery in deliveries])
@@ -112,27 +109,21 @@ class Cluster:
 @contextmanager
 def running(nodes: KafkaNodes, folder: Path, names: str) -> Iterator[Cluster]:
     """A cluster that is founded, whose members run. The first one leads."""
-    topic, port = new_cluster(nodes).topic, free_port(len(names) + 1)
-    config = folder / "nodes.toml"
-    config.write_text(f'[[groups]]\nname = "default"\nnodes = ["127.0.0.1:{port}"]\n')
-    members = {
-        name: Member(name, folder, config, f"127.0.0.1:{port + place}") for place, name in enumerate(names, start=1)
-    }
+    topic, port = new_cluster(nodes).topic, free_port(len(names))
+    members = {name: Member(name, folder, f"127.0.0.1:{port + place}") for place, name in enumerate(names)}
     for name, member in members.items():
         member.file.write_text(
             f'[cluster]\nkafka = "{nodes.bootstrap}"\ntopic = "{topic}"\nmember = "{name}"\ncopies = 1\n'
         )
-    node = start("broker", "--port", str(port), "--data-dir", str(folder / "node"), "--json")
     try:
-        assert node.stdout is not None and node.stdout.readline()
         init = start("cluster", "init", "--cluster", str(members[names[0]].file))
         assert init.communicate(timeout=UNHURRIED_S)[1] == b"" and init.returncode == 0
         for member in members.values():
             member.begin()
             member.ready()
-        yield Cluster(members, f"127.0.0.1:{port}")
+        yield Cluster(members)
     finally:
-        for process in [node, *[member.process for member in members.values()]]:
-            if process is not None and process.poll() is None:
-                process.kill()
-                process.communicate()
+        for member in members.values():
+            if member.process is not None and member.process.poll() is None:
+                member.process.kill()
+                member.process.communicate()
