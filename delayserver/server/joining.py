@@ -50,6 +50,7 @@ class Joined:
             LogWriter(number, chance.getrandbits(64)),
             self.own.name,
             self.own.address,
+            self.own.http,
         )
 
         def told(standing: Standing) -> None:
