@@ -137,7 +137,8 @@ class KafkaTopics(Target):
 
     async def _look(self, topic: str | None) -> None:
         """Raises DeliveryError (known) if no broker answers, or the one topic of this node is missing."""
-        wait_s = min(LOOK_S_MAX, trio.current_effective_deadline() - trio.current_time() - BEFORE_DEADLINE_S)
+        # Half of the time is for the records.
+        wait_s = min(LOOK_S_MAX, (trio.current_effective_deadline() - trio.current_time()) / 2)
         with trio.move_on_after(wait_s):
             await self._producer.ready()
         error = await self._workers.run(partial(self._producer.look, topic, max(wait_s, 0.1)), abandon_on_cancel=True)

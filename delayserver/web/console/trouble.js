@@ -146,6 +146,17 @@ export const CONDITIONS = [
     act: ["Give the server and the node the same `listen.server_secret`. Due messages wait until then."],
   },
   {
+    id: "topic-refuses",
+    severity: "bad",
+    runbook: "10. A node fails or does not answer",
+    says: "Kafka refuses messages of this server.",
+    when: (m) => {
+      const found = nodes(m).filter((node) => ["topic_missing", "topic_not_allowed", "message_too_large", "record_refused"].includes(node.problem));
+      return found.length ? first(found.map((node) => `${node.address} of group ${node.group}: ${node.problem}.`)) : null;
+    },
+    act: ["The server’s log says which topic, and why. The refused messages wait, and are tried again every 30 seconds or more often."],
+  },
+  {
     id: "node-down",
     severity: "bad",
     runbook: "10. A node fails or does not answer",

@@ -81,7 +81,7 @@ async def following(log: SharedLog, position: int = 0) -> AsyncIterator[Follower
             nursery.cancel_scope.cancel()
 
 
-def library_threads() -> list[str]:
-    """The threads of librdkafka in this process, by name."""
-    names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+def library_threads(pid: int | None = None) -> list[str]:
+    """The threads of librdkafka in a process, by name. None: in this one."""
+    names = [path.read_text().strip() for path in Path(f"/proc/{pid or 'self'}/task").glob("*/comm")]
     return [name for name in names if name.startswith("rdk:")]

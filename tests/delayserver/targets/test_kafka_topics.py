@@ -14,9 +14,12 @@ from click.testing import CliRunner
 
 from delayserver import embedded
 from delayserver.cli import cli
+from delayserver.client import Client
 from delayserver.client.values.messages import SendResult
 from delayserver.protocol.outcomes import Outcome
 from ops.kafka.nodes import KafkaNodes
+from tests.delayserver.cli.conftest import serving
+from tests.delayserver.kafka.following import library_threads
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
@@ -259,3 +262,30 @@ def test_a_password_that_was_wrong_is_read_again_and_shown_nowhere(
         assert server.status()["groups"]["lake"]["maybe_delivered_twice"] == 0
         shown = repr(server.status()) + caplog.text
     assert "mistaken" not in shown
+
+
+def test_a_reload_swaps_topics_and_ends_the_producer_of_the_one_that_leaves(
+    one_node: KafkaNodes, tmp_path: Path
+) -> None:
+    first, second = make_topic(one_node), make_topic(one_node)
+    path = config(tmp_path, f"kafka://{one_node.bootstrap}/{first}")
+    with serving(tmp_path / "data", "--config", path) as running, Client(running.address) as client:
+        client.send("s", "1", delay_ms=0)
+        assert [record.value() for record in records(one_node, first, 1)] == [b"1"]
+        threads = library_threads(running.process.pid)
+        config(tmp_path, f"kafka://{one_node.bootstrap}/{second}")
+        assert any(second in change for change in client.reload())
+        client.send("s", "2", delay_ms=0)
+        assert [record.value() for record in records(one_node, second, 1)] == [b"2"]
+        until(lambda: 0 < len(library_threads(running.process.pid)) <= len(threads))
+    assert len(records(one_node, first, 1)) == 1
+
+
+def test_a_producer_that_cannot_be_made_is_a_node_that_fails_with_the_reason(tmp_path: Path) -> None:
+    options = '{ connection = ["security.protocol=SSL", "ssl.ca.location=/no/such/file"] }'
+    path = config(tmp_path, "kafka://127.0.0.1:9/t", options=options, fallback=True)
+    with embedded.open(str(tmp_path / "data"), config=path) as server:
+        server.send("s", "to the fallback", delay_ms=0)
+        (message,) = server.pull("s", "g", wait_s=120)
+        assert message.body == b"to the fallback"
+        assert "ssl.ca.location" in node(server)["last_error"]

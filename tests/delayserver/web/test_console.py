@@ -746,6 +746,7 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "duplicate-server-id": ({"duplicate_server_ids": ["another process delivers to b:2"]}, {}, "b:2"),
     "node-not-due": (node(problem="not_due"), {}, "a:1"),
     "node-not-proven": (node(problem="server_not_proven"), {}, "a:1"),
+    "topic-refuses": (node(problem="topic_missing"), {}, "topic_missing"),
     "node-down": (node(circuit="open", last_error="connection refused"), {}, "connection refused"),
     "late": ({}, {"p99Us": 2_500_000}, "2.5 s"),
     "disk-refuses": ({"unreadable": ["b.log: Input/output error"]}, {}, "b.log"),
