@@ -127,7 +127,7 @@ delayserver: .client
     .state.positions .state.shard
 .operations.figures: store.logs store.records store.tables .broker .broker.queues .broker.service .config .dispatch
     .load .operations.access .operations.groups .operations.nodes .protocol .protocol.schema .runtime .state
-    .state.connections .state.counts .state.decisions .state.memory .state.positions .state.windows .upkeep
+    .state.connections .state.counts .state.decisions .state.memory .state.positions .state.shard .state.windows .upkeep
 .operations.sending: store store.indexes store.logs store.records store.tables .broker.service .config .names
     .operations.nodes .protocol .protocol.schema .receive .recover.reading .runtime .state .state.decisions .state.positions
     .state.windows .upkeep

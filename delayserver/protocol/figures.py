@@ -169,6 +169,9 @@ class ProgressStatus(Struct, frozen=True):
         "last_backup_timestamp_seconds",
         "The moment of the last backup that was completed since the start. Missing before the first one.",
     )]  # fmt: skip
+    log_position: Annotated[int | None, gauge(
+        "log_position", "Where the next process of a cluster's member would read on in the log of its shard."
+    )]  # fmt: skip
 
 
 class WindowsStatus(Struct, frozen=True):

@@ -20,6 +20,7 @@ from delayserver.operations.figures.status_sections import (
 from delayserver.operations.nodes.server_identity import Identity
 from delayserver.operations.nodes.snapshots import Snapshots
 from delayserver.server.broker_parts import BrokerParts
+from delayserver.server.cluster_parts import ClusterParts
 from delayserver.server.dispatch_parts import DispatchParts
 from delayserver.server.ground import Ground
 from delayserver.server.group_parts import GroupParts
@@ -48,6 +49,7 @@ def build_figures(
     broker: BrokerParts,
     dispatch: DispatchParts,
     groups: GroupParts,
+    cluster: ClusterParts | None,
 ) -> FigureParts:
     """One reader a section of `status`, and one a family of `/metrics`."""
     opened, files, outside = ground.opened, ground.files, ground.outside
@@ -67,7 +69,14 @@ def build_figures(
         BalanceReader(state.balance, state.decided, dispatch.lateness),
         StorageReader(
             DiskReader(settings, files.schedule, files.dispatch, files.names, housekeeping, runtime),
-            ProgressReader(receive.appender, state.positions, state.decided, upkeep.checkpointing, snapshots),
+            ProgressReader(
+                receive.appender,
+                state.positions,
+                state.decided,
+                upkeep.checkpointing,
+                snapshots,
+                None if cluster is None else cluster.standing,
+            ),
             WindowsReader(state.book, upkeep.retention, clock),
         ),
         DeliveryReader(state.residency, load.loader, dispatch.groups, clock),

@@ -91,7 +91,7 @@ def build_parts(ground: Ground) -> Parts:
     dispatch = build_dispatch(ground, state, broker, cluster)
     messages = build_messages(ground, state, upkeep, receive)
     groups = build_groups(ground, state, upkeep, receive, broker)
-    figures = build_figures(ground, state, load, upkeep, receive, broker, dispatch, groups)
+    figures = build_figures(ground, state, load, upkeep, receive, broker, dispatch, groups, cluster)
     recovery = _recovery(ground, state, replay, outcomes)
     end = CleanEnd(
         Settling(

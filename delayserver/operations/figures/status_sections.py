@@ -40,6 +40,7 @@ from delayserver.state.memory.node_health import DRAINING
 from delayserver.state.memory.residency import Residency
 from delayserver.state.positions.positions import Positions
 from delayserver.state.positions.readiness import Readiness
+from delayserver.state.shard.standing import Standing
 from delayserver.state.windows.window_book import WindowBook
 from delayserver.upkeep.checkpointing import Checkpointing
 from delayserver.upkeep.housekeeping import Housekeeping
@@ -181,12 +182,15 @@ class ProgressReader:
         decided: Decided,
         checkpointing: Checkpointing,
         snapshots: Snapshots,
+        standing: Standing | None,
     ) -> None:
+        """`standing` is that of a member of a cluster."""
         self._appender = appender
         self._positions = positions
         self._decided = decided
         self._checkpointing = checkpointing
         self._snapshots = snapshots
+        self._standing = standing
 
     def read(self) -> ProgressStatus:
         """The section of this moment."""
@@ -197,6 +201,7 @@ class ProgressReader:
             checkpoints=self._checkpointing.written,
             outcomes_waiting=self._decided.rows_waiting,
             last_backup_ms=self._snapshots.last_backup_ms,
+            log_position=None if self._standing is None else self._standing.kept.value,
         )
 
 

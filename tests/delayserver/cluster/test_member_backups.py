@@ -143,6 +143,8 @@ async def test_an_idle_member_writes_down_how_far_it_has_read(boot: Boot, monkey
     before = kept(second)
     await first.sleep_ms(60_000)
     position = kept(second)
+    status = await (await second.client()).status()
+    assert status["storage"]["log_position"] == position
     assert before + 200 <= position == await after_restart(cluster, "b")
     assert len(cluster.engine.records.data) - position <= 110
 

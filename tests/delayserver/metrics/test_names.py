@@ -30,9 +30,8 @@ consumer_group_waiting_keys{consumer_group,subject} consumer_groups_not_shown co
 duplicate_server_ids event_loop_longest_stall_seconds incomplete_windows info{durability,role,server_id,version}
 messages_pending next_due_timestamp_seconds node_circuit_open{broker_group,node} node_problem{broker_group,node}
 node_weight{broker_group,node} oldest_due_timestamp_seconds oldest_incomplete_window_timestamp_seconds open_files
-last_backup_timestamp_seconds outcomes_waiting queue_bound{broker_group,queue} queue_used{broker_group,queue} ready
-replay_lag_bytes
-retired_windows_ahead subject_pending{subject} subjects subjects_max tags tags_max unreadable_files uptime_seconds
+last_backup_timestamp_seconds log_position outcomes_waiting queue_bound{broker_group,queue} queue_used{broker_group,queue}
+ready replay_lag_bytes retired_windows_ahead subject_pending{subject} subjects subjects_max tags tags_max unreadable_files uptime_seconds
 wheel_bytes wheel_rows
 """,
     "counter": """
@@ -64,8 +63,8 @@ consumer_groups consumer_groups_all subjects subjects_counted
     "connection_memory": "used_bytes bytes_max frames_waiting",
     "storage": """
 durability disk_free_bytes disk_low disk_errors disk_error_last open_files subjects subjects_max tags tags_max
-replay_lag_bytes group_commits commit_us_max checkpoints last_backup_ms outcomes_waiting oldest_due_ms retired_windows_ahead
-oldest_incomplete_window_ms incomplete_windows
+replay_lag_bytes group_commits commit_us_max checkpoints last_backup_ms log_position outcomes_waiting
+oldest_due_ms retired_windows_ahead oldest_incomplete_window_ms incomplete_windows
 """,
     "wheel": "rows bytes next_due_ms loads evictions",
     "broker": """
