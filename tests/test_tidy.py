@@ -100,7 +100,7 @@ delayserver: .client
 .cli.messages: .cli.terminal .client .client.calls .config .protocol
 .cli.recover: store store.disk store.records store.tables .cli.terminal .client .client.calls .config .protocol
     .protocol.schema .recover.checking .recover.mending .recover.reading .recover.telling .runtime
-.cli.cluster: .cli.terminal .config .members .runtime .server
+.cli.cluster: .backup .cli.backup .cli.terminal .config .members .protocol .runtime .server
 .cli.backup: store.disk store.snapshots store.tables delayserver .backup .cli.recover .cli.terminal .client .config
     .protocol .runtime
 .cli.tokens: store.disk store.tables .cli.terminal .client.calls .config .protocol .protocol.schema .runtime .tokens

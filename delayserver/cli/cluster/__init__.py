@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from delayserver.cli.cluster.init import init
+from delayserver.cli.cluster.trim import trim
 
 
 @click.group(
@@ -15,3 +16,4 @@ def cluster() -> None:
 
 
 cluster.add_command(init)
+cluster.add_command(trim)

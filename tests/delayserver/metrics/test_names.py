@@ -31,8 +31,8 @@ duplicate_server_ids event_loop_longest_stall_seconds incomplete_windows info{du
 messages_pending next_due_timestamp_seconds node_circuit_open{broker_group,node} node_problem{broker_group,node}
 node_weight{broker_group,node} oldest_due_timestamp_seconds oldest_incomplete_window_timestamp_seconds open_files
 last_backup_timestamp_seconds log_position outcomes_waiting queue_bound{broker_group,queue} queue_used{broker_group,queue}
-ready replay_lag_bytes retired_windows_ahead subject_pending{subject} subjects subjects_max tags tags_max unreadable_files uptime_seconds
-wheel_bytes wheel_rows
+ready replay_lag_bytes retired_windows_ahead subject_pending{subject} subjects subjects_max tags tags_max
+unreadable_files uptime_seconds wheel_bytes wheel_rows
 """,
     "counter": """
 broker_acked broker_dead_letters broker_dead_letters_retired broker_delivered broker_duplicates broker_expired
