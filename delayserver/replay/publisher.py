@@ -22,5 +22,4 @@ class Publisher:
         """Publish a round of message_log. The marks move last: a part that waits for them finds the work of every step."""
         for step in self.steps:
             step.publish(done)
-        self._positions.replayed_sequence.advance(done.last_sequence)
-        self._positions.replayed.advance(done.end)
+        self._positions.replay(done.last_sequence, done.end)

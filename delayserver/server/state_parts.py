@@ -68,11 +68,13 @@ def build_state(ground: Ground) -> StateParts:
     """The codes of new groups are durable then. Raises StoreError and its kinds."""
     settings, opened, runtime = ground.settings, ground.opened, ground.runtime
     windows = _windows(ground)
+    replayed_sequence = opened.found.checkpoint.replayed_sequence
     positions = Positions(
         durable=opened.files.log.synced,
-        accepted_sequence=opened.sequences.next - 1,
+        # No file reserves the sequences of a shard: the replay of message_log finds the last one.
+        accepted_sequence=opened.sequences.next - 1 if ground.outside.membership is None else replayed_sequence,
         replayed=opened.found.checkpoint.replay_offset if not opened.found.lost else opened.files.log.first,
-        replayed_sequence=opened.found.checkpoint.replayed_sequence,
+        replayed_sequence=replayed_sequence,
     )
     log_queue = LogQueue(positions, runtime.clock)
     balance = Balance()

@@ -72,6 +72,12 @@ class Positions:
         """What comes behind the end of the log was decided by another process."""
         self.led_from = NEVER_LED
 
+    def replay(self, last_sequence: int, end: int) -> None:
+        """A round was published, up to this sequence and this offset of message_log. Writer: the replay."""
+        self.accepted_sequence.advance(last_sequence)  # only the start of a member did not know it
+        self.replayed_sequence.advance(last_sequence)
+        self.replayed.advance(end)
+
     def skip_unused(self, sequence: int) -> None:
         """Ends the replay of a start: no part waits for sequences up to this one, which a crash may have left
         unused."""

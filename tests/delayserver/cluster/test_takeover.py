@@ -132,3 +132,20 @@ async def test_nothing_is_attempted_before_a_beat_that_allows_it(boot: Boot) -> 
     cluster.engine.logs[0].connect(True)
     await host.sleep_ms(1_000)
     assert cluster.delivered == ["ahead"]
+
+
+async def test_sequences_go_on_where_the_log_ends_whatever_a_member_had_before(boot: Boot) -> None:
+    cluster = Cluster(boot, "ab")
+    first, second = cluster.hosts["a"], cluster.hosts["b"]
+    client = await first.start_connected()
+    second.begin()
+    for number in range(3):
+        sent = await client.put(f"{number}", first.now_ms + 60_000)
+        assert sent["sequence"] == 1 + number
+        await second.sleep_ms(500)
+        await second.kill()
+        second.begin()
+    await second.sleep_ms(500)
+    await first.kill()
+    await second.wait_up()
+    assert (await (await second.client()).put("next", second.now_ms + 60_000))["sequence"] == 4
