@@ -985,6 +985,7 @@ GroupCursors.owe_turn
 GroupRows.may_be_elsewhere
 NodeHealth.weigh
 PullBudget.mark_fresh
+Readiness.pause_while
 """
 
 

@@ -199,6 +199,8 @@ class DelayServer:
                     table = handler_table(operations_of(parts, listener.addresses), self.settings, self.clock)
                     steps = Steps((parts.receive.commit, parts.broker.publishing))
                     leading = None if parts.cluster is None else parts.cluster.leading
+                    if leading is not None:
+                        self.readiness.pause_while(leading.why_not)
                     self.front.open(Service(steps, table, parts.groups.tokens, self._trusting, leading))
                     if opened is not None:
                         opened()

@@ -7,6 +7,7 @@ The stages follow each other: `OPENING` (the files are being opened), `REPLAYING
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import IntEnum
 
 import trio
@@ -42,7 +43,7 @@ _REASONS = {
 class Readiness:
     """The stage of this start, and what it waits for."""
 
-    __slots__ = ("_waits", "stage", "stopping")
+    __slots__ = ("_pause", "_waits", "stage", "stopping")
 
     def __init__(self, waits: tuple[RoomWait, ...]) -> None:
         """`waits`: the parts of a start that may wait for room."""
@@ -50,6 +51,11 @@ class Readiness:
         # Set when a clean stop begins, at any stage.
         self.stopping = trio.Event()
         self._waits = waits
+        self._pause: Callable[[], str] = lambda: ""
+
+    def pause_while(self, why: Callable[[], str]) -> None:
+        """Whenever `why` gives a reason, a server whose start is over serves nothing."""
+        self._pause = why
 
     def enter(self, stage: Stage) -> None:
         """The start has come to this stage."""
@@ -63,13 +69,13 @@ class Readiness:
 
     @property
     def serves(self) -> bool:
-        """Whether all requests are served: the start is over, and no stop has begun."""
-        return self.ready and not self.stopping.is_set()
+        """Whether all requests are served: the start is over, no stop has begun, and a member may act as the primary."""
+        return self.ready and not self.stopping.is_set() and not self._pause()
 
     @property
     def reason(self) -> str:
         """Why requests are refused, for people; empty when the server is ready."""
-        return "" if self.ready else self._waits_for or _REASONS[self.stage]
+        return self._pause() if self.ready else self._waits_for or _REASONS[self.stage]
 
     @property
     def _waits_for(self) -> str:
@@ -81,4 +87,4 @@ class Readiness:
 
     def check_invariants(self) -> None:
         """A server that is not ready says why."""
-        assert self.ready == (not self.reason)
+        assert self.ready or self.reason

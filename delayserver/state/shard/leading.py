@@ -32,6 +32,10 @@ class Leading:
             return 0
         return max(standing.lease.value - self._clock.boot_us(), 0)
 
+    def why_not(self) -> str:
+        """Why this process may not act as the primary now, for people; empty if it may."""
+        return "" if self.left_us else self.refusal().message
+
     def require(self) -> None:
         """For an answer that must be true now, and for handing out. Raises NotPrimary, SharedLogUnavailable."""
         if not self.left_us:

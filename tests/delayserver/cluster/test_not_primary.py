@@ -56,7 +56,10 @@ async def test_a_primary_past_its_lease_answers_nothing_that_must_be_true_now(bo
     cluster.engine.logs[0].connect(False)
     await host.sleep_ms(1_000)
     assert await client.lookup(receipt) == ["pending"], "its lease goes on"
+    assert (await client.status())["ready"] is True
     await host.sleep_ms(500)
+    status = await client.status()
+    assert status["ready"] is False and "shared log" in status["waits_for"]
     for operation in ("lookup", "pull", "cancel", "ack", "groups", "route"):
         refused = await refusal(client, operation)
         assert isinstance(refused, NotPrimary) and not refused.primary, operation
