@@ -30,6 +30,7 @@ from store.records.batches import (
     OutcomeBatch,
     ProgressBatch,
     StoredBatch,
+    TableBatch,
 )
 from store.records.message_rows import MessageRows, to_batch
 
@@ -59,6 +60,7 @@ class Replayer:
         self._schedule = schedule
         self._placing = rounds.placing
         self._publisher = rounds.publisher
+        self._tables = rounds.tables
         self._tier = tier
         self._positions = queue.positions
         self._queue = queue
@@ -109,7 +111,7 @@ class Replayer:
         if sum([len(entry.batch) for entry in entries if isinstance(entry.batch, _Messages)]) > INLINE_ROWS_MAX:
             return False
         for entry in entries:
-            if isinstance(entry.batch, LedgerBatch):
+            if isinstance(entry.batch, LedgerBatch | TableBatch):
                 return False
             if isinstance(entry.batch, _Messages):
                 first_ms, last_ms = due_range(entry.batch)
@@ -138,13 +140,16 @@ class Replayer:
         if batch is not None and batch.replaces_sequence.any():
             cancels.append(cancels_of_replacements(batch))
         retired = [entry.batch for entry in entries if isinstance(entry.batch, LedgerBatch)]
-        done.begin(batch, cancels, entries[-1].end - entries[0].start, names, outcomes, retired, of_broker)
+        tables = [entry.batch for entry in entries if isinstance(entry.batch, TableBatch)]
+        done.begin(batch, cancels, entries[-1].end - entries[0].start, names, outcomes, retired, of_broker, tables)
         if batch is not None:
             if self._placing.count_skipped:
                 done.recount(batch)
             self._placing.place_batch(batch, done, ScheduleSource.DIRECT)
         for counted in retired:
             self._placing.enter_retired(counted)
+        for table in tables:
+            self._tables.keep(table)
 
 
 def _retired_until_ms(entries: list[LogEntry]) -> int:

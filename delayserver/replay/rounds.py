@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from delayserver.replay.placing import Placing
 from delayserver.replay.publisher import Publisher
 from delayserver.replay.rows_to_memory import RowsToMemory
+from delayserver.state.shard.shared_tables import SharedTables
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,3 +18,4 @@ class Rounds:
     placing: Placing
     publisher: Publisher
     memory: RowsToMemory
+    tables: SharedTables

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from delayserver.follow.shard_table_writer import ShardTableWriter
 from delayserver.operations.access.tokens import TokenBook
 from delayserver.operations.access.waiting import WaitingCounts
 from delayserver.operations.groups.consuming import Consuming
@@ -13,10 +14,12 @@ from delayserver.operations.groups.group_filters import GroupFilters
 from delayserver.operations.groups.policies import GroupPolicies
 from delayserver.operations.groups.redelivery import Redelivery
 from delayserver.server.broker_parts import BrokerParts
+from delayserver.server.cluster_parts import ClusterParts
 from delayserver.server.ground import Ground
 from delayserver.server.receive_parts import ReceiveParts
 from delayserver.server.state_parts import StateParts
 from delayserver.server.upkeep_parts import UpkeepParts
+from delayserver.state.shard.shared_tables import TableNumber
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,12 @@ class GroupParts:
 
 
 def build_groups(
-    ground: Ground, state: StateParts, upkeep: UpkeepParts, receive: ReceiveParts, broker: BrokerParts
+    ground: Ground,
+    state: StateParts,
+    upkeep: UpkeepParts,
+    receive: ReceiveParts,
+    broker: BrokerParts,
+    cluster: ClusterParts | None,
 ) -> GroupParts:
     """Redeliveries go through the commit of `receive`."""
     opened, runtime, local, names = ground.opened, ground.runtime, broker.local_broker, receive.names
@@ -45,16 +53,24 @@ def build_groups(
         runtime,
     )
     filters = FilterCompiler(names, runtime)
-    policies = GroupPolicies(broker.core, filters, names, runtime)
+    propose_policies = propose_tokens = None
+    if cluster is not None:
+        propose_policies = ShardTableWriter(TableNumber.POLICIES, cluster.proposing, state.positions).write
+        propose_tokens = ShardTableWriter(TableNumber.TOKENS, cluster.proposing, state.positions).write
+    policies = GroupPolicies(broker.core, filters, names, runtime, propose_policies)
     first = FirstMessages(local, names, ground.settings.broker, runtime)
     waiting = WaitingCounts(state.balance, ground.names, runtime.clock)
-    directory = opened.directory
+    path, server_id = opened.directory.path, opened.directory.server_id
+    tokens = TokenBook(
+        ground.outside.doors.fs, path, server_id, ground.outside.own_tokens, waiting, runtime, propose_tokens
+    )
+    table = broker.core.state.policies
+    state.tables.add(TableNumber.POLICIES, table.keep, table.adopt)
+    state.tables.add(TableNumber.TOKENS, tokens.keep, tokens.adopt)
     return GroupParts(
         redelivery=redelivery,
         policies=policies,
         first_messages=first,
         consuming=Consuming(local, redelivery, GroupFilters(local, filters, policies), names, first, runtime),
-        tokens=TokenBook(
-            ground.outside.doors.fs, directory.path, directory.server_id, ground.outside.own_tokens, waiting, runtime
-        ),
+        tokens=tokens,
     )

@@ -90,7 +90,7 @@ def build_parts(ground: Ground) -> Parts:
         upkeep.checkpointing.call_before(broker.shared.mark)
     dispatch = build_dispatch(ground, state, broker, cluster)
     messages = build_messages(ground, state, upkeep, receive)
-    groups = build_groups(ground, state, upkeep, receive, broker)
+    groups = build_groups(ground, state, upkeep, receive, broker, cluster)
     figures = build_figures(ground, state, load, upkeep, receive, broker, dispatch, groups, cluster)
     recovery = _recovery(ground, state, replay, outcomes)
     end = CleanEnd(

@@ -13,6 +13,7 @@ from delayserver.replay.day_tier import DayTier
 from delayserver.replay.deduplication import Deduplication
 from delayserver.replay.drained_rows import DrainedRows
 from delayserver.replay.kept_names import KeptNames
+from delayserver.replay.kept_tables import KeptTables
 from delayserver.replay.message_log_reader import MessageLogReader
 from delayserver.replay.opened_messages import OpenedMessages
 from delayserver.replay.placing import Placing
@@ -59,6 +60,7 @@ def build_replay(ground: Ground, state: StateParts) -> ReplayParts:
         # An index over all messages stands between.
         KeptNames(files.names),
         RetiredRounds(state.windows),
+        KeptTables(state.tables),
         of_broker,
         RoundCounts(state.balance, state.windows, round_outcomes),
         OpenedMessages(state.decided, round_outcomes, runtime),
@@ -75,7 +77,7 @@ def build_replay(ground: Ground, state: StateParts) -> ReplayParts:
         count_skipped=not ground.opened.found.lost,
     )
     publisher = Publisher(steps, state.positions)
-    rounds = Rounds(placing, publisher, to_memory)
+    rounds = Rounds(placing, publisher, to_memory, state.tables)
     day_outcomes = DayOutcomes(files, state.decided.overlays, state.windows.drains, storage.window_ms, runtime)
     day_end = DayEnd(files, state.windows, state.decided, day_outcomes, runtime)
     drained = DrainedRows(files.schedule, state.windows, state.decided, rounds, state.positions, runtime)

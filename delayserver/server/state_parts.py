@@ -22,6 +22,7 @@ from delayserver.state.positions.accepted_log import AcceptedLog
 from delayserver.state.positions.gathering import Gathering
 from delayserver.state.positions.log_queue import LogQueue
 from delayserver.state.positions.positions import Positions
+from delayserver.state.shard.shared_tables import SharedTables
 from delayserver.state.windows.closed_windows import ClosedWindows
 from delayserver.state.windows.drains import Drains
 from delayserver.state.windows.retired import Retired
@@ -47,6 +48,7 @@ class StateParts:
     overflow: Overflow
     queueing: Queueing
     read_back: ReadBack
+    tables: SharedTables
 
     @property
     def book(self) -> WindowBook:
@@ -107,6 +109,7 @@ def build_state(ground: Ground) -> StateParts:
         residency=residency,
         overflow=overflow,
         queueing=queueing,
+        tables=SharedTables(),
         read_back=ReadBack(residency, overflow, fallbacks, queueing, windows, runtime),
     )
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from store.logs.message_log import LogEntry
 from store.logs.schedule_log import ScheduleKey
-from store.records.batches import CancelBatch, LedgerBatch, MessageBatch, NameBatch, OutcomeBatch
+from store.records.batches import CancelBatch, LedgerBatch, MessageBatch, NameBatch, OutcomeBatch, TableBatch
 from store.records.column_batch import has_any
 from store.records.row_sums import U64
 from store.records.segment import Appended
@@ -40,12 +40,13 @@ class Round:
     messages: MessageBatch | None = None
     placed: list[Placed] = field(default_factory=list)
     cancels: list[CancelBatch] = field(default_factory=list)
-    # Of a member of a cluster: names, the outcomes that another process decided, and the windows that were retired.
+    # Of a member of a cluster: names, the outcomes that another process decided, windows that were retired, tables.
     names: list[NameBatch] = field(default_factory=list)
     outcomes: list[OutcomeBatch] = field(default_factory=list)
     retired: list[LedgerBatch] = field(default_factory=list)
     # Records that the broker of another process has made, in order.
     of_broker: list[LogEntry] = field(default_factory=list)
+    tables: list[TableBatch] = field(default_factory=list)
     size_bytes: int = 0
     accepted: int = 0
     internal: int = 0
@@ -73,11 +74,12 @@ class Round:
         outcomes: list[OutcomeBatch] | None = None,
         retired: list[LedgerBatch] | None = None,
         of_broker: list[LogEntry] | None = None,
+        tables: list[TableBatch] | None = None,
     ) -> None:
         """Know what the round has to place; once more where it met a full disk."""
         self.messages, self.cancels, self.size_bytes = messages, cancels, size_bytes
         self.names, self.outcomes = names or [], outcomes or []
-        self.retired, self.of_broker = retired or [], of_broker or []
+        self.retired, self.of_broker, self.tables = retired or [], of_broker or [], tables or []
         if messages is not None:
             self.last_sequence = int(messages.sequence[-1])
 

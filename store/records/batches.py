@@ -21,7 +21,7 @@ KIND_MESSAGES, KIND_CANCELS, KIND_OUTCOMES, KIND_NAMES = 1, 2, 3, 4
 KIND_STORED, KIND_PROGRESS, KIND_RUNS = 5, 6, 7  # of the embedded broker
 KIND_LEDGER = 8
 KIND_INDEX = 9  # of the embedded broker
-KIND_FOLLOWED = 10  # of a member of a cluster
+KIND_FOLLOWED, KIND_TABLE = 10, 11  # of a member of a cluster
 
 # Bit of `StoredBatch.flags`: a client published the message to this node. It has no window and was never handed over.
 FLAG_PUBLISHED = 1
@@ -256,3 +256,13 @@ class FollowedBatch(ColumnBatch, kind=KIND_FOLLOWED, version=1):
     member: U32
     instance: U64
     horizon_ms: I64
+
+
+@dataclass(frozen=True, slots=True)
+class TableBatch(ColumnBatch, kind=KIND_TABLE, version=1):
+    """Small tables of a shard, each the whole file that all members have from this record on: `table` 1 the policies of
+    consumer groups, 2 the tokens of clients."""
+
+    table: U32
+    contents_length: U32
+    contents: memoryview

@@ -32,6 +32,7 @@ from store.records.batches import (
     ProgressBatch,
     RunBatch,
     StoredBatch,
+    TableBatch,
 )
 from store.records.column_batch import (
     ColumnBatch,
@@ -70,6 +71,7 @@ BATCHES: dict[int, type[ColumnBatch]] = {
         LedgerBatch,
         IndexBatch,
         FollowedBatch,
+        TableBatch,
     )
 }
 

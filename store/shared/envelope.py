@@ -44,10 +44,6 @@ class EnvelopeKind(IntEnum):
     """The primary hands over."""
     RECORDS = 4
     """Records of the kinds that files have."""
-    TABLE = 5
-    """A small table was replaced: policies, tokens."""
-    RETIRE = 6
-    """Windows and queue positions are given up by age."""
     BARRIER = 7
     """Older programs must not read on."""
     RESTORED = 8

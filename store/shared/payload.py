@@ -59,24 +59,6 @@ class EndNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The name of the member that claims now; empty: any."""
 
 
-class TableNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A small table of the data directory was replaced."""
-
-    name: str
-    """The name of its file."""
-    content: bytes
-    """The whole file."""
-
-
-class RetireNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is given up by age, on all members at the same place of the log."""
-
-    before_ms: int
-    """Windows that end at or before this time, in milliseconds since 1970."""
-    positions: dict[int, int]
-    """By the code of its subject: the first position that a queue keeps."""
-
-
 class BarrierNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Only programs of some version and newer ones may read on."""
 
@@ -91,15 +73,13 @@ class RestoredNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The whole record with its envelope, byte for byte."""
 
 
-Note: TypeAlias = ClaimNote | BeatNote | EndNote | TableNote | RetireNote | BarrierNote | RestoredNote
+Note: TypeAlias = ClaimNote | BeatNote | EndNote | BarrierNote | RestoredNote
 """What a map says."""
 
 _NOTES: Final[dict[EnvelopeKind, type[Note]]] = {
     EnvelopeKind.CLAIM: ClaimNote,
     EnvelopeKind.BEAT: BeatNote,
     EnvelopeKind.END: EndNote,
-    EnvelopeKind.TABLE: TableNote,
-    EnvelopeKind.RETIRE: RetireNote,
     EnvelopeKind.BARRIER: BarrierNote,
     EnvelopeKind.RESTORED: RestoredNote,
 }

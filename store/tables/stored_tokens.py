@@ -59,7 +59,11 @@ def read_tokens(fs: FileSystem, directory: str, server_id: int) -> tuple[StoredT
     path = f"{directory}/{FILE_NAME}"
     if not fs.exists(path):
         return None
-    data = read_whole(fs, path)
+    return decode_tokens(read_whole(fs, path), path, server_id)
+
+
+def decode_tokens(data: bytes, path: str, server_id: int) -> tuple[StoredToken, ...]:
+    """The tokens of a table. Raises CorruptionError, FormatError (of another server, newer)."""
     if len(data) < _HEADER.size or data[:8] != _MAGIC:
         raise CorruptionError(path, 0, f"{len(data)} bytes that are no table of tokens")
     _, version, _, count, owner, length, crc = _HEADER.unpack_from(data)
@@ -81,11 +85,16 @@ def read_tokens(fs: FileSystem, directory: str, server_id: int) -> tuple[StoredT
 
 def write_tokens(fs: FileSystem, directory: str, server_id: int, tokens: Iterable[StoredToken]) -> None:
     """Replaces the table. Durable when this returns. Raises DiskFullError, SyncFailedError: the old one stands."""
+    write_atomically(fs, f"{directory}/{FILE_NAME}", encode_tokens(server_id, tokens))
+
+
+def encode_tokens(server_id: int, tokens: Iterable[StoredToken]) -> bytes:
+    """The bytes of the table."""
     rows = [_packed(token) for token in tokens]
     payload: bytes = msgpack.packb(rows)
     head = _HEADER.pack(_MAGIC, FORMAT_VERSION, 0, len(rows), server_id, len(payload), 0)[:-_CRC_BYTES]
     crc = _checksum(head, payload)
-    write_atomically(fs, f"{directory}/{FILE_NAME}", head + crc.to_bytes(_CRC_BYTES, "little") + payload)
+    return head + crc.to_bytes(_CRC_BYTES, "little") + payload
 
 
 def _checksum(head: bytes, payload: bytes) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from delayserver.broker.broker_limits import BrokerLimits
-from delayserver.broker.files.policies_file import PolicyRow, PolicyWrite
+from delayserver.broker.files.policies_file import PolicyRow, PolicyWrite, decode_policies
 from delayserver.broker.filters.filter import FilterText
 from delayserver.broker.policy import DEFAULT_POLICY, ConsumerPolicy
 from delayserver.broker.queues.group_cursors import GroupKey
@@ -74,6 +74,17 @@ class PolicyTable:
         if rows[key] == PolicyRow(DEFAULT_POLICY):
             del rows[key]
         return PolicyWrite(self.fs, self.directory, rows, self.server_id, self.damaged)
+
+    def keep(self, content: bytes) -> None:
+        """A member of a cluster has read a whole table in the log: write the file. Raises what `PolicyWrite.run` does, and
+        ValueError for a table that this program cannot read."""
+        rows = decode_policies(content, self.server_id)
+        PolicyWrite(self.fs, self.directory, rows, self.server_id, self.damaged).run()
+
+    def adopt(self, content: bytes) -> None:
+        """The table that was kept applies."""
+        self.rows = decode_policies(content, self.server_id)
+        self.damaged = False
 
     def apply(self, table: PolicyWrite) -> None:
         """Applies a policy whose table is durable, also to messages that are being retried."""

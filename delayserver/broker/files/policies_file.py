@@ -102,9 +102,14 @@ class PolicyWrite:
     server_id: int
     keep_damaged: bool
 
+    @property
+    def content(self) -> bytes:
+        """The bytes of the table."""
+        return encode_policies(self.rows, self.server_id)
+
     def run(self) -> None:
         """Replace the table. Raises DiskFullError (the old one stands), StoreError, SyncFailedError."""
         path = f"{self.directory}/{POLICIES_FILE}"
         if self.keep_damaged and self.fs.exists(path):
             self.fs.replace(path, f"{self.directory}/{DAMAGED_FILE}")
-        write_atomically(self.fs, path, encode_policies(self.rows, self.server_id))
+        write_atomically(self.fs, path, self.content)

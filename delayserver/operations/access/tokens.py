@@ -10,7 +10,7 @@ valid. A table that was made stays: the last token that is revoked opens nothing
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -37,7 +37,15 @@ from delayserver.tokens.making import new_secret, new_text
 from delayserver.tokens.shown import shown, with_text
 from store.disk.filesystem import FileSystem
 from store.errors import DiskFullError, StoreError
-from store.tables.stored_tokens import StoredSecret, StoredToken, read_tokens, write_tokens
+from store.tables.stored_tokens import (
+    FILE_NAME,
+    StoredSecret,
+    StoredToken,
+    decode_tokens,
+    encode_tokens,
+    read_tokens,
+    write_tokens,
+)
 
 SWEEP_S_MAX: Final = 30.0
 """Expiry follows the wall clock, which may be set. So it is compared at least this often."""
@@ -77,10 +85,23 @@ class TokenBook:
     """The tokens in force, and the connections that use them."""
 
     def __init__(
-        self, fs: FileSystem, directory: str, server_id: int, own: OwnTokens, waiting: WaitingCounts, runtime: Runtime
+        self,
+        fs: FileSystem,
+        directory: str,
+        server_id: int,
+        own: OwnTokens,
+        waiting: WaitingCounts,
+        runtime: Runtime,
+        propose: Callable[[bytes], Awaitable[None]] | None = None,
     ) -> None:
-        """Reads the table of the data directory. Raises CorruptionError, FormatError."""
+        """Reads the table of the data directory. `propose`, in a member of a cluster: makes a changed table that of all
+        members, and returns when it came to `adopt`. Raises CorruptionError, FormatError."""
         self._write = partial(write_tokens, fs, directory, server_id)
+        self._encode = partial(encode_tokens, server_id)
+        self._decode = partial(decode_tokens, path=f"{directory}/{FILE_NAME}", server_id=server_id)
+        self._propose = propose
+        # The connection that asked for the change which is on its way.
+        self._asking = 0
         self._clock = runtime.clock
         self._chance = runtime.chance
         self._workers = runtime.workers
@@ -166,6 +187,13 @@ class TokenBook:
             return with_text(token, text)
 
     async def _store(self, tokens: list[StoredToken], asking: int = 0) -> None:
+        if self._propose is not None:
+            self._asking = asking
+            try:
+                await self._propose(self._encode(tokens))
+            finally:
+                self._asking = 0
+            return
         try:
             await self._workers.run(partial(self._write, tokens))
         except DiskFullError as error:
@@ -182,6 +210,17 @@ class TokenBook:
         self.enabled.set()
         self._end_invalid(asking)
         self._changed.ring()
+
+    # -- in a member of a cluster
+
+    def keep(self, content: bytes) -> None:
+        """Writes a table that came out of the log of a shard. Raises CorruptionError, FormatError, DiskFullError,
+        SyncFailedError."""
+        self._write(self._decode(content))
+
+    def adopt(self, content: bytes) -> None:
+        """The file has this table: it is in force from this step on."""
+        self._adopt(self._decode(content), self._asking)
 
     def _now_ms(self) -> int:
         return self._clock.now_us() // 1000

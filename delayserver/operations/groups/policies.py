@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -37,13 +37,22 @@ def waiting_letters(letters: DeadLetters, code_of: Callable[[int, str], int], su
 class GroupPolicies:
     """Shows and sets policies."""
 
-    def __init__(self, broker: Broker, filters: FilterCompiler, names: NameDesk, runtime: Runtime) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        filters: FilterCompiler,
+        names: NameDesk,
+        runtime: Runtime,
+        propose: Callable[[bytes], Awaitable[None]] | None = None,
+    ) -> None:
+        """`propose`, in a member of a cluster: makes a changed table that of all members, and returns when it applies."""
         self._table = broker.state.policies
         self._limits = broker.state.limits
         self._consuming = broker.consuming
         self._filters = filters
         self._names = names
         self._workers = runtime.workers
+        self._propose = propose
         self._changing = trio.Lock()
         self._filter_changes: set[GroupKey] = set()
 
@@ -129,12 +138,15 @@ class GroupPolicies:
                 "the filters of this node's groups are too long together; use fewer groups, or shorter filters"
             )
         plan = self._table.write(codes, policy, dead_subject)
-        try:
-            with trio.CancelScope(shield=True):  # what is written is also what applies
-                await self._workers.run(plan.run)
-        except DiskFullError as error:
-            raise DiskFull(str(error), retry_after_ms=1000) from error
-        except StoreError as error:
-            raise StorageFailed(str(error)) from error
-        self._table.apply(plan)
+        if self._propose is not None:
+            await self._propose(plan.content)
+        else:
+            try:
+                with trio.CancelScope(shield=True):  # what is written is also what applies
+                    await self._workers.run(plan.run)
+            except DiskFullError as error:
+                raise DiskFull(str(error), retry_after_ms=1000) from error
+            except StoreError as error:
+                raise StorageFailed(str(error)) from error
+            self._table.apply(plan)
         self._consuming.use_filter(codes, compiled.filter)

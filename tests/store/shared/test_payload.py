@@ -17,8 +17,6 @@ from store.shared.payload import (
     EndNote,
     Note,
     RestoredNote,
-    RetireNote,
-    TableNote,
     decode_note,
     decode_records,
     encode_note,
@@ -30,8 +28,6 @@ NOTES: list[Note] = [
     ClaimNote("b", "b:7000", "1.4", 17, "silence"),
     BeatNote(12, 1200, b"digest", 5),
     EndNote("c"),
-    TableNote("tokens", b"\x00\xff"),
-    RetireNote(60_000, {1: 5, 70_000: 1 << 40}),
     BarrierNote("1.5"),
     RestoredNote(b"DLOG"),
 ]

@@ -1,0 +1,106 @@
+"""Policies and tokens are the same on all members: a change comes out of the log."""
+
+from __future__ import annotations
+
+import pytest
+
+from delayserver.broker.files.policies_file import read_policies
+from delayserver.protocol.errors import DelayServerError, InDoubt
+from store.tables.stored_tokens import read_tokens
+from tests.delayserver.cluster.clusters import Cluster
+from tests.fakes.host import Boot, Host
+
+POLICY = {"subject": "s", "group": "g"}
+
+
+def tokens_of(host: Host) -> list[str]:
+    """The names of the tokens in the file of a member, or `none` without one."""
+    path = host.settings.storage.data_dir
+    found = read_tokens(host.disk, path, host.server.parts.opened.directory.server_id)
+    return ["none"] if found is None else [token.name for token in found]
+
+
+def attempts_of(host: Host) -> list[int | None]:
+    """The attempts that policies allow, in the file of a member."""
+    path = f"{host.settings.storage.data_dir}/broker"
+    found = read_policies(host.disk, path, host.server.parts.opened.directory.server_id)
+    assert found.damage is None
+    return [row.policy.attempts for row in found.rows.values()]
+
+
+async def test_a_change_is_in_force_on_all_members(boot: Boot) -> None:
+    cluster = Cluster(boot, "ab")
+    first, second = cluster.hosts["a"], cluster.hosts["b"]
+    client = await first.start_connected()
+    second.begin()
+    await client.request("policy", POLICY | {"set": {"attempts": 3}})
+    await client.request("policy", POLICY | {"set": {"attempts": 4}})
+    assert attempts_of(first) == [4], "the answer comes when it is in force"
+    made = await client.request("token", {"action": "create", "name": "one", "roles": ["admin"]})
+    admin = await first.client()
+    await admin.request("hello", {"versions": [1], "token": made["token"]})
+    gone = await admin.request("token", {"action": "create", "name": "two", "roles": ["admin"]})
+    await admin.request("token", {"action": "revoke", "id": gone["id"]})
+    await first.sleep_ms(500)
+    assert (attempts_of(second), tokens_of(second)) == ([4], ["one"])
+    await first.kill()
+    await second.wait_up()
+    other = await second.client()
+    await other.request("hello", {"versions": [1], "token": made["token"]})
+    assert (await other.request("policy", POLICY))["policy"]["attempts"] == 4
+    await other.request("policy", POLICY | {"set": {"attempts": 5}})
+    assert attempts_of(second) == [5]
+
+
+async def test_a_standby_changes_no_table(boot: Boot) -> None:
+    cluster = Cluster(boot, "ab")
+    first, second = cluster.hosts["a"], cluster.hosts["b"]
+    await first.start()
+    second.begin()
+    await second.sleep_ms(500)
+    client = await second.client()
+    for operation, asked in (
+        ("policy", POLICY | {"set": {"attempts": 3}}),
+        ("token", {"action": "create", "name": "one", "roles": ["admin"]}),
+    ):
+        with pytest.raises(DelayServerError):
+            await client.request(operation, asked)
+    assert (attempts_of(second), tokens_of(second)) == ([], ["none"])
+
+
+async def test_a_change_that_did_not_come_back_is_in_doubt_and_nowhere_in_force(boot: Boot) -> None:
+    cluster = Cluster(boot, "ab")
+    first, second = cluster.hosts["a"], cluster.hosts["b"]
+    client = await first.start_connected()
+    second.begin()
+    await client.request("policy", POLICY | {"set": {"attempts": 3}})
+    cluster.engine.logs[0].connect(False)
+    asked = await client.ask("policy", POLICY | {"set": {"attempts": 4}})
+    await first.sleep_ms(100)
+    assert attempts_of(first) == [3]
+    await second.wait_up()
+    cluster.engine.logs[0].connect(True)
+    with pytest.raises((InDoubt, ConnectionResetError)):
+        await client.reply(asked)
+    await first.wait_down()
+    first.disk.kill()
+    first.begin()
+    await first.sleep_ms(1_000)
+    assert attempts_of(first) == attempts_of(second) == [3]
+
+
+async def test_a_member_that_was_down_reads_the_tables_in_the_log(boot: Boot) -> None:
+    cluster = Cluster(boot, "ab")
+    first, second = cluster.hosts["a"], cluster.hosts["b"]
+    client = await first.start_connected()
+    second.begin()
+    await client.request("policy", POLICY | {"set": {"attempts": 3}})
+    await first.sleep_ms(500)
+    await second.lose_power(1)
+    await client.request("policy", POLICY | {"set": {"attempts": 4}})
+    await client.request("policy", {"subject": "t", "group": "g", "set": {"attempts": 7}})
+    second.begin()
+    await second.sleep_ms(1_000)
+    assert attempts_of(second) == attempts_of(first) == [4, 7]
+    policies = second.server.parts.broker.core.state.policies
+    assert [row.policy.attempts for row in policies.rows.values()] == [4, 7]
