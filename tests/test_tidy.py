@@ -136,9 +136,10 @@ delayserver: .client
     .operations.access .operations.sending .protocol .protocol.schema .receive .runtime .state .state.counts
     .state.decisions .state.memory .state.positions .state.windows .upkeep
 .operations: .operations.access .operations.figures .operations.groups .operations.messages .operations.nodes
-    .operations.sending
+    .operations.sending .state.shard
 .front.handlers: store.records .config .front .operations .operations.access .operations.figures
     .operations.groups .operations.messages .operations.nodes .operations.sending .protocol .protocol.schema .runtime
+    .state.shard
 .server: wheel store store.disk store.logs store.records store.tables .broker .broker.service .config .dispatch
     .front .front.handlers .load .logs .names .net .operations .operations.access .operations.figures .operations.groups
     .operations.messages .operations.nodes .operations.sending .outcomes .protocol .receive .replay .runtime .startup

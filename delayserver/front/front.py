@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import trio
 
@@ -73,6 +73,19 @@ _CONSUMING = frozenset(
 _OF_THIS_MEMBER = _LOOKING - {names_of.ROUTE} | {names_of.RELOAD, names_of.SNAPSHOT, names_of.CANCEL_WAIT}
 # They are answered when their record came back from the shared log, so they need no lease.
 _APPENDED = frozenset({names_of.SEND, names_of.PUBLISH, names_of.PREPARE})
+# They change nothing, so a lease that ended meanwhile makes their answers worth nothing.
+_READS = frozenset(
+    {
+        names_of.LOOKUP,
+        names_of.GROUPS,
+        names_of.GROUP,
+        names_of.SUBJECTS,
+        names_of.READ,
+        names_of.FIND,
+        names_of.PENDING,
+        names_of.TRANSACTIONS,
+    }
+)
 _SERVED = {
     Stage.OPENING: frozenset({names_of.PING}),
     Stage.REPLAYING: _LOOKING,
@@ -154,7 +167,7 @@ class Front:
         slow = {name: handler for name, handler in self._slow.items() if name not in refused}
         if leading is not None:
             quick = {name: _led(leading, name, handler) for name, handler in quick.items()}
-            slow = {name: _led(leading, name, handler) for name, handler in slow.items()}
+            slow = {name: _led_slow(leading, name, _led(leading, name, handler)) for name, handler in slow.items()}
         if self._guarded:
             quick, slow = self._guard.quick(quick), self._guard.slow(slow)
         self.handlers.serve(quick | refused, audited(slow))
@@ -309,5 +322,22 @@ def _led(
     def led(connection: Connection, request: RequestFrame) -> T:
         require()
         return handler(connection, request)
+
+    return led
+
+
+def _led_slow(leading: Leading, name: str, handler: SlowHandler) -> SlowHandler:
+    """The handler of a slow operation, which asks the lease behind a read too: the process may have stood still."""
+    if name not in _READS:
+        return handler
+
+    def led(connection: Connection, request: RequestFrame) -> Awaitable[dict[str, Any] | None]:
+        return answer(handler(connection, request))
+
+    async def answer(read: Awaitable[dict[str, Any] | None]) -> dict[str, Any] | None:
+        result = await read
+        if result is not None:  # else it has replied
+            leading.require()
+        return result
 
     return led

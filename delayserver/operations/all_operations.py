@@ -33,6 +33,7 @@ from delayserver.operations.sending.prepare import Prepare
 from delayserver.operations.sending.publish import Publish
 from delayserver.operations.sending.redispatch import Redispatch
 from delayserver.operations.sending.send import Send
+from delayserver.state.shard.leading import Leading
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,3 +76,4 @@ class Operations:
     waiting_keys: WaitingKeyOperations
     delivering: Delivering
     delay: DelayOperations | None
+    leading: Leading | None = None

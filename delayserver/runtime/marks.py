@@ -91,6 +91,11 @@ class Mark:
             if self._wanted is not None:
                 self._wanted.ring()
 
+    def call_at(self, value: int, action: Callable[[], object]) -> None:
+        """Call an action once, in the step in which the mark reaches `value`, which it has not yet."""
+        assert value > self.value
+        self._waiters.append((value, action))
+
     def check_invariants(self) -> None:
         """Parts wait only for values above the mark."""
         assert all(needed > self.value for needed, _ in self._waiters)

@@ -65,6 +65,7 @@ def operations_of(parts: Parts, addresses: Iterable[tuple[str, int]]) -> Operati
             local, outside.servers, names, receive.commit, settings.broker.server_clock_ahead_ms_max, clock
         ),
         delay=_delay_operations(parts, admission) if outside.role == SERVER else None,
+        leading=None if parts.cluster is None else parts.cluster.leading,
     )
 
 

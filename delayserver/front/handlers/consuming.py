@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from delayserver.protocol.columns import I64, unpack_column, unpack_count
 from delayserver.protocol.errors import InvalidArgument
 from delayserver.protocol.frames import REQUEST_ID_MAX, RequestFrame, encode_reply
 from delayserver.protocol.schema.words import REASON_BYTES_MAX
+from delayserver.state.shard.leading import Leading
 
 # So long may leases outlive the connection that wants them to end with it. The server remembers it meanwhile.
 OUTLIVE_MS_MAX = 60_000
@@ -37,13 +39,19 @@ class ConsumingHandlers:
     """Requests of consumers."""
 
     def __init__(
-        self, consuming: Consuming, broadcasting: Broadcasting, settings: BrokerSettings, levels_ms: tuple[int, ...]
+        self,
+        consuming: Consuming,
+        broadcasting: Broadcasting,
+        settings: BrokerSettings,
+        levels_ms: tuple[int, ...],
+        leading: Leading | None,
     ) -> None:
-        """`levels_ms`: the named delay levels."""
+        """`levels_ms`: the named delay levels. `leading` is that of a member of a cluster."""
         self._consuming = consuming
         self._broadcasting = broadcasting
         self._settings = settings
         self._levels_ms = levels_ms
+        self._leading = leading
 
     # -- pull
 
@@ -84,6 +92,20 @@ class ConsumingHandlers:
         self._consuming.own(connection.peer.number, outlive_ms)
         return connection.peer.number
 
+    def _room_of(self, connection: Connection) -> PullRoom:
+        """How much a pull may hand out now: nothing past the lease of a primary, also to a pull that has waited."""
+        leading = self._leading
+        if leading is None:
+            return PullRoom(connection.reply_bytes, connection.when_room)
+
+        def when_room(action: Callable[[], None]) -> None:
+            if leading.left_us:
+                connection.when_room(action)
+            else:
+                leading.call_when_held(partial(connection.when_room, action))
+
+        return PullRoom(lambda: connection.reply_bytes() if leading.left_us else 0, when_room)
+
     async def _pull(
         self,
         connection: Connection,
@@ -98,7 +120,7 @@ class ConsumingHandlers:
             pull,
             acks,
             reply.give,
-            PullRoom(connection.reply_bytes, connection.when_room),
+            self._room_of(connection),
             waiting,
             connection.work(),
         )

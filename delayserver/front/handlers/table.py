@@ -80,7 +80,9 @@ def _of_nodes(operations: Operations, limits: Limits, levels_ms: tuple[int, ...]
 
 def _of_groups(operations: Operations, settings: BrokerSettings, levels_ms: tuple[int, ...]) -> HandlersByName:
     """What consumers do, and what is done with their groups and the messages in the broker."""
-    consuming = ConsumingHandlers(operations.consuming, operations.broadcasting, settings, levels_ms)
+    consuming = ConsumingHandlers(
+        operations.consuming, operations.broadcasting, settings, levels_ms, operations.leading
+    )
     groups, letters, keys = operations.groups, operations.dead_letters, operations.waiting_keys
     return HandlersByName(
         {names_of.CANCEL_WAIT: consuming.cancel_wait},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from delayserver.protocol.errors import NotPrimary, SharedLogUnavailable
 from delayserver.runtime.clock import Clock
 from delayserver.state.shard.standing import Standing
@@ -35,6 +37,11 @@ class Leading:
     def why_not(self) -> str:
         """Why this process may not act as the primary now, for people; empty if it may."""
         return "" if self.left_us else self.refusal().message
+
+    def call_when_held(self, action: Callable[[], object]) -> None:
+        """Call an action when the next beat has come back."""
+        lease = self._standing.lease
+        lease.call_at(lease.value + 1, action)
 
     def require(self) -> None:
         """For an answer that must be true now, and for handing out. Raises NotPrimary, SharedLogUnavailable."""
