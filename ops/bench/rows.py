@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from ops.bench.backing_up import measure_backup
 from ops.bench.backlog import measure_backlog
 from ops.bench.cancelling import measure_cancel
 from ops.bench.delivering import measure_steady, measure_thunder
@@ -58,6 +59,7 @@ STEADY_FLOORS: Final = (("p50_ms", 1.5), ("p999_ms", 15.0))
 ROWS: Final = (
     Row("ingest-c8b1000", "8 connections, batches of 1,000, ingest alone", "msg/s", 800_000, measure_ingest(8, 1000)),
     Row("ingest-sustained", "the same, until the replayer has all of it", "msg/s", 400_000, measure_sustained),
+    Row("backup-beside-ingest", "c8b1000 beside a backup against without", "ratio", 0.4, measure_backup),
     Row("ingest-c1b100", "1 connection, batches of 100", "msg/s", 140_000, measure_ingest(1, 100)),
     Row("ingest-c1b1", "1 connection, one message at a time", "msg/s", 5_000, measure_ingest(1, 1)),
     Row("ingest-c8b1", "8 connections, one at a time each", "msg/s", 13_000, measure_ingest(8, 1)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from store.snapshots.verified_backup import VerifiedBackup
 
 KEEP_AGAIN_S: Final = 60.0
+LOWEST: Final = 19
+"""The copy has the lowest priority: clients of the server shall not wait for it."""
 FINDINGS_SHOWN: Final = 20
 IDENTITY: Final = "identity"
 Tell = Callable[[int, int], None]
@@ -98,6 +101,7 @@ def _of_running(repository: Repository, client: Client) -> BackedUp:
     from store.snapshots.snapshot_listing import read_listing
     from store.snapshots.taking import FILES
 
+    os.nice(LOWEST)
     taken = client.take_snapshot()
     complete = False
     try:

@@ -31,6 +31,7 @@ ROOT = Path(__file__).parents[3]
 NAMES = [
     "ingest-c8b1000",
     "ingest-sustained",
+    "backup-beside-ingest",
     "ingest-c1b100",
     "ingest-c1b1",
     "ingest-c8b1",
