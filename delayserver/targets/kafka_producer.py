@@ -64,6 +64,10 @@ class RecordReports:
             with contextlib.suppress(trio.RunFinishedError):
                 self._loop.run_sync_soon(self._done.set)
 
+    def set_code(self, place: int, code: RowAnswer) -> None:
+        """The record is not handed over."""
+        self._codes[place] = code
+
     def set_error(self, place: int, error: KafkaError) -> None:
         """The record has no report but this."""
         self._codes[place] = self._code_of(error)

@@ -155,13 +155,16 @@ class KafkaTopics(Target):
         produce = self._producer.get().produce
         reports = RecordReports(len(batch), self._code_of)
         rows, sent, stop = self._rows(batch, topics), 0, 0
+        # Keys of which a message was not taken: no later one of them goes before it.
+        held: set[int] = set()
         with trio.move_on_at(trio.current_effective_deadline() - BEFORE_DEADLINE_S):
             for start, stop in pairwise(_cuts(batch)):
-                work = partial(_send, produce, reports, range(start, stop), rows)
+                keys = batch.order_hash[start:stop]
+                skip = np.flatnonzero(np.isin(keys, np.array([*held], np.uint64))) + start
+                work = partial(_send, produce, reports, range(start, stop), rows, {*skip.tolist()})
                 sent += await self._workers.run(work) if stop - start > LARGE_ROWS else work()
                 await reports.wait(sent)
-                if not (reports.codes[start:stop] == _STORED).all():
-                    break
+                held.update(keys[reports.codes[start:stop] != _STORED].tolist())
         return self._answer(reports, stop)
 
     def _answer(self, reports: RecordReports, stop: int) -> Answer:
@@ -247,20 +250,24 @@ class KafkaTopics(Target):
         return None if rows is None else [row or None for row in rows]
 
 
-def _send(produce: Callable[..., None], reports: RecordReports, places: range, rows: Iterator[_Row]) -> int:
-    """Any thread: give the library the next records, those of these places. Returns for how many reports come."""
+def _send(
+    produce: Callable[..., None], reports: RecordReports, places: range, rows: Iterator[_Row], skip: set[int]
+) -> int:
+    """Any thread: give the library the records of these places but for some. Returns for how many reports come."""
     sent = 0
     for place, (topic, key, body, headers) in zip(places, rows, strict=False):
-        if not topic:
+        if place in skip:
+            reports.set_code(place, RowAnswer.FAILED)
+        elif not topic:
             reports.set_error(place, KafkaError(KafkaError.TOPIC_EXCEPTION, "the subject makes no name of a topic"))
-            continue
-        try:
-            produce(topic, body, key, on_delivery=partial(reports.reported, place), headers=headers)
-            sent += 1
-        except KafkaException as error:
-            reports.set_error(place, error.args[0])
-        except BufferError:
-            reports.set_error(place, KafkaError(KafkaError._QUEUE_FULL))
+        else:
+            try:
+                produce(topic, body, key, on_delivery=partial(reports.reported, place), headers=headers)
+                sent += 1
+            except KafkaException as error:
+                reports.set_error(place, error.args[0])
+            except BufferError:
+                reports.set_error(place, KafkaError(KafkaError._QUEUE_FULL))
     return sent
 
 

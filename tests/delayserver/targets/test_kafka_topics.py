@@ -16,10 +16,12 @@ from delayserver import embedded
 from delayserver.cli import cli
 from delayserver.client import Client
 from delayserver.client.values.messages import SendResult
+from delayserver.kafka.client_options import KafkaCluster
 from delayserver.protocol.outcomes import Outcome
 from ops.kafka.nodes import KafkaNodes
 from tests.delayserver.cli.conftest import serving
 from tests.delayserver.kafka.following import library_threads
+from tests.delayserver.kafka.test_topic import alter
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
@@ -164,22 +166,28 @@ def test_one_missing_topic_of_a_template_does_not_stop_the_others(one_node: Kafk
         assert node(server)["circuit"] == "closed"
 
 
-def test_messages_of_an_order_key_come_in_their_order_behind_one_that_is_large(
+def test_messages_of_an_order_key_wait_behind_one_that_kafka_refuses_and_keep_their_order(
     one_node: KafkaNodes, tmp_path: Path
 ) -> None:
-    topic = make_topic(one_node)
-    path = config(tmp_path, f"kafka://{one_node.bootstrap}/{topic}")
+    topic = make_topic(one_node, max_message_bytes="200000")
+    path = config(tmp_path, f"kafka://{one_node.bootstrap}/{topic}", options="{ batch_bytes = 100000 }")
     with embedded.open(str(tmp_path / "data"), config=path) as server:
         due_ms = time.time_ns() // 1_000_000 + 500
         sent = [
-            server.send("s", f"{number}".ljust(80_000 if number % 10 == 3 else 1), due_ms=due_ms, order_key=key)
-            for number in range(40)
+            server.send(
+                "s", f"{number}".ljust(300_000 if (key, number) == ("a", 3) else 1), due_ms=due_ms, order_key=key
+            )
+            for number in range(20)
             for key in ("a", "b")
         ]
+        until(delivered(server, *sent[:6], *sent[7::2]))
+        until(lambda: node(server)["problem"] == "message_too_large")
+        assert Outcome.DELIVERED not in {outcome(server, each) for each in sent[6::2]}
+        alter(KafkaCluster(one_node.bootstrap, topic), "max.message.bytes=1000000")
         until(delivered(server, *sent))
     for key in (b"a", b"b"):
-        mine = [record for record in records(one_node, topic, 80) if record.key() == key]
-        assert [int(record.value() or b"") for record in mine] == [*range(40)]
+        mine = [record for record in records(one_node, topic, 40) if record.key() == key]
+        assert [int(record.value() or b"") for record in mine] == [*range(20)]
         assert len({record.partition() for record in mine}) == 1
 
 
@@ -197,6 +205,7 @@ def test_while_no_broker_answers_messages_go_to_the_fallback_group_without_doubt
         (message,) = server.pull("s", "g", wait_s=120)
         assert message.message_id == sent.message_id
         until(delivered(server, sent))
+        assert [group["maybe_delivered_twice"] for group in server.status()["groups"].values()] == [0, 0]
         kafka.start()
         until(lambda: node(server)["state"] == "up")
         until(delivered(server, server.send("s", "behind", delay_ms=0)))
@@ -227,6 +236,27 @@ def test_a_message_without_a_report_comes_again_with_the_same_id_and_counts_as_m
         until(delivered(server, sent))
         assert server.status()["groups"]["lake"]["maybe_delivered_twice"] == 1
     found = [headers(record) for record in records(kafka, topic, 2) if record.value() == b"doubtful"]
+    assert len({each["delayserver-id"] for each in found}) == 1
+    assert len(found) <= 2, "what timed out does not go out later, once for each attempt"
+    assert "2" in [each.get("delayserver-attempt") for each in found]
+
+
+def test_what_is_on_its_way_when_the_server_is_killed_comes_again_with_the_same_id(
+    kafka: KafkaNodes, tmp_path: Path
+) -> None:
+    topic = make_topic(kafka)
+    path = config(tmp_path, f"kafka://{kafka.bootstrap}/{topic}")
+    with serving(tmp_path / "data", "--config", path) as running, Client(running.address) as client:
+        client.send("s", "before", delay_ms=0)
+        records(kafka, topic, 1)
+        kafka.pause(1)
+        sent = client.send("s", "on its way", delay_ms=0)
+        until(lambda: client.lookup(sent.receipt).outcome == Outcome.IN_FLIGHT)
+    kafka.resume(1)
+    with serving(tmp_path / "data", "--config", path) as running, Client(running.address) as client:
+        until(lambda: client.lookup(sent.receipt).outcome == Outcome.DELIVERED)
+        assert client.status()["groups"]["lake"]["maybe_delivered_twice"] >= 1
+    found = [headers(record) for record in records(kafka, topic, 2) if record.value() == b"on its way"]
     assert len({each["delayserver-id"] for each in found}) == 1
     assert "2" in [each.get("delayserver-attempt") for each in found]
 
