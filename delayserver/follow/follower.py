@@ -16,14 +16,14 @@ from delayserver.runtime.shared_log import LogLost, LogRecord, SharedLog
 from delayserver.state.positions.accepted_log import AcceptedLog
 from delayserver.state.shard.proposals import Accepted, Proposals
 from delayserver.state.shard.standing import Standing
-from store.errors import CorruptionError
+from store.errors import CorruptionError, UpgradeNeededError
 from store.logs.message_log import LogEntry
 from store.records.record_image import RecordImage
 from store.records.segment import Appendable
 from store.shared.envelope import Envelope, EnvelopeKind, ForeignRecordError, Unwrapped, unwrap
 from store.shared.followed import FollowedTo
 from store.shared.log_order import LogOrder, Validity
-from store.shared.payload import ClaimNote, Note, decode_note, decode_records
+from store.shared.payload import BarrierNote, ClaimNote, Note, decode_note, decode_records
 
 # Records that were read and wait for the disk. Past the first bound reading stops, below the second it goes on.
 WAITING_BYTES_MAX = 32 << 20
@@ -164,6 +164,9 @@ class Follower:
     def _take_note(self, envelope: Envelope, note: Note) -> None:
         standing, proposals = self._standing, self._proposals
         led = standing.leads
+        if isinstance(note, BarrierNote) and not note.admits(standing.program):
+            detail = f"only programs from {note.program} on read on, and this one is {standing.program}"
+            raise UpgradeNeededError(self._place.position - 1, detail)
         standing.take(envelope.epoch, envelope.writer, note)
         self._place = replace(self._place, horizon_ms=standing.horizon_ms)
         if isinstance(note, ClaimNote):

@@ -14,15 +14,11 @@ from store.shared.payload import ClaimNote
 class Claiming:
     """Waits for silence, and claims."""
 
-    def __init__(
-        self, log: SharedLog, standing: Standing, proposals: Proposals, settings: ClusterSettings, program: str
-    ) -> None:
-        """`program` is the version of this program."""
+    def __init__(self, log: SharedLog, standing: Standing, proposals: Proposals, settings: ClusterSettings) -> None:
         self._log = log
         self._standing = standing
         self._proposals = proposals
         self._settings = settings
-        self._program = program
 
     async def run(self) -> None:
         """Return when this process leads. Raises LogUnusable."""
@@ -32,7 +28,7 @@ class Claiming:
             epoch = standing.epoch.value + 1
             seat = standing.seat
             self._proposals.claim(
-                epoch, ClaimNote(seat.name, seat.address, self._program, standing.read.value, reason, seat.http)
+                epoch, ClaimNote(seat.name, seat.address, standing.program, standing.read.value, reason, seat.http)
             )
             # Whoever claims this epoch first leads. A claim that is lost with its connection is made once more.
             with trio.move_on_after(settings.silence_ms / 1000):

@@ -47,7 +47,7 @@ def build_cluster(ground: Ground, state: StateParts, appender: LogAppender) -> C
     runtime, positions = ground.runtime, state.positions
     start = followed_to(ground.files.log, ground.opened.found.checkpoint.replay_offset)
     log = membership.engine.open(membership.seat.shard)
-    standing = Standing(membership.seat, start)
+    standing = Standing(membership.seat, start, __version__)
     proposals = Proposals(log, membership.seat, ground.names, runtime.clock)
     leading = Leading(standing, runtime.clock, membership.settings.lease_ms, membership.settings.log_wait_ms)
     horizon = LeaderHorizon(leading, ground.opened.attempts.horizon.earlier)
@@ -61,6 +61,6 @@ def build_cluster(ground: Ground, state: StateParts, appender: LogAppender) -> C
         sequences=ShardSequences(positions.accepted_sequence),
         writer=ShardWriter(proposals, state.accepted, positions),
         follower=Follower(start, appender, state.accepted, standing, proposals, runtime.damage),
-        claiming=Claiming(log, standing, proposals, membership.settings, __version__),
+        claiming=Claiming(log, standing, proposals, membership.settings),
         beating=Beating(standing, horizon, proposals, membership.settings, runtime.clock),
     )

@@ -5,6 +5,7 @@ A new kind of data is a new kind of record, not a new kind of envelope. FORMAT.m
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, Final, TypeAlias
 
@@ -65,6 +66,10 @@ class BarrierNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     program: str
     """The lowest version."""
 
+    def admits(self, program: str) -> bool:
+        """Whether a program of this version may read on."""
+        return _numbers(program) >= _numbers(self.program)
+
 
 class RestoredNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A record that the log had lost, from a member that has it."""
@@ -86,6 +91,10 @@ _NOTES: Final[dict[EnvelopeKind, type[Note]]] = {
 _KINDS: Final = {note: kind for kind, note in _NOTES.items()}
 _DECODERS: Final[dict[EnvelopeKind, Any]] = {kind: msgspec.msgpack.Decoder(note) for kind, note in _NOTES.items()}
 _encode: Final = msgspec.msgpack.Encoder().encode
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)[:3]]
 
 
 def kind_of(note: Note) -> EnvelopeKind:

@@ -28,14 +28,16 @@ class Standing:
         "leader_address",
         "leader_http",
         "lease",
+        "program",
         "read",
         "seat",
         "took_over",
     )
 
-    def __init__(self, seat: Seat, start: FollowedTo) -> None:
-        """`start`: where the last process left the log."""
+    def __init__(self, seat: Seat, start: FollowedTo, program: str) -> None:
+        """`start`: where the last process left the log. `program`: the version of this program."""
         self.seat = seat
+        self.program = program
         self.epoch = Mark(start.epoch)
         self.leader: LogWriter = start.writer
         # What the leader said of itself; None if its claim was read by an earlier process.

@@ -157,7 +157,7 @@ class Member:
         start = followed_to(self.log, self.log.first)
         self.shared = ListLog(records)
         seat = Seat(0, IDENTITY, LogWriter(number, instance), name, f"{name}:1")
-        self.standing = Standing(seat, start)
+        self.standing = Standing(seat, start, "1.2.3")
         fs.make_directory("/d")
         self.proposals = Proposals(
             self.shared, seat, Names.open(fs, "/d", IDENTITY.server_id, shared=True), runtime.clock
@@ -171,7 +171,7 @@ class Member:
         writer = ShardWriter(self.proposals, self.accepted, self.positions)
         self.sequences = ShardSequences(self.positions.accepted_sequence)
         self.commit = GroupCommit(gathering, self.sequences, writer, self.accepted, self.positions, storage, runtime)
-        self.claiming = Claiming(self.shared, self.standing, self.proposals, cluster, "test")
+        self.claiming = Claiming(self.shared, self.standing, self.proposals, cluster)
         leading = Leading(self.standing, runtime.clock, cluster.lease_ms, cluster.log_wait_ms)
         self.horizon = LeaderHorizon(leading, Bell())
         self.beating = Beating(self.standing, self.horizon, self.proposals, cluster, runtime.clock)
