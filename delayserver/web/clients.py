@@ -43,6 +43,17 @@ RETRIES: Final = 2
 """The caller retries too, so that the gateway gives up early."""
 
 
+class StayingClient(AsyncClient):
+    """A client of the one server that this gateway belongs to. Callers go to another member of a cluster themselves."""
+
+    FOLLOWS = False
+
+
+def _kind_for(server: str) -> type[AsyncClient]:
+    """A gateway that knows several members goes to the primary for its callers."""
+    return AsyncClient if "," in server else StayingClient
+
+
 class TokenClient:
     """The connections of one token. ``calls`` is for short requests and ``pulls`` for those that wait. ``sends`` folds
     single sends of concurrent requests into few requests of the server's protocol. ``first_tries`` remembers keys, and
@@ -50,8 +61,9 @@ class TokenClient:
     """
 
     def __init__(self, server: str, token: str, tls: TLS) -> None:
-        self.calls = AsyncClient(server, retries=RETRIES, token=token or None, tls=tls)
-        self.pulls = AsyncClient(server, retries=0, token=token or None, tls=tls)
+        kind = _kind_for(server)
+        self.calls = kind(server, retries=RETRIES, token=token or None, tls=tls)
+        self.pulls = kind(server, retries=0, token=token or None, tls=tls)
         self.sends = Singles(self.calls)
         self.first_tries = FirstTries()
         self.routes = TokenRoutes(self.calls, server)
@@ -237,7 +249,7 @@ class Clients:
     async def _check(self, token: str) -> None:
         """Shows a new token to the server on a connection of its own. So a guess takes no place of a token in use. Raises
         Unauthenticated."""
-        async with AsyncClient(self.server, retries=0, token=token, tls=self._tls) as client:
+        async with _kind_for(self.server)(self.server, retries=0, token=token, tls=self._tls) as client:
             info = await client.connect()
         if info.needs_token and not info.roles:
             raise Unauthenticated("this token is none that is valid here")

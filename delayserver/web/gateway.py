@@ -16,7 +16,7 @@ from delayserver.client.calls.policy_calls import GroupPolicy
 from delayserver.config.settings import HttpSettings
 from delayserver.logs.events import EventLogger
 from delayserver.metrics.http_figures import HttpFigures
-from delayserver.protocol.errors import DelayServerError
+from delayserver.protocol.errors import DelayServerError, NotPrimary
 from delayserver.protocol.figure_fields import reply_type
 from delayserver.protocol.figures import ServerStatus
 from delayserver.protocol.schema.dead_letters import DropResult
@@ -39,7 +39,7 @@ from delayserver.web.message_endpoints import Messages
 from delayserver.web.openapi import openapi_document
 from delayserver.web.origins import DELIBERATE
 from delayserver.web.pages import Pages
-from delayserver.web.problems import Problem, invalid, problem_of
+from delayserver.web.problems import Problem, invalid, problem_of, redirect_of
 from delayserver.web.queries import (
     GroupsQuery,
     KeyQuery,
@@ -47,6 +47,7 @@ from delayserver.web.queries import (
     LookupQuery,
     PendingQuery,
     ReadQuery,
+    ReadyQuery,
     SendQuery,
     TransactionsQuery,
     WaitingKeysQuery,
@@ -201,7 +202,8 @@ class Gateway:
                      {200: EndpointAnswer("The text format of Prometheus, or OpenMetrics if Accept names it",
                                           media="text/plain")}),
             Endpoint("GET", "/healthz", probes.healthz, "Does the server answer?", {200: EndpointAnswer("It does", Health)}),
-            Endpoint("GET", "/readyz", probes.readyz, "Does the server serve?", {200: EndpointAnswer("It does", Health)}),
+            Endpoint("GET", "/readyz", probes.readyz, "Does the server serve, or follow as a standby?",
+                     {200: EndpointAnswer("It does", Health)}, query=ReadyQuery),
         ]  # fmt: skip
 
     async def openapi(self, request: Request, names: Mapping[str, str]) -> Response:
@@ -247,6 +249,10 @@ class Gateway:
                 await response(own, receive, send)
         except Problem as problem:
             await problem_answer(problem)(dict(scope), receive, send)
+        except NotPrimary as error:
+            query = scope["query_string"].decode("latin-1")
+            path = scope["raw_path"].decode("latin-1") + (f"?{query}" if query else "")
+            await problem_answer(redirect_of(error, path))(dict(scope), receive, send)
         except DelayServerError as error:
             await problem_answer(problem_of(error))(dict(scope), receive, send)
         except ClientDisconnect:

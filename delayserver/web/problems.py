@@ -7,7 +7,14 @@ from typing import Any, Final
 
 import msgspec
 
-from delayserver.protocol.errors import DelayServerError, ProtocolError, Refused, Unauthenticated, Unavailable
+from delayserver.protocol.errors import (
+    DelayServerError,
+    NotPrimary,
+    ProtocolError,
+    Refused,
+    Unauthenticated,
+    Unavailable,
+)
 from delayserver.protocol.outcomes import Outcome
 
 PROBLEM_JSON: Final = "application/problem+json"
@@ -44,6 +51,7 @@ STATUSES: Final[Mapping[str, int]] = {
 """Status codes of errors whose class does not give it. `status_of` knows the rest."""
 
 TITLES: Final[Mapping[int, str]] = {
+    307: "The primary of the cluster has it",
     400: "The request is not valid",
     401: "A token is needed",
     403: "Not permitted",
@@ -109,6 +117,8 @@ class Problem(Exception):
             headers["retry-after"] = str(-(-self.retry_after_ms // 1000))
         if self.status == 401:
             headers["www-authenticate"] = 'Bearer realm="delayserver"'
+        if "location" in self.fields:
+            headers["location"] = self.fields["location"]
         if "allowed" in self.fields:
             headers["allow"] = ", ".join(self.fields["allowed"])
         return headers
@@ -135,6 +145,14 @@ def problem_of(error: DelayServerError) -> Problem:
     return Problem(
         status_of(error), error.name, error.message, retry_after_ms=error.retry_after_ms, fields=dict(error.details)
     )
+
+
+def redirect_of(error: NotPrimary, path: str) -> Problem:
+    """The answer of a standby to a request for this path and query: where the primary is, if the standby knows that."""
+    if not error.http:
+        return problem_of(error)
+    fields = dict(error.details) | {"location": f"{error.http.rstrip('/')}{path}"}
+    return Problem(307, error.name, error.message, fields=fields)
 
 
 def ended_before(what: str, outcome: Outcome, receipt: str | None, **fields: Any) -> Problem:

@@ -19,6 +19,12 @@ class LookupQuery(Struct, forbid_unknown_fields=True):
     times: bool = False
 
 
+class ReadyQuery(Struct, forbid_unknown_fields=True):
+    """`role`: with `primary` a standby is not ready."""
+
+    role: Literal["any", "primary"] = "any"
+
+
 class KeyQuery(Struct, forbid_unknown_fields=True):
     """A message by what its sender chose: subject, id and due time."""
 

@@ -320,9 +320,9 @@ class CommitRequest(Due, kw_only=True, forbid_unknown_fields=True):
 
 
 class Health(Struct):
-    """Whether the server answers, or is ready."""
+    """Whether the server answers, or is ready. A standby of a cluster follows."""
 
-    status: Literal["ok", "ready"]
+    status: Literal["ok", "ready", "follows"]
 
 
 class RowProblem(Struct, omit_defaults=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import trio
 
 from tests.delayserver.cluster.clusters import Cluster
 from tests.fakes.host import Boot, Host, small_settings, texts
@@ -84,7 +85,7 @@ async def test_a_waiting_pull_gets_nothing_past_the_lease_and_goes_on_with_the_n
     host = cluster.hosts["a"]
     client = await host.start_connected()
     await client.put("one", host.now_ms + 100)
-    (leased,) = await client.pull(wait_ms=5_000, ack_timeout_ms=1_500)
+    (leased,) = await client.pull(wait_ms=5_000, outlive_ms=0)
     assert texts([leased]) == ["one"]
     other = await host.client()
     asked = await other.ask(
@@ -92,7 +93,12 @@ async def test_a_waiting_pull_gets_nothing_past_the_lease_and_goes_on_with_the_n
     )
     await host.sleep_ms(100)
     cluster.engine.logs[0].connect(False)
-    await host.sleep_ms(8_000)
-    assert not other.replies, "its ack timeout has passed, and perhaps another primary handed it out"
+    await host.sleep_ms(2_000)
+    client.transport.close()
+    await host.sleep_ms(2_000)
+    await host.until(lambda: host.connections == 1)
+    with trio.move_on_after(2):
+        await other.take()
+    assert not other.replies, "its lease has ended with its connection, and perhaps another primary handed it out"
     cluster.engine.logs[0].connect(True)
     assert texts((await other.reply(asked))["messages"]) == ["one"]
