@@ -29,13 +29,13 @@ class Coverage:
     members: Mapping[str, int]
 
     @property
-    def refusal(self) -> str:
-        """Why nothing may be trimmed; empty where the backups cover something."""
+    def uncovered(self) -> str:
+        """Why the backups cover nothing; empty where they do."""
         if len(self.backups) < NEEDED:
-            found = f"{len(self.backups)} of the {NEEDED} checked backups that it takes"
             return (
-                f"{self.place}: no backup covers the log, which begins at position {self.first}: there are {found}. "
-                f"Call delayserver backup for a member, then delayserver backup check {self.place}"
+                f"{self.place}: no backup covers the log, which begins at position {self.first}: there are "
+                f"{len(self.backups)} of the {NEEDED} checked backups that it takes. Call delayserver backup for a member, "
+                f"then delayserver backup check {self.place}"
             )
         for name, backup in self.backups.items():
             if backup.position > self.end:
@@ -43,37 +43,37 @@ class Coverage:
                     f"{self.place}: the backup {name} goes on from position {backup.position}, and the log ends at "
                     f"{self.end}: it is of another log, or this log has lost records"
                 )
-        if not self.members:
-            return "no member has said how far it is: name them, so that none loses what it has not read"
         return ""
 
     @property
+    def refusal(self) -> str:
+        """Why nothing may be trimmed; empty where the backups cover something, and members have said how far they are."""
+        if not self.uncovered and not self.members:
+            return "no member has said how far it is: name them, so that none loses what it has not read"
+        return self.uncovered
+
+    @property
     def covered(self) -> int:
-        """All positions below are in both backups. The first of the log where there are too few."""
-        return (
-            max(self.first, min([each.position for each in self.backups.values()])) if not self.refusal else self.first
-        )
+        """All positions below are in both backups. The first of the log where they cover nothing."""
+        positions = [] if self.uncovered else [each.position for each in self.backups.values()]
+        return max(self.first, min(positions, default=self.first))
 
     @property
     def trims_to(self) -> int:
         """The log may lose all positions below: `first` where it may lose nothing."""
-        return max(self.first, min(self.covered, *self.members.values())) if not self.refusal else self.first
+        return self.first if self.refusal else max(self.first, min(self.covered, *self.members.values()))
 
     @property
     def text(self) -> str:
         """For the operator: what covers the log, or that nothing does."""
-        if self.refusal:
-            return self.refusal
-        slowest = min(self.members, key=lambda name: self.members[name])
-        held = (
-            f"; member {slowest} needs it from {self.members[slowest]} on"
-            if self.members[slowest] < self.covered
-            else ""
-        )
-        return (
-            f"the log has the positions {self.first} to {self.end}; the backups {' and '.join(self.backups)} cover those "
-            f"below {self.covered}{held}"
-        )
+        if self.uncovered:
+            return self.uncovered
+        names = " and ".join(self.backups)
+        said = f"the log has the positions {self.first} to {self.end}; the backups {names} cover those below {self.covered}"
+        slowest = min(self.members, key=lambda name: self.members[name], default="")
+        if slowest and self.members[slowest] < self.covered:
+            said += f"; member {slowest} needs it from {self.members[slowest]} on"
+        return said
 
 
 def find_coverage(repository: Repository, server_id: int, first: int, end: int, members: Mapping[str, int]) -> Coverage:

@@ -61,7 +61,9 @@ def test_a_backup_behind_the_end_is_of_another_log() -> None:
 
 
 def test_without_members_nothing_is_trimmed() -> None:
-    assert covered({"1": 500, "2": 600}, {}).trims_to == 0
+    found = covered({"1": 500, "2": 600}, {})
+    assert (found.covered, found.trims_to) == (500, 0)
+    assert "no member has said" in found.refusal and "cover those below 500" in found.text
 
 
 def test_backups_of_another_shard_are_refused() -> None:
