@@ -69,7 +69,7 @@ def build_broker(
         settle_doubts(core, opened.files.log)
     else:
         positions = state.positions
-        shared = SharedBroker(core, cluster.proposing.decide, positions.replayed, positions.durable, runtime)
+        shared = SharedBroker(core, cluster.proposing.propose, positions.replayed, positions.durable, runtime)
         # A publish waits for the log, never for a sync of its own.
         storage = replace(storage, durability="sync", inline_sync_bytes_max=0)
     commit = BrokerCommit(core, opened.believable, runtime, shared)

@@ -26,6 +26,7 @@ def tasks_by_stage(parts: Parts) -> Mapping[Stage, tuple[Task, ...]]:
         replay.tier.run,
         upkeep.segments_ahead.run,
         parts.figures.snapshots.run,
+        broker.broker_commit.run_upkeep,
     )
     following: tuple[Task, ...] = ()
     if parts.cluster is not None:
@@ -48,7 +49,7 @@ def tasks_by_stage(parts: Parts) -> Mapping[Stage, tuple[Task, ...]]:
                 receive.commit.run,
                 replay.replayer.run,
                 outcomes.recorder.run,
-                *(of_broker if parts.cluster is None else ()),
+                *((*of_broker, broker.broker_commit.run_upkeep) if parts.cluster is None else ()),
                 dispatch.targets.run,
                 dispatch.reload.run,
                 groups.tokens.run,

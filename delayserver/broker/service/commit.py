@@ -17,6 +17,7 @@ import trio
 from delayserver.broker.service.broker import Broker
 from delayserver.broker.service.durability import BrokerSync
 from delayserver.broker.service.shared_broker import SharedBroker
+from delayserver.protocol.errors import DelayServerError, InDoubt
 from delayserver.runtime.believable_clock import BelievableClock
 from delayserver.runtime.disk_pace import DiskPace
 from delayserver.runtime.marks import Bell
@@ -64,7 +65,7 @@ class BrokerCommit:
     async def durable(self) -> None:
         """Wait until all deliveries and acks so far are durable.
 
-        Raises DiskFullError (try again later) or SyncFailedError (final).
+        Raises DiskFullError (try again later), SyncFailedError (final), and InDoubt if a member leads no longer.
         """
         if self._failure is not None:
             raise SyncFailedError("an earlier sync of the broker failed; restart to recover") from self._failure
@@ -119,6 +120,10 @@ class BrokerCommit:
                 await self._sync()
             except DiskFullError as error:
                 group.fail(error)
+            except DelayServerError as error:  # this process leads no longer: it ends
+                group.fail(error)
+                group.end(self._files.store.synced)
+                await trio.sleep_forever()
             except BaseException as error:
                 self._failure = error
                 group.fail(SyncFailedError("the broker's sync failed; restart to recover"))
@@ -130,12 +135,13 @@ class BrokerCommit:
                     self._gathering.end(self._files.store.synced)
 
     async def run_upkeep(self) -> None:
-        """Every few seconds, write a checkpoint if one is due, and apply retention. A full disk delays both."""
+        """Every few seconds, write a checkpoint if one is due, and apply retention. A full disk delays both. A member that
+        leads no longer ends."""
         while True:
             await self._clock.sleep_ms(UPKEEP_MS)
             try:
                 await self._upkeep()
-            except DiskFullError:
+            except (DiskFullError, InDoubt):
                 continue
 
     async def run_counts(self) -> None:
@@ -164,7 +170,7 @@ class BrokerCommit:
             if self._durability.checkpoint_due() or self._retention.needs_checkpoint(now_us, latest_us):
                 with suppress(DiskFullError):  # retention may make room
                     await self._checkpoint()
-            self._retention.retire(now_us, latest_us)
+            self._retention.retire(now_us, latest_us, alone=self._shared is None)
             for cuts in self._retention.block_cuts():
                 await self._workers.run(cuts.load)
                 cuts.finish()
@@ -176,7 +182,8 @@ class BrokerCommit:
                 await trio.lowlevel.checkpoint()
             plan = capture.plan()
         if self._shared is not None:  # a start may go back to the mark before
-            await self.durable()
+            if self._shared.leads:
+                await self.durable()
             await self._shared.mark()
         await self._workers.run(plan.run)
         for _ in self._durability.finish_checkpoint(plan):

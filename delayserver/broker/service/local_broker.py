@@ -41,11 +41,10 @@ class LocalBroker:
         self._clock = runtime.clock
 
     async def run(self) -> None:
-        """Commit, read and serve waiting pulls, until cancelled."""
+        """Commit, read and serve waiting pulls, until cancelled. `commit.run_upkeep` is a task of its own."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.reads.run)
             nursery.start_soon(self.commit.run)
-            nursery.start_soon(self.commit.run_upkeep)
             nursery.start_soon(self.commit.run_ahead)
             nursery.start_soon(self.commit.run_counts)
             nursery.start_soon(self.pulls.run)

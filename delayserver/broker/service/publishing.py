@@ -180,6 +180,8 @@ class Publishing:
     def _synced(self, answers: list[tuple[_Part, StoredPart]], size: int, failure: Exception | None) -> None:
         if failure is None:
             self._answer(answers, size)
+        elif isinstance(failure, DelayServerError):
+            self._answer_all([part for part, _ in answers], size, failure)
         else:
             # Also on a full disk: consumers can see the messages and they may yet be synced, so they are not refused.
             self._answer_all([part for part, _ in answers], size, StorageFailed(str(failure)))

@@ -31,7 +31,7 @@ from store.records.stored_rows import StoredRows
 ENVELOPE_BYTES = 16 << 20
 
 Write = Callable[[Sequence[Appendable]], Awaitable[object]]
-"""Proposes records as one envelope. Returns when they are in message_log."""
+"""Proposes records as one envelope. Returns when they are in message_log. Raises InDoubt."""
 
 
 class SharedBroker:
@@ -87,6 +87,11 @@ class SharedBroker:
         last = max(record.sequences) if isinstance(record, StoredRows) else int(record.sequence.max())
         self.next_sequence = max(self.next_sequence, last + 1)
 
+    @property
+    def leads(self) -> bool:
+        """Whether this process has taken over."""
+        return self._confirmed is not None
+
     def take_over(self, epoch: int) -> None:
         """This process leads, and has followed all that came before its claim."""
         self._core.take_over(epoch, self._clock.now_us())
@@ -96,7 +101,7 @@ class SharedBroker:
     # -- leading
 
     async def sync(self) -> None:
-        """Make all deliveries and acks so far part of the log. Waits for ever if this process leads no longer. Raises
+        """Make all deliveries and acks so far part of the log. Raises InDoubt if this process leads no longer,
         SyncFailedError."""
         async with self._lock:
             plan = self._core.durability.shared_plan()
@@ -127,10 +132,10 @@ class SharedBroker:
     async def _mark(self) -> None:
         durability, files = self._core.durability, self._core.state.files
         rows, anew = self._rows, self._anew
-        if self._confirmed is None and durability.progress_is_long:
+        if not self.leads and durability.progress_is_long:
             rows, anew = durability.snapshot(), True
         end = files.store.end if self._confirmed is None else self._confirmed
-        applied = AppliedTo(self._followed.value, end, self.next_sequence)
+        applied = AppliedTo(max(self._start, self._followed.value), end, self.next_sequence)
         self._rows, self._anew = ProgressRows(), False
         with trio.CancelScope(shield=True):
             try:

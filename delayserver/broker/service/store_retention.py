@@ -21,9 +21,12 @@ class StoreRetention:
         """Whether `retire` would first write a checkpoint. A caller that wants that in a thread writes one before."""
         return self._below(now_us, latest_us) > self._durability.checkpointed
 
-    def retire(self, now_us: int, latest_us: int | None = None) -> list[str]:
-        """Remove the segments that are not needed; returns their paths."""
+    def retire(self, now_us: int, latest_us: int | None = None, *, alone: bool = True) -> list[str]:
+        """Remove the segments that are not needed; returns their paths. In a member of a cluster, which is not `alone`, only
+        those that the last checkpoint allows to remove."""
         below = self._below(now_us, latest_us)
+        if not alone:
+            below = min(below, self._durability.checkpointed)
         if below > self._durability.checkpointed:
             try:
                 self._durability.checkpoint()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from delayserver.broker.service.local_broker import LocalBroker
-from delayserver.protocol.errors import ShuttingDown
+from delayserver.protocol.errors import InDoubt, ShuttingDown
 from delayserver.protocol.outcomes import DeliverOutcome
 from delayserver.state.counts.redeliveries import Redeliveries
 from delayserver.targets.answer import Answer
@@ -46,7 +46,7 @@ class EmbeddedNode(Target):
             raise DeliveryError(str(error), known=True) from error
         except UnreadableError as error:  # it does not say which of these it has: nothing is stored
             raise DeliveryError(str(error), known=True) from error
-        except DiskFullError as error:
+        except (DiskFullError, InDoubt) as error:
             raise DeliveryError(str(error), known=False) from error
         return Answer(delivered.outcome)
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import trio
 
+from delayserver.protocol.errors import InDoubt
 from delayserver.server.delay_server import LeadershipLost
 from tests.delayserver.cluster.clusters import Cluster
 from tests.delayserver.operations.groups.test_redelivery_crashes import GONE, OPERATIONS, Told, judge, script
@@ -118,3 +119,23 @@ async def test_a_primary_whose_last_records_never_came_into_the_log_forgets_them
         await losing.wait_up()
         assert texts(await (await losing.client()).pull()) == ["last"], count
         await losing.stop()
+
+
+async def test_what_a_superseded_primary_was_asked_last_is_in_doubt(boot: Boot) -> None:
+    cluster = members(boot)
+    first, second = cluster.hosts["a"], cluster.hosts["b"]
+    client = await first.start_connected()
+    second.begin()
+    await publish(client, "one")
+    (message,) = await client.pull()
+    cluster.engine.logs[0].connect(False)
+    published = await client.ask("publish", {"messages": [{"subject": "s", "body": "two"}]})
+    acked = await client.ask("ack", {"subject": "s", "group": "g", "count": 1, "deliveries": message["delivery"]})
+    await second.wait_up()
+    cluster.engine.logs[0].connect(True)
+    for asked in (published, acked):
+        with pytest.raises((InDoubt, ConnectionResetError)):  # an end without an answer says the same
+            await client.reply(asked)
+    await first.wait_down()
+    assert isinstance(first.died_of, LeadershipLost)
+    assert texts(await (await second.client()).pull()) == ["one"]
