@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import trio
 
-from delayserver.protocol.errors import DelayServerError
+from delayserver.protocol.errors import DelayServerError, InDoubt
 from delayserver.state.positions.accepted_log import AcceptedLog
-from delayserver.state.shard.proposals import Proposals
+from delayserver.state.shard.proposals import Proposals, Refused
 from delayserver.state.shard.standing import Standing
 from store.logs.message_log import LogEntry
 from store.records.segment import Appendable
@@ -21,6 +21,18 @@ class Proposing:
         self._standing = standing
         self._proposals = proposals
         self._accepted = accepted
+        # What tells each task that waits.
+        self._waiting: set[Refused] = set()
+        self._ended = False
+
+    async def end_with(self, follow: Callable[[], Awaitable[None]]) -> None:
+        """Follow the log until that ends. Then nothing comes back any more: who waits is told so, also behind a shield."""
+        try:
+            await follow()
+        finally:
+            self._ended = True
+            for refuse in list(self._waiting):
+                refuse(InDoubt("the server has ended, so the result is unknown"))
 
     @property
     def decides(self) -> bool:
@@ -46,8 +58,14 @@ class Proposing:
             refused = error
             ended.set()
 
+        if self._ended:
+            raise InDoubt("the server has ended")
         self._proposals.propose(records, accept, refuse)
-        await ended.wait()
+        self._waiting.add(refuse)
+        try:
+            await ended.wait()
+        finally:
+            self._waiting.discard(refuse)
         if refused is not None:
             raise refused
         return end

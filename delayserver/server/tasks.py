@@ -30,7 +30,10 @@ def tasks_by_stage(parts: Parts) -> Mapping[Stage, tuple[Task, ...]]:
     )
     following: tuple[Task, ...] = ()
     if parts.cluster is not None:
-        following = (partial(parts.cluster.follower.run, parts.cluster.log), *kept)
+        following = (
+            partial(parts.cluster.proposing.end_with, partial(parts.cluster.follower.run, parts.cluster.log)),
+            *kept,
+        )
     of_broker: tuple[Task, ...] = (broker.local_broker.run, groups.redelivery.run, broker.publishing.run)
     ready: tuple[Task, ...] = (
         upkeep.checkpointing.run,
