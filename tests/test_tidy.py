@@ -1061,6 +1061,7 @@ failing/scenario.py: _ALLOW_DETERMINISTIC_SCHEDULING _r
 forked.py: _run_exitfuncs _shutdown
 ops/audit/evidence.py: _capture _evidence
 ops/torture/test_judging.py: _loop
+simulation/cluster_mistakes.py: _standing _take_records
 simulation/mistakes.py: _Moment _end _naming
 simulation/network.py: _closed
 simulation/run.py: _ALLOW_DETERMINISTIC_SCHEDULING _r

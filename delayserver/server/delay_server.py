@@ -278,10 +278,7 @@ class DelayServer:
         claimed, horizon_ms = cluster.standing.read.value, cluster.standing.horizon_ms
         nursery.start_soon(cluster.beating.run)
         nursery.start_soon(self._end_when_superseded, nursery.cancel_scope, cluster)
-        await cluster.standing.applied.reached(claimed)
-        await parts.state.positions.replayed.reached(parts.state.positions.durable.value)
-        # What other members decided is in dispatch_log before this one decides anything.
-        await parts.outcomes.recorder.flush()
+        await self._apply_to(claimed, cluster)
         sequence = parts.state.positions.accepted_sequence.value
         parts.opened.attempts.attempted.begin(horizon_ms + 1, sequence + 1)
         parts.state.balance.subjects.redeliveries.begin(sequence, frozenset())
@@ -289,6 +286,13 @@ class DelayServer:
         await cluster.standing.lease.reached(1)
         cluster.standing.took_over.set()
         await parts.dispatch.topology.change(self.settings)
+
+    async def _apply_to(self, position: int, cluster: ClusterParts) -> None:
+        """What other members decided before this position is in dispatch_log before this one decides anything."""
+        positions = self.parts.state.positions
+        await cluster.standing.applied.reached(position)
+        await positions.replayed.reached(positions.durable.value)
+        await self.parts.outcomes.recorder.flush()
 
     async def _take_over_broker(self, cluster: ClusterParts) -> None:
         core, shared = self.parts.broker.core, self.parts.broker.shared

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
+from tests.simulation.cluster_mistakes import CLUSTER_MISTAKES
+from tests.simulation.mistakes import Change, made
 from tests.simulation.run import run_seed
 
 SEEDS = range(6)
@@ -17,3 +21,16 @@ def test_all_promises_are_kept_by_a_shard(seed: int) -> None:
 
 def test_a_seed_of_a_shard_repeats_exactly() -> None:
     assert run_seed(1, cluster=True).digest == run_seed(1, cluster=True).digest
+
+
+@pytest.mark.parametrize(("mistake", "seed"), CLUSTER_MISTAKES, ids=lambda each: getattr(each, "__name__", str(each)))
+def test_the_mistake_of_a_shard_is_noticed(mistake: Callable[[], list[Change]], seed: int) -> None:
+    seeds = dict.fromkeys([seed, *range(20)])
+    assert any(_failed(mistake, each) for each in seeds), f"{mistake.__doc__}: not noticed"
+
+
+def _failed(mistake: Callable[[], list[Change]], seed: int) -> bool:
+    with made(mistake):
+        failure = run_seed(seed, cluster=True).failure
+    assert not any(name in failure for name in ("TypeError", "AttributeError", "NameError")), failure
+    return bool(failure) and not run_seed(seed, cluster=True).failure

@@ -1,0 +1,151 @@
+"""Mistakes of a shard, put into its servers one at a time: the simulation must notice each of them.
+
+As in `mistakes.py`, each is a change of one function while a block runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from delayserver.follow.follower import Follower
+from delayserver.follow.shard_outcome_writer import ShardOutcomeWriter
+from delayserver.replay.replayer import Replayer
+from delayserver.server import cluster_parts
+from delayserver.state.memory.attempted import Attempted
+from delayserver.state.shard.leader_horizon import LeaderHorizon
+from delayserver.state.shard.leading import Leading
+from delayserver.state.shard.shard_sequences import ShardSequences
+from store.shared.envelope import EnvelopeKind, unwrap
+from store.shared.followed import FollowedTo
+from store.shared.log_order import Validity
+from tests.simulation.mistakes import Change
+
+
+def outcomes_written_before_they_came_back() -> list[Change]:
+    """Files are written before the record came back."""
+
+    def mistaken(right: Any) -> Any:
+        async def write(self: Any, batches: Any) -> Any:
+            keys = await self._local.write(batches)
+            if self._proposing.decides:
+                local, self._local = self._local, _Wrote(keys)
+                try:
+                    await right(self, batches)
+                finally:
+                    self._local = local
+            return keys
+
+        return write
+
+    return [(ShardOutcomeWriter, "write", mistaken)]
+
+
+class _Wrote:
+    """A writer of outcomes that are written."""
+
+    def __init__(self, keys: Any) -> None:
+        self._keys = keys
+
+    async def write(self, _batches: Any) -> Any:
+        return self._keys
+
+
+def zombies_count() -> list[Change]:
+    """The record of a deposed primary behind a claim counts."""
+
+    def mistaken(right: Any) -> Any:
+        def read(self: Any, record: Any) -> None:
+            before = self.void[Validity.OLD_EPOCH]
+            right(self, record)
+            if self.void[Validity.OLD_EPOCH] > before:
+                _take_all_the_same(self, record)
+
+        return read
+
+    return [(Follower, "_read", mistaken)]
+
+
+def copies_count() -> list[Change]:
+    """A record that stands in the log twice counts twice."""
+
+    def mistaken(right: Any) -> Any:
+        def read(self: Any, record: Any) -> None:
+            before = self.void[Validity.COPY]
+            right(self, record)
+            if self.void[Validity.COPY] > before:
+                _take_all_the_same(self, record)
+
+        return read
+
+    return [(Follower, "_read", mistaken)]
+
+
+def _take_all_the_same(follower: Any, record: Any) -> None:
+    found = unwrap(record.data, follower._standing.seat.identity, record.position)
+    if found.envelope.kind is EnvelopeKind.RECORDS and found.envelope.writer != follower._standing.seat.me:
+        follower._take_records(found, record.position, len(record.data))
+
+
+def no_horizon() -> list[Change]:
+    """Attempts go beyond the horizon of the last beat."""
+    return [(LeaderHorizon, "due_ms", lambda _: property(lambda self: 1 << 50 if self._leading.left_us else 0))]
+
+
+def horizon_forgotten() -> list[Change]:
+    """A new primary does not know what the former one may have attempted."""
+    return [(Attempted, "begin", lambda _: lambda *_: None)]
+
+
+def no_lease() -> list[Change]:
+    """A primary that stood still, or hears nothing of the log, goes on as before."""
+    return [(Leading, "left_us", lambda _: property(lambda self: int(self._standing.leads)))]
+
+
+def from_the_beginning() -> list[Change]:
+    """A member that starts again reads the log from its beginning, whatever it has."""
+    return [(cluster_parts, "followed_to", lambda _: lambda *_: FollowedTo())]
+
+
+def outcomes_of_others_ignored() -> list[Change]:
+    """A standby does not apply the outcomes that the log brings."""
+
+    def mistaken(right: Any) -> Any:
+        def place(self: Any, entries: Any, done: Any) -> None:
+            led_from, self._positions.led_from = self._positions.led_from, 0
+            try:
+                right(self, entries, done)
+            finally:
+                self._positions.led_from = led_from
+
+        return place
+
+    return [(Replayer, "_place", mistaken)]
+
+
+def sequences_of_its_own() -> list[Change]:
+    """A primary counts its sequences on from its own last one."""
+
+    def mistaken(_right: Any) -> Any:
+        def take(self: Any, count: int) -> int:
+            first = int(self._next)
+            self._next = first + count
+            return first
+
+        return take
+
+    return [(ShardSequences, "take", mistaken)]
+
+
+# Each with a seed that notices it.
+CLUSTER_MISTAKES: tuple[tuple[Callable[[], list[Change]], int], ...] = (
+    (outcomes_written_before_they_came_back, 4),
+    (zombies_count, 4),
+    (copies_count, 6),
+    (no_horizon, 16),
+    (horizon_forgotten, 4),
+    (no_lease, 14),
+    (from_the_beginning, 4),
+    (outcomes_of_others_ignored, 4),
+    (sequences_of_its_own, 4),
+)
