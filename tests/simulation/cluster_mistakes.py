@@ -13,7 +13,6 @@ from delayserver.follow.shard_outcome_writer import ShardOutcomeWriter
 from delayserver.replay.replayer import Replayer
 from delayserver.server import cluster_parts
 from delayserver.state.memory.attempted import Attempted
-from delayserver.state.shard.leader_horizon import LeaderHorizon
 from delayserver.state.shard.leading import Leading
 from delayserver.state.shard.shard_sequences import ShardSequences
 from store.shared.envelope import EnvelopeKind, unwrap
@@ -87,11 +86,6 @@ def _take_all_the_same(follower: Any, record: Any) -> None:
         follower._take_records(found, record.position, len(record.data))
 
 
-def no_horizon() -> list[Change]:
-    """Attempts go beyond the horizon of the last beat."""
-    return [(LeaderHorizon, "due_ms", lambda _: property(lambda self: 1 << 50 if self._leading.left_us else 0))]
-
-
 def horizon_forgotten() -> list[Change]:
     """A new primary does not know what the former one may have attempted."""
     return [(Attempted, "begin", lambda _: lambda *_: None)]
@@ -142,7 +136,6 @@ CLUSTER_MISTAKES: tuple[tuple[Callable[[], list[Change]], int], ...] = (
     (outcomes_written_before_they_came_back, 4),
     (zombies_count, 4),
     (copies_count, 6),
-    (no_horizon, 16),
     (horizon_forgotten, 4),
     (no_lease, 14),
     (from_the_beginning, 4),
