@@ -75,8 +75,8 @@ class Publishing(Workload):
         self._at: dict[int, int] = {}
         # Where the group goes on after the node kept no more for it, and when it was told, since the start.
         self._first = self._let_go_uptime_us = 0
-        # The latest wall time, and the time since the start, at which a pull got no answer.
-        self._lost_us = self._lost_uptime_us = 0
+        # The latest wall time at which a pull got no answer, and the time since the start then; and that of the last such.
+        self._lost_us = self._lost_uptime_us = self._last_lost_uptime_us = 0
 
     def start(self, nursery: trio.Nursery) -> None:
         """Publish and consume until the end is near."""
@@ -208,6 +208,7 @@ class Publishing(Workload):
             raise
         except Lost:
             clock = self._host.clock
+            self._last_lost_uptime_us = clock.monotonic_us()
             if clock.now_us() > self._lost_us:
                 self._lost_us, self._lost_uptime_us = clock.now_us(), clock.monotonic_us()
             raise
@@ -293,6 +294,8 @@ class Publishing(Workload):
         posted = message.state == POSTED and message.posted_life == self._host.lives
         # A pull without an answer may have had it while the clock was ahead. Its redelivery is due by that clock.
         waits = self._lost_us > clock.now_us() and message.asked_uptime_us <= self._lost_uptime_us
+        # Or its redelivery lies in a window of which nothing is delivered before a rebuild.
+        waits |= bool(self._damage.of_outcomes) and message.asked_uptime_us <= self._last_lost_uptime_us
         # Of a message that was posted no answer says where it stands.
         let_go = (
             message.position < self._first
