@@ -69,8 +69,8 @@ store.snapshots: store store.disk store.logs store.tables
 .client.listening: .client.asynchronous .client.blocking .client.consuming .client.tracing .client.values .logs
     .protocol
 .operations.access: store store.disk store.tables .protocol .protocol.schema .runtime .state.counts .tokens
-.recover.checking: store store.disk store.indexes store.logs store.records store.tables .broker.files .protocol
-    .recover.reading
+.recover.checking: store store.disk store.indexes store.logs store.records store.shared store.tables .broker.files
+    .protocol .recover.reading .runtime
 .backup: store store.disk store.records store.shared store.snapshots store.tables .broker.files .config .recover.checking
     .recover.reading
 .state.positions: store.logs store.records .config .protocol .runtime .state.counts

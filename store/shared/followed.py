@@ -42,6 +42,14 @@ class FollowedTo:
         )
 
 
+def place_in(batch: FollowedBatch) -> FollowedTo:
+    """The place that a record of message_log names."""
+    writer = LogWriter(int(batch.member.item(-1)), int(batch.instance.item(-1)))
+    columns = (batch.position, batch.epoch, batch.record_index, batch.horizon_ms)
+    position, epoch, index, horizon_ms = [int(column.item(-1)) for column in columns]
+    return FollowedTo(position, epoch, index, writer, horizon_ms)
+
+
 def followed_to(log: MessageLog, offset: int) -> FollowedTo:
     """Where the last process left the shared log: from the segment that holds `offset` and those behind it, or from all
     segments where these do not say it. Raises CorruptionError where damage hides it."""
@@ -57,7 +65,7 @@ def _scan(log: MessageLog, start: int) -> tuple[FollowedTo, bool]:
     for entry in scan:
         batch = entry.batch
         if isinstance(batch, FollowedBatch):
-            place, marked, ahead = _place_of(batch), True, 0
+            place, marked, ahead = place_in(batch), True, 0
         else:
             ahead += 1
     if scan.has_gaps:
@@ -77,15 +85,5 @@ def followed_in(fs: FileSystem, log_paths: Sequence[str], server_id: int) -> Fol
         finally:
             segment.close()
         if found is not None:
-            return _place_of(found)
+            return place_in(found)
     return None
-
-
-def _place_of(batch: FollowedBatch) -> FollowedTo:
-    position, epoch, index, member, instance, horizon_ms = [
-        int(column.item(-1))
-        for column in (
-            batch.position, batch.epoch, batch.record_index, batch.member, batch.instance, batch.horizon_ms
-        )
-    ]  # fmt: skip
-    return FollowedTo(position, epoch, index, LogWriter(member, instance), horizon_ms)
