@@ -115,7 +115,7 @@ def test_steps_by_hours_in_both_directions_hasten_nothing_hold_back_nothing_and_
             assert abs(wait_for_steps(client, steps) - 2 * 3_600_000) < 60_000
         # Of three steps the best one: a machine that stands still may hold one up, a server that looks too seldom all. The
         # server looks twice a second; a machine with twenty tasks for each processor takes seconds for a look.
-        assert 0 <= min(behind_us) < 10 * SECOND_US, behind_us
+        assert 0 <= min(behind_us) < HOUR_US // 60, behind_us
 
         clock.set_ahead(0)  # six hours back: what is due in nine waits for its time, and so does what is sent now
         assert abs(wait_for_steps(client, 4) + 6 * 3_600_000) < 60_000
