@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -91,11 +91,14 @@ def a_processor_of_its_own(server_pid: int) -> Iterator[None]:
 class ServerProcess:
     """``python -m delayserver serve`` with durability ``sync`` on ``directory``. A `with` block starts and stops it."""
 
-    def __init__(self, directory: str, config: str | None = None, module: str = "delayserver") -> None:
-        """``module``: what ``python -m`` runs instead."""
+    def __init__(
+        self, directory: str, config: str | None = None, module: str = "delayserver", options: Sequence[str] = ()
+    ) -> None:
+        """``module``: what ``python -m`` runs instead. ``options``: more of the command line."""
         self.directory = directory
         self._module = module
         self._config = config
+        self._options = options
         self._process: subprocess.Popen[bytes] | None = None
         self._port = free_port()
         self.address = f"127.0.0.1:{self._port}"
@@ -133,6 +136,7 @@ class ServerProcess:
         ]
         if self._config is not None:
             command += ["--config", self._config]
+        command += self._options
         with open(self._log, "ab") as log:
             self._process = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=log, env={**os.environ, "PYTHONPATH": python_path()}

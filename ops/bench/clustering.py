@@ -1,0 +1,191 @@
+"""Rows `cluster-*`: a shard of two members on three nodes of Kafka, against one server and against the bare log."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from delayserver.client import Client
+from delayserver.protocol.errors import DelayServerError
+from ops.bench.bodies import make_bodies
+from ops.bench.bursts import DAY_MS, OpenSend, Send, bursts_in_turns, medians_of, ours, ratios_of
+from ops.bench.figures import Options, Run, expect, rounded
+from ops.bench.producing import SUBJECT
+from ops.bench.server_process import ServerFailed, ServerProcess, fresh_directory
+from ops.kafka.nodes import KafkaNodes
+
+NODES: Final = 3
+MEMBERS: Final = ("a", "b")
+TURNS: Final = 12
+ROUNDS: Final = 5
+# Beyond a takeover that takes many times as long as it may.
+ACK_S_MAX: Final = 60.0
+CLUSTER, ALONE, LOG = "cluster", "alone", "log"
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Members by their names, and the nodes of Kafka below them."""
+
+    nodes: KafkaNodes
+    members: dict[str, ServerProcess]
+    files: dict[str, str]
+
+    @property
+    def addresses(self) -> str:
+        """The addresses of all members, as clients take them."""
+        return ",".join([member.address for member in self.members.values()])
+
+    def primary(self) -> str:
+        """The name of the member that leads. Raises `ServerFailed`."""
+        found = [name for name, role in self._roles().items() if role == "primary"]
+        if len(found) != 1:
+            raise ServerFailed(f"one member must lead, and these do: {found}")
+        return found[0]
+
+    def _roles(self) -> dict[str, str]:
+        lines = command("cluster", "status", "--cluster", next(iter(self.files.values())), "--json")
+        return {row["member"]: row["role"] for row in map(_parsed, lines.splitlines()) if "member" in row}
+
+
+def _parsed(line: str) -> dict[str, Any]:
+    import json
+
+    parsed: dict[str, Any] = json.loads(line)
+    return parsed
+
+
+def command(*words: str) -> str:
+    """The output of a command of `delayserver`. Raises `ServerFailed`."""
+    done = subprocess.run([sys.executable, "-m", "delayserver", *words], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ServerFailed(f"delayserver {' '.join(words)}: {done.stderr.strip()}")
+    return done.stdout
+
+
+@contextlib.contextmanager
+def running_shard(directory: str) -> Iterator[Shard]:
+    """A shard with members that run. One of them leads."""
+    with contextlib.ExitStack() as stack:
+        nodes = stack.enter_context(KafkaNodes(Path(directory, "kafka"), NODES, java_options=()))
+        files = {}
+        for name in MEMBERS:
+            path = Path(directory, f"{name}.toml")
+            path.write_text(f'[cluster]\nkafka = "{nodes.bootstrap}"\ntopic = "bench"\nmember = "{name}"\n')
+            files[name] = str(path)
+        command("cluster", "init", "--cluster", files[MEMBERS[0]], "--shards", "1")
+        members = {}
+        for name in MEMBERS:
+            folder = Path(directory, name)
+            folder.mkdir()
+            member = ServerProcess(str(folder), options=("--cluster", files[name]))
+            members[name] = stack.enter_context(member)
+        shard = Shard(nodes, members, files)
+        _ack(shard)
+        yield shard
+
+
+def _ack(shard: Shard) -> float:
+    """Send a message until one is acknowledged. Returns the moment (monotonic)."""
+    begin = time.monotonic()
+    while time.monotonic() - begin < ACK_S_MAX:
+        with contextlib.suppress(DelayServerError, OSError), Client(shard.addresses, timeout_s=5.0) as client:
+            client.send(SUBJECT, b"ready", due_ms=time.time_ns() // 1_000_000 + DAY_MS)
+            return time.monotonic()
+    raise ServerFailed(f"no member acknowledged a message within {ACK_S_MAX:g} s")
+
+
+def bare_log(bootstrap: str, topic: str, batch: int) -> OpenSend:
+    """Appends records of the size of a batch to a topic, each when the one before is confirmed by all copies."""
+
+    def open_send(_: int) -> Send:
+        from confluent_kafka import Producer
+
+        producer = Producer({"bootstrap.servers": bootstrap, "acks": "all", "enable.idempotence": True, "linger.ms": 0})
+        body = make_bodies(batch).tobytes()
+
+        def append(_due_ms: int) -> None:
+            producer.produce(topic, body, partition=0)
+            expect(producer.flush(ACK_S_MAX) == 0, "the log confirms nothing")
+
+        return append
+
+    return open_send
+
+
+def _make_topic(bootstrap: str, topic: str) -> None:
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    new = NewTopic(topic, 1, NODES, config={"min.insync.replicas": "2"})
+    AdminClient({"bootstrap.servers": bootstrap}).create_topics([new])[topic].result()
+
+
+def measure_cluster(connections: int, batch: int) -> Callable[[Options], Run]:
+    """A row: sends to the cluster, to one server and to the bare log, in turns. The value is the ratio to one server."""
+
+    def measure(options: Options) -> Run:
+        with fresh_directory(options.data_dir) as directory, running_shard(directory) as shard:
+            alone_in = Path(directory, "alone")
+            alone_in.mkdir()
+            _make_topic(shard.nodes.bootstrap, "bare")
+            with ServerProcess(str(alone_in)) as alone:
+                systems = {
+                    CLUSTER: ours(shard.members[shard.primary()].address, batch),
+                    ALONE: ours(alone.address, batch),
+                    LOG: bare_log(shard.nodes.bootstrap, "bare", batch),
+                }
+                rates = bursts_in_turns(systems, connections, batch, options.messages or TURNS)
+        ratios, medians = ratios_of(rates, CLUSTER), medians_of(rates)
+        details = {f"{who}_rate": rounded(rate) for who, rate in medians.items()}
+        return Run(ratios[ALONE][1], {**details, "of_log": rounded(ratios[LOG][1])})
+
+    return measure
+
+
+def measure_takeover(options: Options) -> Run:
+    """The row `cluster-takeover`: the primary is killed; seconds until a message is acknowledged. The worst of some."""
+    with fresh_directory(options.data_dir) as directory, running_shard(directory) as shard:
+        taken = []
+        for _ in range(options.messages or ROUNDS):
+            leading = shard.members[shard.primary()]
+            leading.kill()
+            begin = time.monotonic()
+            taken.append(_ack(shard) - begin)
+            leading.start()
+    return Run(max(taken), {"median_s": rounded(statistics.median(taken)), "rounds": len(taken)})
+
+
+def measure_switch(options: Options) -> Run:
+    """The row `cluster-switch`: the primary hands over while a client sends; the longest time without an acknowledgement."""
+    with fresh_directory(options.data_dir) as directory, running_shard(directory) as shard:
+        longest = []
+        for _ in range(options.messages or ROUNDS):
+            heir = next(name for name in MEMBERS if name != shard.primary())
+            words = ["cluster", "switch", "--cluster", shard.files[heir], "--shard", "0", "--to", heir]
+            switch = subprocess.Popen([sys.executable, "-m", "delayserver", *words], stdout=subprocess.DEVNULL)
+            longest.append(_longest_pause(shard, switch))
+            expect(switch.returncode == 0, "the switch failed")
+            expect(shard.primary() == heir, "the heir does not lead")
+    return Run(max(longest), {"median_s": rounded(statistics.median(longest)), "rounds": len(longest)})
+
+
+def _longest_pause(shard: Shard, switch: subprocess.Popen[bytes]) -> float:
+    """Send one message after the other until the switch is over, and a second longer."""
+    longest = 0.0
+    with Client(shard.addresses) as client:
+        before = time.monotonic()
+        end = None
+        while end is None or before < end:
+            client.send(SUBJECT, b"one", due_ms=time.time_ns() // 1_000_000 + DAY_MS)
+            now = time.monotonic()
+            longest, before = max(longest, now - before), now
+            if end is None and switch.poll() is not None:
+                end = now + 1.0
+    return longest
