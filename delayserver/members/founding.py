@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from random import Random
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 import trio
 
@@ -15,6 +15,9 @@ from delayserver.runtime.shared_log import LogDescription, LogMissing, LogUnavai
 
 TRIES: Final = 6
 AGAIN_S: Final = 0.5
+
+
+T = TypeVar("T")
 
 
 class Engine(Protocol):
@@ -73,7 +76,7 @@ async def _found(engines: Engines, shards: int, chance: Random, made: list[str])
         await _require_empty(engines.shards, shards)
         ids = [f"{random_server_id(chance):012x}" for _ in range(shards + 1)]
         note = Founded(FORMAT, ids[0], tuple(ids[1:]))
-        found = (await visit(engines.map.open(0), engines.map.topic, note)).founded
+        found = (await _known(lambda: visit(engines.map.open(0), engines.map.topic, note))).founded
         assert found is not None, "the map has the note"
         made.append(f"a cluster of {shards} {'shard' if shards == 1 else 'shards'}")
     return found
@@ -94,7 +97,17 @@ async def _make(engine: Engine, shards: int, made: list[str]) -> None:
         await engine.make_topic(shards)
         made.append(f"topic {engine.topic}, with {shards} {'partition' if shards == 1 else 'partitions'}")
     for shard in range(shards):
-        require_fit([await engine.open(shard).describe()])
+        require_fit([await _known(engine.open(shard).describe)])
+
+
+async def _known(ask: Callable[[], Awaitable[T]]) -> T:
+    """An answer about a topic that is there. A broker may learn of it a moment later than the one that made it."""
+    for _ in range(TRIES - 1):
+        try:
+            return await ask()
+        except LogMissing:
+            await trio.sleep(AGAIN_S)
+    return await ask()
 
 
 async def _require_empty(engine: Engine, shards: int) -> None:

@@ -10,14 +10,14 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from delayserver.client import Client
 from delayserver.protocol.errors import DelayServerError
 from ops.bench.bodies import make_bodies
-from ops.bench.bursts import DAY_MS, OpenSend, Send, bursts_in_turns, medians_of, ours, ratios_of
+from ops.bench.bursts import OpenSend, Send, bursts_in_turns, medians_of, ours, ratios_of
 from ops.bench.figures import Options, Run, expect, rounded
-from ops.bench.producing import SUBJECT
+from ops.bench.producing import DAY_MS, SUBJECT
 from ops.bench.server_process import ServerFailed, ServerProcess, fresh_directory
 from ops.kafka.nodes import KafkaNodes
 
@@ -45,21 +45,13 @@ class Shard:
 
     def primary(self) -> str:
         """The name of the member that leads. Raises `ServerFailed`."""
-        found = [name for name, role in self._roles().items() if role == "primary"]
-        if len(found) != 1:
-            raise ServerFailed(f"one member must lead, and these do: {found}")
-        return found[0]
-
-    def _roles(self) -> dict[str, str]:
-        lines = command("cluster", "status", "--cluster", next(iter(self.files.values())), "--json")
-        return {row["member"]: row["role"] for row in map(_parsed, lines.splitlines()) if "member" in row}
-
-
-def _parsed(line: str) -> dict[str, Any]:
-    import json
-
-    parsed: dict[str, Any] = json.loads(line)
-    return parsed
+        end = time.monotonic() + ACK_S_MAX
+        while time.monotonic() < end:
+            for name, member in self.members.items():
+                with contextlib.suppress(DelayServerError), Client(member.address, timeout_s=5.0, retries=0) as client:
+                    if client.status()["ready"]:
+                        return name
+        raise ServerFailed("no member leads")
 
 
 def command(*words: str) -> str:
@@ -124,7 +116,8 @@ def _make_topic(bootstrap: str, topic: str) -> None:
     from confluent_kafka.admin import AdminClient, NewTopic
 
     new = NewTopic(topic, 1, NODES, config={"min.insync.replicas": "2"})
-    AdminClient({"bootstrap.servers": bootstrap}).create_topics([new])[topic].result()
+    client = AdminClient({"bootstrap.servers": bootstrap})
+    client.create_topics([new])[topic].result()
 
 
 def measure_cluster(connections: int, batch: int) -> Callable[[Options], Run]:
@@ -160,32 +153,3 @@ def measure_takeover(options: Options) -> Run:
             taken.append(_ack(shard) - begin)
             leading.start()
     return Run(max(taken), {"median_s": rounded(statistics.median(taken)), "rounds": len(taken)})
-
-
-def measure_switch(options: Options) -> Run:
-    """The row `cluster-switch`: the primary hands over while a client sends; the longest time without an acknowledgement."""
-    with fresh_directory(options.data_dir) as directory, running_shard(directory) as shard:
-        longest = []
-        for _ in range(options.messages or ROUNDS):
-            heir = next(name for name in MEMBERS if name != shard.primary())
-            words = ["cluster", "switch", "--cluster", shard.files[heir], "--shard", "0", "--to", heir]
-            switch = subprocess.Popen([sys.executable, "-m", "delayserver", *words], stdout=subprocess.DEVNULL)
-            longest.append(_longest_pause(shard, switch))
-            expect(switch.returncode == 0, "the switch failed")
-            expect(shard.primary() == heir, "the heir does not lead")
-    return Run(max(longest), {"median_s": rounded(statistics.median(longest)), "rounds": len(longest)})
-
-
-def _longest_pause(shard: Shard, switch: subprocess.Popen[bytes]) -> float:
-    """Send one message after the other until the switch is over, and a second longer."""
-    longest = 0.0
-    with Client(shard.addresses) as client:
-        before = time.monotonic()
-        end = None
-        while end is None or before < end:
-            client.send(SUBJECT, b"one", due_ms=time.time_ns() // 1_000_000 + DAY_MS)
-            now = time.monotonic()
-            longest, before = max(longest, now - before), now
-            if end is None and switch.poll() is not None:
-                end = now + 1.0
-    return longest

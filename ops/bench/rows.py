@@ -10,6 +10,7 @@ from typing import Final
 from ops.bench.backing_up import measure_backup
 from ops.bench.backlog import measure_backlog
 from ops.bench.cancelling import measure_cancel
+from ops.bench.clustering import measure_cluster, measure_takeover
 from ops.bench.delivering import measure_steady, measure_thunder
 from ops.bench.expiring import measure_cancel_beside_expiries
 from ops.bench.fairness import measure_fairness
@@ -182,5 +183,15 @@ ROWS: Final = (
         measure_kafka,
         floors=(("late_ratio", 2.0),),
     ),
+    Row(
+        "cluster-c8b1000",
+        "8 connections, batches of 1,000, a shard on three nodes of Kafka against one server",
+        "ratio",
+        0.25,
+        measure_cluster(8, 1000),
+    ),
+    Row("cluster-c8b1", "the same, one at a time each", "ratio", 0.3, measure_cluster(8, 1)),
+    Row("cluster-c1b1", "the same, 1 connection", "ratio", 0.2, measure_cluster(1, 1)),
+    Row("cluster-takeover", "the primary is killed: until the next ack, the worst", "s", 4, measure_takeover, True),
 )
 BY_NAME: Final = {row.name: row for row in ROWS}

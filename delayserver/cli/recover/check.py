@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +13,13 @@ from delayserver.cli.terminal import options
 from delayserver.cli.terminal.output import print_json, visible
 
 if TYPE_CHECKING:
+    from delayserver.config.cluster_file import ClusterFile
+    from delayserver.members.founding import Engines
+    from delayserver.recover.checking.against_log import LogCompared
     from delayserver.recover.checking.check import Checked
     from delayserver.recover.checking.retired_ahead import RetiredAhead
     from delayserver.recover.reading.capture import Capture
+    from delayserver.recover.reading.findings import Findings
     from delayserver.recover.reading.subject_balances import SubjectBalances
 
 # Rows of the printed table; --json prints all of them.
@@ -27,14 +32,30 @@ PIPE_COLUMNS = 160
 @click.command
 @shared.directory
 @shared.time_range
+@click.option(
+    "--against-log",
+    "cluster_path",
+    type=click.Path(),
+    metavar="FILE",
+    help="Compare a member's directory with the log of its shard too. FILE describes the cluster.",
+)
 @options.as_json
 @click.pass_context
-def check(context: click.Context, directory: str, from_ms: int | None, to_ms: int | None, as_json: bool) -> None:
+def check(
+    context: click.Context,
+    directory: str,
+    from_ms: int | None,
+    to_ms: int | None,
+    cluster_path: str | None,
+    as_json: bool,
+) -> None:
     """Read every file of DIR, verify every checksum and the whole structure, and account for every message.
 
     accepted = delivered + cancelled + dead-lettered + expired + deduplicated + rolled back + pending, for each subject
     and window. A torn end is how a crash looks, and no fault; everything else that does not fit is one. Works beside a
     running server, of which it sees the moment at which it began. Exit code 0: clean, 1: findings.
+
+    --against-log reads the shared log up to where this member was, record by record: what differs first is a finding.
 
     --json prints the counts of every window and subject, and last a line with `clean`, all counts and `findings`.
     """
@@ -55,11 +76,14 @@ def check(context: click.Context, directory: str, from_ms: int | None, to_ms: in
         )
     seconds = time.monotonic() - began
     try:
+        compared = None if cluster_path is None else _against_log(taken, checked.findings, cluster_path)
         ahead = retired_ahead(taken, SystemClock().now_ms())
         if as_json:
-            print_json(_summary(checked, ahead, seconds))
+            print_json(_summary(checked, ahead, seconds, compared))
         else:
             _print_text(taken, checked, ahead, seconds)
+            if compared is not None:
+                click.echo(_of_log(compared))
     finally:
         taken.close()
     context.exit(0 if checked.findings.clean else 1)
@@ -76,7 +100,40 @@ def _print_balance(taken: Capture, tier: str, start_ms: int, balance: SubjectBal
         print_json(record | to_map(row))
 
 
-def _summary(checked: Checked, ahead: RetiredAhead, seconds: float) -> dict[str, Any]:
+def _against_log(taken: Capture, findings: Findings, path: str) -> LogCompared:
+    """What of the shared log is in the directory. Raises `click.UsageError` for a directory of no member."""
+    from delayserver.cli.cluster.cluster_options import on_kafka
+    from delayserver.recover.checking.against_log import AgainstLog
+    from store.shared.followed import followed_in
+
+    paths = [part.path for part in taken.files.message_log]
+    place = followed_in(taken.fs, paths, taken.server_id)
+    if place is None:
+        raise click.UsageError("the directory is not that of a member: nothing in it came from a shared log")
+
+    async def work(_file: ClusterFile, engines: Engines) -> LogCompared:
+        founded = (await engines.read_map()).founded
+        shards = () if founded is None else founded.shards
+        server_id = f"{taken.server_id:012x}"
+        if founded is None or server_id not in shards:
+            raise click.UsageError(f"the cluster of {path} has no shard {server_id}, of which this directory is")
+        shard = shards.index(server_id)
+        log = AgainstLog(taken, founded.identity(shard), findings)
+        return await log.run(engines.shards.open(shard), place.position)
+
+    return on_kafka(path, work)
+
+
+def _of_log(compared: LogCompared) -> str:
+    if compared.start == compared.stop:
+        return "the shared log has nothing of what this directory holds any more"
+    text = (
+        f"the shared log, positions {compared.start:,} to {compared.stop:,}: {compared.records:,} records are the same"
+    )
+    return text + f"; it goes on to {compared.end:,}" * (compared.end > compared.stop)
+
+
+def _summary(checked: Checked, ahead: RetiredAhead, seconds: float, compared: LogCompared | None) -> dict[str, Any]:
     from delayserver.recover.reading.subject_balances import to_map
 
     findings = checked.findings
@@ -85,6 +142,8 @@ def _summary(checked: Checked, ahead: RetiredAhead, seconds: float) -> dict[str,
     record |= {"files": checked.files, "bytes": checked.bytes_read, "seconds": round(seconds, 3)}
     if ahead.count:
         record |= {"retired_ahead": ahead.count, "retired_ahead_ms": ahead.starts_ms}
+    if compared is not None:
+        record["log"] = dataclasses.asdict(compared)
     if findings.left_out:
         record["findings_left_out"] = findings.left_out
     return record | {"findings": [finding.to_map() for finding in findings]}

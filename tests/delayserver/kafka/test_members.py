@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 from collections.abc import Iterator
@@ -9,6 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from ops.kafka.nodes import KafkaNodes
+from tests.delayserver.cli.conftest import start
+from tests.delayserver.kafka.following import UNHURRIED_S
 from tests.delayserver.kafka.processes import Cluster, running
 from tests.delayserver.kafka.test_kafka_log import delete
 
@@ -83,3 +86,14 @@ def test_a_lost_log_ends_all_members_by_name(one_node: KafkaNodes, cluster: Clus
     assert code == 3
     assert "does not exist" in said
     assert "delayserver cluster init" in said
+
+
+def test_a_check_compares_a_directory_with_the_log(cluster: Cluster) -> None:
+    standby = cluster.members[standby_of(cluster, cluster.primary())]
+    cluster.send(5)
+    command = ("recover", "check", str(standby.folder / standby.name), "--against-log", str(standby.file), "--json")
+    check = start(*command)
+    out, err = check.communicate(timeout=UNHURRIED_S)
+    assert check.returncode == 0, err
+    log = json.loads(out.splitlines()[-1])["log"]
+    assert log["start"] == 0 < log["records"] < log["stop"] <= log["end"]
