@@ -55,6 +55,17 @@ def test_a_killed_primary_loses_nothing_and_repeats_nothing(cluster: Cluster) ->
     require_all_once(cluster, "killed")
 
 
+def test_a_check_compares_a_directory_with_the_log(cluster: Cluster) -> None:
+    standby = cluster.members[standby_of(cluster, cluster.primary())]
+    cluster.send(5)
+    command = ("recover", "check", str(standby.folder / standby.name), "--against-log", str(standby.file), "--json")
+    check = start(*command)
+    out, err = check.communicate(timeout=UNHURRIED_S)
+    assert check.returncode == 0, err
+    log = json.loads(out.splitlines()[-1])["log"]
+    assert log["start"] == 0 < log["records"] < log["stop"] <= log["end"]
+
+
 def test_a_primary_that_was_stopped_goes_on_as_a_standby(cluster: Cluster) -> None:
     first = cluster.primary()
     sending = loaded(cluster)
@@ -86,14 +97,3 @@ def test_a_lost_log_ends_all_members_by_name(one_node: KafkaNodes, cluster: Clus
     assert code == 3
     assert "does not exist" in said
     assert "delayserver cluster init" in said
-
-
-def test_a_check_compares_a_directory_with_the_log(cluster: Cluster) -> None:
-    standby = cluster.members[standby_of(cluster, cluster.primary())]
-    cluster.send(5)
-    command = ("recover", "check", str(standby.folder / standby.name), "--against-log", str(standby.file), "--json")
-    check = start(*command)
-    out, err = check.communicate(timeout=UNHURRIED_S)
-    assert check.returncode == 0, err
-    log = json.loads(out.splitlines()[-1])["log"]
-    assert log["start"] == 0 < log["records"] < log["stop"] <= log["end"]
