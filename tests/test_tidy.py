@@ -99,7 +99,8 @@ delayserver: .client
 .cli.groups: .cli.terminal .client .client.calls .client.listening .config .runtime
 .cli.messages: .cli.terminal .client .client.calls .config .protocol
 .cli.recover: store store.disk store.records store.tables .cli.terminal .client .client.calls .config .protocol
-    .protocol.schema .recover.checking .recover.mending .recover.reading .recover.telling .runtime
+    .protocol.schema .recover.checking .recover.mending .recover.reading .recover.telling .runtime .cli.cluster
+    .members store.shared
 .cli.cluster: .backup .cli.backup .cli.terminal .config .members .protocol .runtime .server
 .cli.backup: store.disk store.snapshots store.tables delayserver .backup .cli.recover .cli.terminal .client .config
     .protocol .runtime

@@ -63,6 +63,10 @@ NAMES = [
     "metrics-1000",
     "tokens",
     "target-kafka",
+    "cluster-c8b1000",
+    "cluster-c8b1",
+    "cluster-c1b1",
+    "cluster-takeover",
 ]
 
 
