@@ -46,7 +46,7 @@ RETRIES: Final = 2
 class StayingClient(AsyncClient):
     """A client of the one server that this gateway belongs to. Callers go to another member of a cluster themselves."""
 
-    FOLLOWS = False
+    _FOLLOWS = False
 
 
 def _kind_for(server: str) -> type[AsyncClient]:

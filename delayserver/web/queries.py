@@ -22,7 +22,9 @@ class LookupQuery(Struct, forbid_unknown_fields=True):
 class ReadyQuery(Struct, forbid_unknown_fields=True):
     """`role`: with `primary` a standby is not ready."""
 
-    role: Literal["any", "primary"] = "any"
+    role: Annotated[
+        Literal["any", "primary"], Meta(description="With `primary` a standby is not ready.", examples=["primary"])
+    ] = "any"
 
 
 class KeyQuery(Struct, forbid_unknown_fields=True):

@@ -84,14 +84,14 @@ class BlockingOperations(
 ):
     """The operations of a server, as methods. `Client` adds the connection, the attempts and the closing."""
 
-    FOLLOWS: ClassVar[bool] = True
+    _FOLLOWS: ClassVar[bool] = True
     """Whether it goes to the primary of a cluster. A kind of client that does not raises `NotPrimary`: one whose callers can
     go there themselves."""
 
     def __init__(self, address: Given, client_name: str, retries: int, token: str | None = None) -> None:
         self._addresses = Addresses(address)
         self._core = ClientCore(client_name, token=token)
-        self._retries = RetryPolicy(retries, follows=self.FOLLOWS)
+        self._retries = RetryPolicy(retries, follows=self._FOLLOWS)
         self._published_at = PublishedAt()
 
     @abstractmethod

@@ -177,7 +177,7 @@ async def test_requests_under_way_keep_their_replies_where_another_one_leaves_th
 
 
 class Staying(AsyncClient):
-    FOLLOWS = False
+    _FOLLOWS = False
 
 
 @on_each_loop
