@@ -56,6 +56,7 @@ from delayserver.protocol.schema.pending import (
     PendingSubject,
     PendingSubjectsPage,
 )
+from delayserver.protocol.schema.snapshots import Snapshot
 from delayserver.protocol.schema.stored import FoundMessage, ReadMessage, ReadPage
 from delayserver.protocol.schema.subjects import SubjectsPage
 from delayserver.protocol.schema.tokens import Token
@@ -125,6 +126,7 @@ __all__ = [
     "SendResult",
     "ServerInfo",
     "SkipResult",
+    "Snapshot",
     "Sought",
     "Span",
     "Status",
