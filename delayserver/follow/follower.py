@@ -139,6 +139,7 @@ class Follower:
             self.void[validity] += 1
             return
         self._place = replace(self._place, epoch=envelope.epoch, index=envelope.index, writer=envelope.writer)
+        self._standing.written_us.advance(envelope.wall_us)
         self._standing.heard.ring()
         if envelope.kind is EnvelopeKind.RECORDS:
             self._take_records(found, position, len(record.data))

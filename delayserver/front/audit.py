@@ -26,10 +26,11 @@ AUDITED: Final = frozenset(
         names_of.REDISPATCH,
         names_of.RELOAD,
         names_of.SNAPSHOT,
+        names_of.CLUSTER,
     }
 )
 # Arguments that say what was asked for. None of them is a secret or a body.
-_TOLD: Final = ("action", "id", "name", "subject", "group")
+_TOLD: Final = ("action", "id", "name", "subject", "group", "member")
 _TEXT_CHARACTERS_MAX: Final = 255
 _ADDRESS_CHARACTERS_MAX: Final = 64
 _UNKNOWN: Final = "unknown"
@@ -95,6 +96,8 @@ def _is_act(request: RequestFrame) -> bool:
     arguments = request.arguments
     if request.operation == names_of.POLICY:
         return arguments.get("set") is not None or bool(arguments.get("reset"))
+    if request.operation == names_of.CLUSTER:
+        return arguments.get("action") != "show"
     return not (request.operation in (names_of.TOKEN, names_of.DEAD_LETTERS) and arguments.get("action") == "list")
 
 

@@ -52,7 +52,9 @@ _DELAY_OPERATIONS = frozenset(
         names_of.PENDING,
     }
 )
-_LOOKING = frozenset({names_of.HELLO, names_of.PING, names_of.STATUS, names_of.METRICS, names_of.ROUTE, names_of.PROVE})
+_LOOKING = frozenset(
+    {names_of.HELLO, names_of.PING, names_of.STATUS, names_of.METRICS, names_of.ROUTE, names_of.PROVE, names_of.CLUSTER}
+)
 _CONSUMING = frozenset(
     {
         names_of.GROUPS,

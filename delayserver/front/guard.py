@@ -114,6 +114,12 @@ def _dead_letters(access: Access, arguments: dict[str, Any]) -> None:
         _require_admin(access, "dead letters are sent again or dropped")
 
 
+def _cluster(access: Access, arguments: dict[str, Any]) -> None:
+    if arguments.get("action") != "show":
+        _require_admin(access, "the leadership is moved")
+        _everything(access, arguments)
+
+
 def _waiting_keys(access: Access, arguments: dict[str, Any]) -> None:
     _subject(access, arguments)
     if arguments.get("action") != "list":
@@ -184,6 +190,7 @@ RULES: Final[Mapping[str, Rule]] = {
     names_of.RELOAD: Rule(frozenset({ADMIN}), _everything, operator=True),
     names_of.TOKEN: Rule(frozenset({ADMIN}), _everything),
     names_of.SNAPSHOT: Rule(frozenset({ADMIN}), _everything, operator=True),
+    names_of.CLUSTER: Rule(frozenset({LOOK}), _cluster, operator=True),
 }
 """The rule of each operation that is neither free nor a server's. `admin` includes the other roles."""
 

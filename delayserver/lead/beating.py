@@ -29,12 +29,13 @@ class Beating:
         self._settings = settings
         self._clock = clock
         self._came_back = Bell()
+        self._stopped = False
 
     async def run(self) -> None:
         """Beat while this process leads, from the step of its claim on."""
         standing, settings = self._standing, self._settings
         read = standing.read.value
-        while standing.leads:
+        while standing.leads and not self._stopped:
             self._came_back.hush()
             self._beat()
             await self._clock.sleep_ms(settings.beat_ms)
@@ -42,6 +43,10 @@ class Beating:
             # A disk that hangs applies nothing: then no beat says that all is well.
             await standing.applied.reached(read)
             read = standing.read.value
+
+    def stop(self) -> None:
+        """Beat no more: this process hands over."""
+        self._stopped = True
 
     def _beat(self) -> None:
         settings, seat, sent_us = self._settings, self._standing.seat, self._clock.boot_us()

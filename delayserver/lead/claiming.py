@@ -37,12 +37,14 @@ class Claiming:
     async def _silence(self) -> str:
         """Return when nothing came for long enough, while the log itself answers and has nothing unread."""
         standing, settings = self._standing, self._settings
-        silence_ms = settings.silence_ms + settings.rank_ms * settings.rank
+        rank_ms = settings.rank_ms * settings.rank
         while True:
             standing.heard.hush()
-            heir = standing.heir == standing.seat.name
-            if not heir:
-                with trio.move_on_after(silence_ms / 1000):
+            heir = standing.heir
+            # Without an heir by name all are asked, in the order of their ranks.
+            wait_ms = 0 if heir == standing.seat.name else rank_ms if heir == "" else settings.silence_ms + rank_ms
+            if wait_ms:
+                with trio.move_on_after(wait_ms / 1000):
                     await standing.heard.rung()
                     continue
             try:
@@ -50,6 +52,6 @@ class Claiming:
             except LogUnavailable:  # a log that does not answer is no silence
                 continue
             if standing.read.value >= end and not standing.heard.is_rung:
-                return "the primary handed over" if heir else f"nothing came for {silence_ms} ms"
+                return f"nothing came for {wait_ms} ms" if heir is None else "the primary handed over"
             if standing.read.value < end:
                 await standing.read.reached(end)

@@ -23,6 +23,7 @@ from delayserver.operations.messages.open_transactions import OpenTransactions
 from delayserver.operations.messages.repeats import Repeats
 from delayserver.operations.messages.reschedule import Reschedule
 from delayserver.operations.messages.transactions import Transactions
+from delayserver.operations.nodes.cluster_member import ClusterMember
 from delayserver.operations.nodes.delivering import Delivering
 from delayserver.operations.nodes.reload import Reload
 from delayserver.operations.nodes.routing import Routing
@@ -64,6 +65,7 @@ class Operations:
     servers: Servers
     tokens: TokenBook
     snapshots: Snapshots
+    member: ClusterMember
     consuming: Consuming
     subjects: Subjects
     publish: Publish

@@ -77,6 +77,11 @@ class LastCheckpoint:
         await self._checkpointing.write(clean=True, uncertain=uncertain)
         return uncertain
 
+    @property
+    def any_uncertain(self) -> bool:
+        """Whether a message may have been attempted without a known result."""
+        return self._attempted.any_unknown or self._uncertain() is not None
+
     def _uncertain(self) -> Uncertain | None:
         """None where all messages of processes before this one have an outcome now. Messages that this process accepted are
         never uncertain."""

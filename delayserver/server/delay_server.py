@@ -28,6 +28,7 @@ from delayserver.net.transport import StreamListener
 from delayserver.operations.access.tokens import OwnTokens
 from delayserver.operations.nodes.reload import Reread
 from delayserver.operations.nodes.servers import Servers
+from delayserver.protocol.errors import DelayServerError
 from delayserver.runtime.fair_turns import FairTurns
 from delayserver.runtime.room_wait import RoomWait
 from delayserver.runtime.runtime import Runtime
@@ -57,6 +58,8 @@ OPENING_BYTES = 64 * 1024
 # So often a start reads a data directory that the disk cannot read, with a pause before each further time. The last time it
 # goes around what cannot be read: messages of there are lost to it.
 OPEN_TRIES = 3
+# An heir that lives claims at once.
+HEIR_MS = 1_000
 OPEN_AGAIN_MS = 1_000
 
 
@@ -278,6 +281,7 @@ class DelayServer:
         claimed, horizon_ms = cluster.standing.read.value, cluster.standing.horizon_ms
         nursery.start_soon(cluster.beating.run)
         nursery.start_soon(self._end_when_superseded, nursery.cancel_scope, cluster)
+        nursery.start_soon(self._end_after_hand_over, nursery.cancel_scope)
         await self._apply_to(claimed, cluster)
         sequence = parts.state.positions.accepted_sequence.value
         parts.opened.attempts.attempted.begin(horizon_ms + 1, sequence + 1)
@@ -311,12 +315,21 @@ class DelayServer:
         # The record behind it shows who leads, and that the leader lives.
         await standing.read.reached(end + 1)
         if not standing.leads:
-            membership.following(standing)
+            membership.following(membership.leader_of(standing))
 
     async def _end_when_superseded(self, scope: trio.CancelScope, cluster: ClusterParts) -> None:
         standing = cluster.standing
         while standing.leads:
             await standing.epoch.reached(standing.epoch.value + 1)
+        self._superseded = True
+        scope.cancel()
+
+    async def _end_after_hand_over(self, scope: trio.CancelScope) -> None:
+        hand_over = self.parts.hand_over
+        assert hand_over is not None
+        await hand_over.done.wait()
+        await self.clock.sleep_ms(HEIR_MS)
+        # The heir has not claimed: this member must be able to, in its next life.
         self._superseded = True
         scope.cancel()
 
@@ -359,6 +372,11 @@ class DelayServer:
             )
 
     async def _settle(self) -> None:
+        if self.parts.hand_over is not None:
+            # What follows of the log is the next start's: its records may come while this process ends.
+            with contextlib.suppress(DelayServerError):
+                await self.parts.hand_over.to("")
+            return
         end = self.parts.end
         await end.settling.messages()
         uncertain = await end.checkpoint.write()
@@ -367,6 +385,8 @@ class DelayServer:
 
     async def _leave(self) -> None:
         """A stop in the middle of a start: there is nothing to write down but what was delivered meanwhile."""
+        if self.readiness.stage == Stage.FOLLOWING:
+            return
         events.warning(
             "stopped_before_ready",
             "stopped before it was ready ({reason}); the next start begins again",

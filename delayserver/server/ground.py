@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from delayserver.config.cluster_settings import ClusterSettings
@@ -28,13 +28,21 @@ from store.tables.names import Names
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """What makes a server a member of a cluster: its seat, and the engine of the shared log. `following` is called once this
-    member has read the log to its end, and hears a primary."""
+    """What makes a server a member of a cluster: its seat, and the engine of the shared log. `names` are those of all
+    members, by their numbers. `following` is called with the name of the primary, when this member is its standby and
+    hears it."""
 
     engine: LogEngine
     seat: Seat
     settings: ClusterSettings
-    following: Callable[[Standing], object] = lambda _standing: None
+    names: Mapping[int, str] = field(default_factory=dict)
+    following: Callable[[str], object] = lambda _primary: None
+
+    def leader_of(self, standing: Standing) -> str:
+        """The name of whoever leads. Its claim has it. Where an earlier process read the claim, `names` have it."""
+        if standing.claim is not None:
+            return standing.claim.member
+        return self.names.get(standing.leader.member, f"member {standing.leader.member}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ from delayserver.members.member_map import Announced, visit
 from delayserver.runtime.shared_log import LogMissing, LogUnavailable, LogUnusable
 from delayserver.server.ground import Membership
 from delayserver.state.shard.seat import Seat
-from delayserver.state.shard.standing import Standing
 from store.shared.envelope import LogWriter, ShardIdentity
 
 events = EventLogger()
@@ -53,16 +52,8 @@ class Joined:
             self.own.http,
         )
 
-        def told(standing: Standing) -> None:
-            following(self._leader(standing))
-
-        return Membership(self.engines.shards, seat, ClusterSettings(rank=min(self.rank, RANK_MAX)), told)
-
-    def _leader(self, standing: Standing) -> str:
-        """Its claim has its name. It was read by an earlier process, if not by this one; then the map has the name."""
-        if standing.claim is not None:
-            return standing.claim.member
-        return self.names.get(standing.leader.member, f"member {standing.leader.member}")
+        settings = ClusterSettings(rank=min(self.rank, RANK_MAX))
+        return Membership(self.engines.shards, seat, settings, self.names, following)
 
 
 async def join(file: ClusterFile, engines: Engines, address: str, http: str, chance: Random) -> Joined:

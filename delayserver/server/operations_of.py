@@ -23,6 +23,7 @@ from delayserver.operations.messages.repeats import Repeats
 from delayserver.operations.messages.reschedule import Reschedule
 from delayserver.operations.messages.timer_files import TimerFiles
 from delayserver.operations.messages.transactions import Transactions
+from delayserver.operations.nodes.cluster_member import ClusterMember, Shard
 from delayserver.operations.nodes.delivering import Delivering
 from delayserver.operations.nodes.routing import Routing
 from delayserver.operations.sending.admission import Admission
@@ -51,6 +52,7 @@ def operations_of(parts: Parts, addresses: Iterable[tuple[str, int]]) -> Operati
         servers=outside.servers,
         tokens=groups.tokens,
         snapshots=figures.snapshots,
+        member=ClusterMember(_shard(parts), outside.servers, clock),
         consuming=groups.consuming,
         subjects=Subjects(table),
         publish=Publish(ground.server_id, admission, receive.intake, routing, broker.publishing, table),
@@ -67,6 +69,15 @@ def operations_of(parts: Parts, addresses: Iterable[tuple[str, int]]) -> Operati
         delay=_delay_operations(parts, admission) if outside.role == SERVER else None,
         leading=None if parts.cluster is None else parts.cluster.leading,
     )
+
+
+def _shard(parts: Parts) -> Shard | None:
+    """The shard of a member; None for a server without a cluster."""
+    cluster, hand_over, membership = parts.cluster, parts.hand_over, parts.ground.outside.membership
+    if cluster is None or hand_over is None or membership is None:
+        return None
+    standing = cluster.standing
+    return Shard(cluster.log, standing, cluster.leading, lambda: membership.leader_of(standing), hand_over.to)
 
 
 def _delay_operations(parts: Parts, admission: Admission) -> DelayOperations:

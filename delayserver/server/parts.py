@@ -12,6 +12,7 @@ from delayserver.server.dispatch_parts import DispatchParts, build_dispatch
 from delayserver.server.figure_parts import FigureParts, build_figures
 from delayserver.server.ground import Ground
 from delayserver.server.group_parts import GroupParts, build_groups
+from delayserver.server.hand_over import HandOver
 from delayserver.server.load_parts import LoadParts, build_load
 from delayserver.server.message_parts import MessageParts, build_messages
 from delayserver.server.outcome_parts import OutcomeParts, build_outcomes
@@ -51,6 +52,7 @@ class Parts:
     recovery: Recovery
     end: CleanEnd
     cluster: ClusterParts | None
+    hand_over: HandOver | None
 
     @property
     def opened(self) -> Opened:
@@ -121,7 +123,14 @@ def build_parts(ground: Ground) -> Parts:
         recovery,
         end,
         cluster,
+        _hand_over(cluster, receive, end),
     )
+
+
+def _hand_over(cluster: ClusterParts | None, receive: ReceiveParts, end: CleanEnd) -> HandOver | None:
+    if cluster is None:
+        return None
+    return HandOver(cluster.standing, cluster.proposals, cluster.beating, receive.commit, end.settling, end.checkpoint)
 
 
 def _recovery(ground: Ground, state: StateParts, replay: ReplayParts, outcomes: OutcomeParts) -> Recovery:

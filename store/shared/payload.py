@@ -58,6 +58,9 @@ class EndNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     heir: str
     """The name of the member that claims now; empty: any."""
+    horizon_ms: int
+    """Messages that are due up to then may have been attempted without an outcome in the log. In milliseconds since 1970; 0:
+    none was."""
 
 
 class BarrierNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import click
 
 from delayserver.cli.cluster.init import init
+from delayserver.cli.cluster.status import status
+from delayserver.cli.cluster.switch import switch
 from delayserver.cli.cluster.trim import trim
 
 
@@ -15,5 +17,5 @@ def cluster() -> None:
     """Found a cluster, show its members, and move its leadership."""
 
 
-cluster.add_command(init)
-cluster.add_command(trim)
+for command in (init, status, switch, trim):
+    cluster.add_command(command)

@@ -1,33 +1,51 @@
-"""The option `--cluster`, and calls of Kafka from the command line."""
+"""The options that name a cluster, and calls of Kafka and of members from the command line."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import click
 
+from delayserver.cli.terminal import options
+
 if TYPE_CHECKING:
     from delayserver.config.cluster_file import ClusterFile
     from delayserver.members.founding import Engines
+    from delayserver.members.member_map import MemberMap
+    from delayserver.protocol.schema.members import MemberStanding
 
 T = TypeVar("T")
 
+ANSWER_S: Final = 3.0
+"""A member that does not answer for so long counts as down."""
+
 TRIES: Final = 5
 """A first connection to Kafka may take longer than the second that an answer may take."""
+
+members = click.option(
+    "--server",
+    "servers",
+    type=options.ADDRESS,
+    envvar="DELAYSERVER_SERVER",
+    metavar="HOST:PORT",
+    help="Ask these members, several addresses with commas between, instead of those in the map of the cluster.",
+)
 
 cluster_file = click.option(
     "--cluster",
     "path",
     type=click.Path(),
-    required=True,
     metavar="FILE",
     help="The TOML file of the cluster, that of any member.",
 )
 
 
-def on_kafka(path: str, work: Callable[[ClusterFile, Engines], Awaitable[T]]) -> T:
+def on_kafka(path: str | None, work: Callable[[ClusterFile, Engines], Awaitable[T]]) -> T:
     """Do some work with the cluster of a file. Tries again where Kafka does not answer, some times."""
+    if path is None:
+        raise click.UsageError("Missing option '--cluster': the file of the cluster")
     import trio
 
     from delayserver.config.cluster_file import load_cluster
@@ -46,3 +64,36 @@ def on_kafka(path: str, work: Callable[[ClusterFile, Engines], Awaitable[T]]) ->
         return await work(file, engines)
 
     return trio.run(try_it)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A member, and its answer. `name` and `shard` are those of the map; without one empty and None. Without an answer
+    `standing` is None, and `reason` says why."""
+
+    name: str
+    shard: int | None
+    address: str
+    standing: MemberStanding | None
+    reason: str = ""
+
+
+def ask_members(servers: str | None, map_: MemberMap | None) -> list[Asked]:
+    """Ask the members at these addresses; without addresses all in the map, in the order of shards and numbers."""
+    if servers is not None:
+        return [_ask("", None, address.strip()) for address in servers.split(",")]
+    assert map_ is not None, "there is one of them"
+    known = sorted(map_.members.values(), key=lambda each: (each.shard, map_.number(each.name)))
+    return [_ask(each.name, each.shard, each.address) for each in known]
+
+
+def _ask(name: str, shard: int | None, address: str) -> Asked:
+    from delayserver.client import Client
+    from delayserver.protocol.errors import DelayServerError
+
+    try:
+        with Client(address, timeout_s=ANSWER_S, retries=0, **options.client_arguments()) as client:
+            standing = client.cluster_standing()
+    except DelayServerError as error:
+        return Asked(name, shard, address, None, str(error))
+    return Asked(standing.member, standing.shard, address, standing)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @cluster_file
 @click.option("--shards", type=options.Whole(1, 1024), default=1, show_default=True, help="How many shards it has.")
 @options.as_json
-def init(path: str, shards: int, as_json: bool) -> None:
+def init(path: str | None, shards: int, as_json: bool) -> None:
     """Make what is missing of a cluster: its topics with the right settings, and the ids of its shards.
 
     Whatever is there stays as it is, so the command may be repeated. A topic of another program, or one with other

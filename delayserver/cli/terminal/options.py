@@ -158,6 +158,11 @@ def _keep(context: click.Context, parameter: click.Parameter, value: Any) -> Non
 
 def server(command: Command) -> Command:
     """Adds ``--server``, and what a client of it needs besides: ``--token-file`` and ``--tls-ca``."""
+    return _address(access(command))
+
+
+def access(command: Command) -> Command:
+    """Adds what a client needs beside an address: ``--token-file`` and ``--tls-ca``."""
     token_file = click.option(
         "--token-file",
         type=click.File(),
@@ -175,7 +180,7 @@ def server(command: Command) -> Command:
         metavar="FILE",
         help="Encrypt, and trust the authorities in this file; `system` for those of the system.",
     )
-    return _address(token_file(tls_ca(command)))
+    return token_file(tls_ca(command))
 
 
 def client_arguments() -> dict[str, Any]:

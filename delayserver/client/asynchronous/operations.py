@@ -59,10 +59,11 @@ from delayserver.client.values.timing import (
 )
 from delayserver.protocol.errors import DelayServerError, InvalidArgument
 from delayserver.protocol.limits import Limits
-from delayserver.protocol.operation_names import FIND, RELOAD, ROUTE, SNAPSHOT, SUBJECTS
+from delayserver.protocol.operation_names import CLUSTER, FIND, RELOAD, ROUTE, SNAPSHOT, SUBJECTS
 from delayserver.protocol.schema.fates import CancelResult, LookupResult, RescheduleResult
 from delayserver.protocol.schema.greetings import ServerInfo
 from delayserver.protocol.schema.groups import ConsumerGroup, GroupsPage
+from delayserver.protocol.schema.members import LeadershipEnded, MemberStanding, ShowMember, SwitchPrimary
 from delayserver.protocol.schema.node_routes import AskRoute, Route
 from delayserver.protocol.schema.reload import Changes, ReloadConfiguration
 from delayserver.protocol.schema.snapshots import DropSnapshot, KeepSnapshot, Snapshot, SnapshotDropped, TakeSnapshot
@@ -164,6 +165,20 @@ class AsyncOperations(
     async def keep_snapshot(self, name: str) -> Snapshot:
         """Keep a snapshot for another ten minutes. Raises InvalidArgument if it was dropped."""
         return await self._run(described_call(SNAPSHOT, KeepSnapshot(name=name), Snapshot))
+
+    async def cluster_standing(self) -> MemberStanding:
+        """What this member of a cluster knows of its shard: who leads, in which epoch, and how far it is itself. Raises
+        InvalidArgument for a server without a cluster.
+        """
+        return await self._run(described_call(CLUSTER, ShowMember(), MemberStanding))
+
+    async def switch_primary(self, to: str) -> int:
+        """Have the primary hand its leadership over to another member. Returns the epoch that has ended; the other member
+        leads a moment later. Not repeated after a lost reply. Raises NotPrimary.
+        """
+        return (
+            await self._run(described_call(CLUSTER, SwitchPrimary(member=to), LeadershipEnded, repeatable=False))
+        ).epoch
 
     async def drop_snapshot(self, name: str, *, complete: bool = False) -> bool:
         """Drop a snapshot. ``complete``: a backup of it is complete, which the server's figures tell from then on. False if

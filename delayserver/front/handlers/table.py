@@ -27,6 +27,7 @@ from delayserver.protocol import operation_names as names_of
 from delayserver.protocol.limits import Limits
 from delayserver.protocol.schema.dead_letters import DropDeadLetters, ListDeadLetters, ResendDeadLetters
 from delayserver.protocol.schema.groups import ListGroups, RemoveGroup, SeekGroup, ShowGroup
+from delayserver.protocol.schema.members import ShowMember, SwitchPrimary
 from delayserver.protocol.schema.policies import ShowPolicy
 from delayserver.protocol.schema.redispatch import RedispatchSlice
 from delayserver.protocol.schema.reload import ReloadConfiguration
@@ -67,6 +68,9 @@ def _of_nodes(operations: Operations, limits: Limits, levels_ms: tuple[int, ...]
             names_of.METRICS: MetricsHandlers(operations.metrics).metrics,
             names_of.SUBJECTS: described({ListSubjects: for_client(operations.subjects.page)}),
             names_of.TOKEN: described(token_acts(tokens, servers)),
+            names_of.CLUSTER: described(
+                {ShowMember: alike(operations.member.show), SwitchPrimary: for_peer(operations.member.switch)}
+            ),
             names_of.SNAPSHOT: described(
                 {
                     TakeSnapshot: for_peer(operations.snapshots.take),

@@ -32,6 +32,7 @@ class Standing:
         "read",
         "seat",
         "took_over",
+        "written_us",
     )
 
     def __init__(self, seat: Seat, start: FollowedTo, program: str) -> None:
@@ -44,8 +45,8 @@ class Standing:
         self.claim: ClaimNote | None = None
         # Where clients reach the leader; empty: not read yet. `leader_http` is a URL, and empty where it has none.
         self.leader_address = self.leader_http = ""
-        # The member to which the leader has handed over; empty: it has not.
-        self.heir = ""
+        # The member to which the leader has handed over; empty: to any; None: it has not.
+        self.heir: str | None = None
         # Nothing that is due later was attempted by any leader so far.
         self.horizon_ms = start.horizon_ms
         # The position behind the last record that was read; and behind the last one whose records are in message_log.
@@ -55,6 +56,8 @@ class Standing:
         self.kept = Mark(start.position)
         # Set when this process leads and has applied all that came before its claim: from then on it decides.
         self.took_over = trio.Event()
+        # When the last valid record was written, by the clock of its writer, in microseconds since 1970.
+        self.written_us = Mark(0)
         # Rung by each valid record.
         self.heard = Bell()
         # Until then this process serves pulls and lookups and begins attempts. In microseconds of the clock that goes on
@@ -70,7 +73,7 @@ class Standing:
         """A note counts, which this writer made in this epoch."""
         if isinstance(note, ClaimNote):
             assert epoch == self.epoch.value + 1
-            self.leader, self.claim, self.heir = writer, note, ""
+            self.leader, self.claim, self.heir = writer, note, None
             self.leader_address, self.leader_http = note.address, note.http
             self.epoch.advance(epoch)
         elif isinstance(note, BeatNote):
@@ -78,6 +81,8 @@ class Standing:
             self.leader_address, self.leader_http = note.address, note.http
         elif isinstance(note, EndNote):
             self.heir = note.heir
+            # All that was attempted before has an outcome in the log, but for what is due up to here.
+            self.horizon_ms = note.horizon_ms
 
     def check_invariants(self) -> None:
         """Nothing is applied or kept that was not read."""

@@ -83,6 +83,7 @@ CASES: dict[str, Case] = {
     "reload": Case(whole="forbidden"),
     "token": Case({"action": "list"}, whole="forbidden"),
     "snapshot": Case({"action": "take"}, whole="forbidden"),
+    "cluster": Case({"action": "show"}, whole="invalid_argument"),
     "deliver": Case(whole="server_not_proven"),
     "window_complete": Case(whole="server_not_proven"),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from typing import Any
 from delayserver.client import Client
 from delayserver.protocol.errors import DelayServerError
 from ops.kafka.nodes import KafkaNodes
-from tests.delayserver.cli.conftest import start
+from tests.delayserver.cli.conftest import Done, run, start
 from tests.delayserver.kafka.following import UNHURRIED_S, new_cluster
 from tests.ports import free_port
 
@@ -89,9 +90,47 @@ class Cluster:
         """Send so many messages, one after the other. The client follows the primary."""
         with Client(self.addresses) as client:
             for _ in range(count):
-                message_id, due_ms = f"m{len(self.sent)}", time.time_ns() // 1_000_000 + delay_ms
-                client.send(SUBJECT, message_id, due_ms=due_ms, message_id=message_id)
-                self.sent.append(message_id)
+                self._send(client, delay_ms)
+
+    def _send(self, client: Client, delay_ms: int) -> None:
+        message_id, due_ms = f"m{len(self.sent)}", time.time_ns() // 1_000_000 + delay_ms
+        client.send(SUBJECT, message_id, due_ms=due_ms, message_id=message_id)
+        self.sent.append(message_id)
+
+    @contextmanager
+    def under_load(self) -> Iterator[None]:
+        """Somebody sends for the block, from before it on, and some messages more behind it."""
+        enough, failure = threading.Event(), list[BaseException]()
+
+        def send() -> None:
+            try:
+                with Client(self.addresses) as client:
+                    while not enough.is_set():
+                        self._send(client, 300)
+            except BaseException as error:  # noqa: BLE001  raised below
+                failure.append(error)
+
+        thread = threading.Thread(target=send)
+        thread.start()
+        try:
+            self._sent_more(failure)
+            yield
+            self._sent_more(failure)
+        finally:
+            enough.set()
+            thread.join()
+        if failure:
+            raise failure[0]
+
+    def _sent_more(self, failure: list[BaseException]) -> None:
+        goal = len(self.sent) + 20
+        while len(self.sent) < goal and not failure:
+            time.sleep(0.01)
+
+    def run(self, *arguments: str) -> Done:
+        """Run `delayserver cluster …` with the file of the first member."""
+        file = next(iter(self.members.values())).file
+        return run("cluster", *arguments, "--cluster", str(file))
 
     def consumed(self, group: str) -> Counter[str]:
         """Read all that the cluster has for consumers, until each message that was sent has come."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import signal
-import threading
 from collections.abc import Iterator
 
 import pytest
 
 from ops.kafka.nodes import KafkaNodes
-from tests.delayserver.cli.conftest import start
+from tests.delayserver.cli.conftest import run, start
 from tests.delayserver.kafka.following import UNHURRIED_S
 from tests.delayserver.kafka.processes import Cluster, running
 from tests.delayserver.kafka.test_kafka_log import delete
@@ -25,13 +24,6 @@ def cluster(one_node: KafkaNodes, tmp_path_factory: pytest.TempPathFactory) -> I
         yield members
 
 
-def loaded(cluster: Cluster) -> threading.Thread:
-    """Somebody sends, in a thread of its own."""
-    thread = threading.Thread(target=cluster.send, args=(60,))
-    thread.start()
-    return thread
-
-
 def standby_of(cluster: Cluster, primary: str) -> str:
     return next(name for name in cluster.members if name != primary)
 
@@ -42,11 +34,9 @@ def require_all_once(cluster: Cluster, group: str) -> None:
 
 def test_a_killed_primary_loses_nothing_and_repeats_nothing(cluster: Cluster) -> None:
     first = cluster.primary()
-    cluster.send(20)
-    sending = loaded(cluster)
-    cluster.members[first].signal(signal.SIGKILL)
-    assert cluster.members[first].end()[0] == -signal.SIGKILL
-    sending.join()
+    with cluster.under_load():
+        cluster.members[first].signal(signal.SIGKILL)
+        assert cluster.members[first].end()[0] == -signal.SIGKILL
     second = cluster.primary()
     assert second != first
     cluster.members[first].begin()
@@ -68,9 +58,8 @@ def test_a_check_compares_a_directory_with_the_log(cluster: Cluster) -> None:
 
 def test_a_primary_that_was_stopped_goes_on_as_a_standby(cluster: Cluster) -> None:
     first = cluster.primary()
-    sending = loaded(cluster)
-    cluster.members[first].signal(signal.SIGSTOP)
-    sending.join()
+    with cluster.under_load():
+        cluster.members[first].signal(signal.SIGSTOP)
     second = cluster.primary()
     cluster.members[first].signal(signal.SIGCONT)
     cluster.send(5)
@@ -81,6 +70,54 @@ def test_a_primary_that_was_stopped_goes_on_as_a_standby(cluster: Cluster) -> No
     cluster.members[second].begin()
     cluster.members[second].ready()
     require_all_once(cluster, "stopped")
+
+
+def test_status_tells_what_each_member_does(cluster: Cluster) -> None:
+    primary = cluster.primary()
+    rows = {row["member"]: row for row in cluster.run("status", "--json").rows}
+    assert rows.keys() == cluster.members.keys()
+    assert all(row["shard"] == 0 and row["epoch"] == rows[primary]["epoch"] for row in rows.values())
+    assert rows[primary]["role"] == "primary"
+    standby = standby_of(cluster, primary)
+    assert rows[standby]["role"] == "standby"
+    assert rows[standby]["lag_records"] < 100
+    address = cluster.members[standby].address
+    assert run("cluster", "status", "--server", address, "--json").row["member"] == standby
+    told = cluster.run("status").out
+    assert f"if {primary} dies now: {standby} goes on" in told
+    cluster.members[standby].signal(signal.SIGSTOP)
+    try:
+        rows = {row["member"]: row for row in cluster.run("status", "--json").rows}
+        assert (rows[standby]["role"], rows[standby]["lag_records"]) == ("down", None)
+        told = cluster.run("status").out
+        assert f"if {primary} dies now: NOTHING IS SERVED" in told
+    finally:
+        cluster.members[standby].signal(signal.SIGCONT)
+
+
+def test_a_switch_under_load_loses_nothing_and_repeats_nothing(cluster: Cluster) -> None:
+    first = cluster.primary()
+    heir = standby_of(cluster, first)
+    with cluster.under_load():
+        done = cluster.run("switch", "--shard", "0", "--to", heir, "--json")
+        assert done.code == 0, done.err
+        assert done.row["primary"] == heir
+    assert cluster.primary() == heir
+    assert f"{heir} leads shard 0 already" in cluster.run("switch", "--to", heir).out
+    refused = cluster.run("switch", "--to", "zoe")
+    assert (refused.code, "no member zoe of shard 0 answers" in refused.err) == (1, True)
+    require_all_once(cluster, "switched")
+
+
+def test_a_primary_that_ends_hands_over(cluster: Cluster) -> None:
+    first = cluster.primary()
+    with cluster.under_load():
+        cluster.members[first].signal(signal.SIGTERM)
+        assert cluster.members[first].end()[0] == 0
+    assert cluster.primary() == standby_of(cluster, first)
+    cluster.members[first].begin()
+    cluster.members[first].ready()
+    require_all_once(cluster, "ended")
 
 
 def test_a_lost_log_ends_all_members_by_name(one_node: KafkaNodes, cluster: Cluster) -> None:

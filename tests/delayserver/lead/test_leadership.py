@@ -112,7 +112,7 @@ async def test_the_heir_of_a_hand_over_claims_at_once(autojump_clock: trio.testi
         await led(first)
         await first.send(1)
         begun = trio.current_time()
-        first.proposals.note(EndNote(heir="b"), lambda _: None, lambda _: None)
+        first.proposals.note(EndNote(heir="b", horizon_ms=0), lambda _: None, lambda _: None)
         await led(second)
         assert trio.current_time() - begun < 0.1
         assert (await second.send(1)).first_sequence == 2

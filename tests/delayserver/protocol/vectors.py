@@ -331,6 +331,8 @@ REQUESTS: dict[str, tuple[Any, ...]] = {
     "reload request": (95, "reload", {}),
     "snapshot request": (141, "snapshot", {"action": "take"}),
     "snapshot drop request": (142, "snapshot", {"action": "drop", "name": "0a1b2c3d4e5f", "complete": True}),
+    "cluster request": (143, "cluster", {"action": "show"}),
+    "cluster switch request": (144, "cluster", {"action": "switch", "member": "b"}),
     "pending request": (96, "pending", {"by": "minute", "from_ms": DUE_MS, "to_ms": DUE_MS + 3_600_000}),
     "pending subjects request": (98, "pending", {"by": "subject", "after": 12}),
     "metrics request": (97, "metrics", {}),
@@ -831,6 +833,12 @@ REPLIES: dict[str, tuple[Any, ...]] = {
         {"name": "0a1b2c3d4e5f", "path": "/var/lib/delayserver/snapshot/0a1b2c3d4e5f", "kept_ms": 600_000},
     ),
     "snapshot drop reply": (142, True, {"dropped": True}),
+    "cluster reply": (
+        143,
+        True,
+        {"shard": 0, "member": "a", "role": "standby", "epoch": 7, "primary": "b", "lag_records": 0, "lag_ms": 0},
+    ),
+    "cluster switch reply": (144, True, {"epoch": 7}),
     "token reply": (
         140,
         True,

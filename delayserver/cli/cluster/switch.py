@@ -1,0 +1,90 @@
+"""`delayserver cluster switch`: hands the leadership of a shard over, before work on a machine."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from delayserver.cli.cluster.cluster_options import ANSWER_S, Asked, ask_members, cluster_file, members, on_kafka
+from delayserver.cli.terminal import options
+from delayserver.cli.terminal.output import print_json, visible
+
+if TYPE_CHECKING:
+    from delayserver.config.cluster_file import ClusterFile
+    from delayserver.members.founding import Engines
+    from delayserver.members.member_map import MemberMap
+
+WAIT_S: Final = 15.0
+"""A takeover takes a second or two at the worst."""
+LOOK_S: Final = 0.05
+
+
+@click.command
+@click.option("--shard", type=options.Whole(0), default=0, show_default=True, help="Counted from 0.")
+@click.option("--to", "heir", required=True, metavar="MEMBER", help="The member that leads then.")
+@cluster_file
+@members
+@options.access
+@options.as_json
+def switch(shard: int, heir: str, path: str | None, servers: str | None, as_json: bool) -> None:
+    """Have another member lead a shard. The primary takes nothing new, settles what it has begun, and hands over.
+
+    Messages wait for less than half a second, and none is delivered twice. The former primary goes on as a standby.
+    """
+    if path is None and servers is None:
+        raise click.UsageError("say which cluster: --cluster FILE, or --server HOST:PORT,HOST:PORT")
+    map_ = None if path is None or servers is not None else on_kafka(path, _map)
+    asked = [each for each in ask_members(servers, map_) if each.standing is not None and each.shard == shard]
+    to = next((each for each in asked if each.name == heir), None)
+    if to is None:
+        names = ", ".join([each.name for each in asked]) or "none"
+        raise click.ClickException(visible(f"no member {heir} of shard {shard} answers; those that do: {names}"))
+    primary = next((each for each in asked if each.standing is not None and each.standing.role == "primary"), None)
+    if primary is None:
+        raise click.ClickException(f"shard {shard} has no primary that answers: wait for the takeover, then look again")
+    if primary.name != heir:
+        _hand_over(primary, to)
+    elif not as_json:
+        click.echo(visible(f"{heir} leads shard {shard} already."))
+        return
+    leads = _wait_until_it_leads(to)
+    if as_json:
+        print_json({"shard": shard, "primary": heir, "epoch": leads})
+    else:
+        click.echo(visible(f"{heir} leads shard {shard} since epoch {leads}; it was {primary.name}."))
+
+
+async def _map(_file: ClusterFile, engines: Engines) -> MemberMap:
+    return await engines.read_map()
+
+
+def _hand_over(primary: Asked, to: Asked) -> None:
+    from delayserver.client import Client
+
+    assert to.standing is not None
+    if to.standing.lag_records is None:
+        raise click.ClickException(f"{to.name} does not reach Kafka, so it cannot lead")
+    with Client(primary.address, timeout_s=WAIT_S, retries=0, **options.client_arguments()) as client:
+        client.switch_primary(to.name)
+
+
+def _wait_until_it_leads(to: Asked) -> int:
+    from delayserver.client import Client
+    from delayserver.protocol.errors import DelayServerError
+
+    until_s = time.monotonic() + WAIT_S
+    while time.monotonic() < until_s:
+        with (
+            suppress(DelayServerError),
+            Client(to.address, timeout_s=ANSWER_S, retries=0, **options.client_arguments()) as client,
+        ):
+            standing = client.cluster_standing()
+            if standing.role == "primary":
+                return standing.epoch
+        time.sleep(LOOK_S)
+    raise click.ClickException(
+        f"{to.name} does not lead after {WAIT_S:.0f} s; another member may: delayserver cluster status"
+    )

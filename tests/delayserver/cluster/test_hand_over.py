@@ -1,0 +1,83 @@
+"""A planned change of the leadership: nothing is refused for long, nothing is lost, and nothing is in doubt."""
+
+from __future__ import annotations
+
+from delayserver.server.delay_server import LeadershipLost
+from tests.delayserver.cluster.clusters import Cluster
+from tests.fakes.host import Boot
+
+BRIEF_MS = 500
+
+
+async def test_the_heir_serves_at_once_and_nothing_is_uncertain(boot: Boot) -> None:
+    cluster = Cluster(boot, "abc")
+    first, heir, other = cluster.hosts.values()
+    client = await first.start_connected()
+    heir.begin()
+    other.begin()
+    await client.put("early", first.now_ms + 1_000)
+    soon = await client.put("soon", first.now_ms + 2_900)
+    await client.put("late", first.now_ms + 60_000)
+    await first.sleep_ms(1_500)
+    begun_ms = first.now_ms
+    assert await client.request("cluster", {"action": "switch", "member": "b"}) == {"epoch": 1}
+    await heir.wait_up()
+    assert heir.now_ms - begun_ms < BRIEF_MS
+    await first.wait_down()
+    assert isinstance(first.died_of, LeadershipLost)
+    client = await heir.client()
+    standing = await client.request("cluster", {"action": "show"})
+    assert (standing["member"], standing["role"], standing["epoch"], standing["primary"]) == ("b", "primary", 2, "b")
+    standing = await (await other.client()).request("cluster", {"action": "show"})
+    assert (standing["role"], standing["epoch"], standing["primary"], standing["lag_ms"]) == ("standby", 2, "b", 0)
+    # It is due within the horizon of the former primary, which has settled what it had begun.
+    assert await client.cancel(soon["receipt"]) == ["cancelled"]
+    await heir.sleep_ms(70_000)
+    assert cluster.delivered == ["early", "late"]
+    assert cluster.node.uncertain == set()
+
+
+async def test_without_its_heir_another_member_leads(boot: Boot) -> None:
+    cluster = Cluster(boot, "ab")
+    first, second = cluster.hosts.values()
+    client = await first.start_connected()
+    second.begin()
+    await client.put("one", first.now_ms + 30_000)
+    await client.request("cluster", {"action": "switch", "member": "gone"})
+    await first.wait_down()
+    await second.wait_up()
+    await second.sleep_ms(40_000)
+    assert cluster.delivered == ["one"]
+
+
+async def test_a_primary_that_stops_hands_over_to_any(boot: Boot) -> None:
+    cluster = Cluster(boot, "ab")
+    first, second = cluster.hosts.values()
+    client = await first.start_connected()
+    second.begin()
+    await client.put("one", first.now_ms + 30_000)
+    await second.sleep_ms(1_000)
+    begun_ms = first.now_ms
+    first.server.stop()
+    await second.wait_up()
+    assert second.now_ms - begun_ms < 2 * BRIEF_MS, "rank 1 waits for rank 0, which is not there"
+    await first.wait_down()
+    await second.sleep_ms(40_000)
+    assert cluster.delivered == ["one"]
+
+
+async def test_only_the_primary_hands_over(boot: Boot) -> None:
+    cluster = Cluster(boot, "ab")
+    first, second = cluster.hosts.values()
+    client = await first.start_connected()
+    second.begin()
+    await second.sleep_ms(3_000)
+    standby = await second.client()
+    assert await standby.refused("cluster", {"action": "switch", "member": "b"}) == "not_primary"
+    assert await client.refused("cluster", {"action": "switch", "member": "a"}) == "invalid_argument"
+    assert (await client.request("cluster", {"action": "show"}))["role"] == "primary"
+
+
+async def test_a_server_without_a_cluster_says_so(boot: Boot) -> None:
+    client = await boot().start_connected()
+    assert await client.refused("cluster", {"action": "show"}) == "invalid_argument"
