@@ -100,8 +100,7 @@ delayserver: .client
 .cli.messages: .cli.terminal .client .client.calls .config .protocol
 .cli.recover: store store.disk store.records store.tables .cli.terminal .client .client.calls .config .protocol
     .protocol.schema .recover.checking .recover.mending .recover.reading .recover.telling .runtime .cli.cluster
-    .members store.shared
-.cli.cluster: .backup .cli.backup .cli.terminal .config .members .protocol .runtime .server
+    .members store.shared .cli.cluster: .backup .cli.backup .cli.terminal .config .protocol .server .client
 .cli.backup: store.disk store.snapshots store.tables delayserver .backup .cli.recover .cli.terminal .client .config
     .protocol .runtime
 .cli.tokens: store.disk store.tables .cli.terminal .client.calls .config .protocol .protocol.schema .runtime .tokens
@@ -124,7 +123,7 @@ delayserver: .client
     .state.counts .upkeep
 .operations.nodes: store store.disk store.records store.snapshots store.tables delayserver .broker.actions
     .broker.service .config .dispatch
-    .logs .names .protocol .protocol.schema .receive .runtime .state.memory
+    .logs .names .protocol .protocol.schema .receive .runtime .state.memory .state.shard
 .front: store .config .logs .net .operations.access .operations.nodes .protocol .runtime .state.connections
     .state.positions .state.shard
 .operations.figures: store.logs store.records store.tables .broker .broker.queues .broker.service .config .dispatch

@@ -12,7 +12,7 @@ from delayserver.server.dispatch_parts import DispatchParts, build_dispatch
 from delayserver.server.figure_parts import FigureParts, build_figures
 from delayserver.server.ground import Ground
 from delayserver.server.group_parts import GroupParts, build_groups
-from delayserver.server.hand_over import HandOver
+from delayserver.server.leadership_end import LeadershipEnd
 from delayserver.server.load_parts import LoadParts, build_load
 from delayserver.server.message_parts import MessageParts, build_messages
 from delayserver.server.outcome_parts import OutcomeParts, build_outcomes
@@ -52,7 +52,7 @@ class Parts:
     recovery: Recovery
     end: CleanEnd
     cluster: ClusterParts | None
-    hand_over: HandOver | None
+    hand_over: LeadershipEnd | None
 
     @property
     def opened(self) -> Opened:
@@ -127,10 +127,12 @@ def build_parts(ground: Ground) -> Parts:
     )
 
 
-def _hand_over(cluster: ClusterParts | None, receive: ReceiveParts, end: CleanEnd) -> HandOver | None:
+def _hand_over(cluster: ClusterParts | None, receive: ReceiveParts, end: CleanEnd) -> LeadershipEnd | None:
     if cluster is None:
         return None
-    return HandOver(cluster.standing, cluster.proposals, cluster.beating, receive.commit, end.settling, end.checkpoint)
+    return LeadershipEnd(
+        cluster.standing, cluster.proposals, cluster.beating, receive.commit, end.settling, end.checkpoint
+    )
 
 
 def _recovery(ground: Ground, state: StateParts, replay: ReplayParts, outcomes: OutcomeParts) -> Recovery:

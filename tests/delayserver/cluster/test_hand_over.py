@@ -43,10 +43,29 @@ async def test_without_its_heir_another_member_leads(boot: Boot) -> None:
     client = await first.start_connected()
     second.begin()
     await client.put("one", first.now_ms + 30_000)
+    await second.sleep_ms(1_000)
+    soon = await client.put("soon", first.now_ms + 2_900)
     await client.request("cluster", {"action": "switch", "member": "gone"})
     await first.wait_down()
     await second.wait_up()
+    # No beat of the former primary came behind its end.
+    assert await (await second.client()).cancel(soon["receipt"]) == ["cancelled"]
     await second.sleep_ms(40_000)
+    assert cluster.delivered == ["one"]
+
+
+async def test_a_lone_member_whose_heir_is_gone_leads_again_in_its_next_life(boot: Boot) -> None:
+    cluster = Cluster(boot, "a")
+    (only,) = cluster.hosts.values()
+    client = await only.start_connected()
+    await client.put("one", only.now_ms + 30_000)
+    await client.request("cluster", {"action": "switch", "member": "gone"})
+    await only.wait_down()
+    assert isinstance(only.died_of, LeadershipLost)
+    only.disk.kill()
+    only.begin()
+    await only.wait_up()
+    await only.sleep_ms(40_000)
     assert cluster.delivered == ["one"]
 
 

@@ -21,7 +21,7 @@ SETTLE_S = 0.25
 AGAIN_MS = 50
 
 
-class HandOver:
+class LeadershipEnd:
     """Ends the leadership of this process, once."""
 
     def __init__(
