@@ -163,6 +163,6 @@ async def test_a_member_that_was_superseded_before_it_saw_that_it_led_applies_wh
 async def test_who_was_superseded_is_told_that_nothing_was_proposed(autojump_clock: trio.testing.MockClock) -> None:
     member, told = Member("a", 0, Records(), disk(), 10), list[DelayServerError]()
     member.proposals.propose([fresh_messages(1)], lambda _: None, told.append)
-    member.proposals.note(EndNote(""), lambda _: None, told.append)
+    member.proposals.note(EndNote("", 0), lambda _: None, told.append)
     assert [type(error) for error in told] == [NotPrimary, NotPrimary]
     assert not member.records.data
