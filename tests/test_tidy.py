@@ -98,9 +98,12 @@ delayserver: .client
 .cli.demo: .cli.terminal .client .runtime
 .cli.groups: .cli.terminal .client .client.calls .client.listening .config .runtime
 .cli.messages: .cli.terminal .client .client.calls .config .protocol
+.cli.kafka: .config .members .runtime .server
 .cli.recover: store store.disk store.records store.tables .cli.terminal .client .client.calls .config .protocol
-    .protocol.schema .recover.checking .recover.mending .recover.reading .recover.telling .runtime .cli.cluster
-    .members store.shared .cli.cluster: .backup .cli.backup .cli.terminal .config .protocol .server .client
+    .protocol.schema .recover.checking .recover.mending .recover.reading .recover.telling .runtime .cli.kafka
+    .config .members store.shared
+.cli.cluster: .backup .cli.backup .cli.kafka .cli.terminal .client .config .members .protocol .protocol.schema
+    .runtime
 .cli.backup: store.disk store.snapshots store.tables delayserver .backup .cli.recover .cli.terminal .client .config
     .protocol .runtime
 .cli.tokens: store.disk store.tables .cli.terminal .client.calls .config .protocol .protocol.schema .runtime .tokens

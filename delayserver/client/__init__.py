@@ -49,6 +49,7 @@ from delayserver.protocol.schema.dead_letters import DeadLetter, DropResult, Res
 from delayserver.protocol.schema.fates import CancelResult, LookupResult, RescheduleResult
 from delayserver.protocol.schema.greetings import ServerInfo
 from delayserver.protocol.schema.groups import ConsumerGroup, GroupsPage, Sought
+from delayserver.protocol.schema.members import MemberStanding
 from delayserver.protocol.schema.node_routes import Node, Route
 from delayserver.protocol.schema.pending import (
     PendingBucket,
@@ -97,6 +98,7 @@ __all__ = [
     "ListenerStats",
     "LookupResult",
     "MadeToken",
+    "MemberStanding",
     "Message",
     "MessageKey",
     "Metrics",

@@ -1,28 +1,20 @@
-"""The options that name a cluster, and calls of Kafka and of members from the command line."""
+"""The options that name a cluster, and calls of its members from the command line."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from delayserver.cli.terminal import options
 
 if TYPE_CHECKING:
-    from delayserver.config.cluster_file import ClusterFile
-    from delayserver.members.founding import Engines
     from delayserver.members.member_map import MemberMap
     from delayserver.protocol.schema.members import MemberStanding
 
-T = TypeVar("T")
-
 ANSWER_S: Final = 3.0
 """A member that does not answer for so long counts as down."""
-
-TRIES: Final = 5
-"""A first connection to Kafka may take longer than the second that an answer may take."""
 
 members = click.option(
     "--server",
@@ -40,30 +32,6 @@ cluster_file = click.option(
     metavar="FILE",
     help="The TOML file of the cluster, that of any member.",
 )
-
-
-def on_kafka(path: str | None, work: Callable[[ClusterFile, Engines], Awaitable[T]]) -> T:
-    """Do some work with the cluster of a file. Tries again where Kafka does not answer, some times."""
-    if path is None:
-        raise click.UsageError("Missing option '--cluster': the file of the cluster")
-    import trio
-
-    from delayserver.config.cluster_file import load_cluster
-    from delayserver.runtime.shared_log import LogUnavailable
-    from delayserver.server.cluster_engines import engines_of
-
-    file = load_cluster(path)
-    engines = engines_of(file)
-
-    async def try_it() -> T:
-        for _ in range(TRIES - 1):
-            try:
-                return await work(file, engines)
-            except LogUnavailable:
-                continue
-        return await work(file, engines)
-
-    return trio.run(try_it)
 
 
 @dataclass(frozen=True, slots=True)

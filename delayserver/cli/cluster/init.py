@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from delayserver.cli.cluster.cluster_options import cluster_file, on_kafka
+from delayserver.cli.cluster.cluster_options import cluster_file
+from delayserver.cli.kafka.on_kafka import on_kafka
 from delayserver.cli.terminal import options
 from delayserver.cli.terminal.output import print_json
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from delayserver.cli.cluster.cluster_options import Asked, ask_members, cluster_file, members, on_kafka
+from delayserver.cli.cluster.cluster_options import Asked, ask_members, cluster_file, members
+from delayserver.cli.kafka.on_kafka import on_kafka
 from delayserver.cli.terminal import options
 from delayserver.cli.terminal.output import print_json, visible
 

@@ -102,7 +102,7 @@ def _print_balance(taken: Capture, tier: str, start_ms: int, balance: SubjectBal
 
 def _against_log(taken: Capture, findings: Findings, path: str) -> LogCompared:
     """What of the shared log is in the directory. Raises `click.UsageError` for a directory of no member."""
-    from delayserver.cli.cluster.cluster_options import on_kafka
+    from delayserver.cli.kafka.on_kafka import on_kafka
     from delayserver.recover.checking.against_log import AgainstLog
     from store.shared.followed import followed_in
 

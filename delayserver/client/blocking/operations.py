@@ -177,7 +177,9 @@ class BlockingOperations(
         """Have the primary hand its leadership over to another member. Returns the epoch that has ended; the other member
         leads a moment later. Not repeated after a lost reply. Raises NotPrimary.
         """
-        return (self._run(described_call(CLUSTER, SwitchPrimary(member=to), LeadershipEnded, repeatable=False))).epoch
+        return (
+            self._run(described_call(CLUSTER, SwitchPrimary(member=to), LeadershipEnded, repeatable=False))
+        ).epoch
 
     def drop_snapshot(self, name: str, *, complete: bool = False) -> bool:
         """Drop a snapshot. ``complete``: a backup of it is complete, which the server's figures tell from then on. False if

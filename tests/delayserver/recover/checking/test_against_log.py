@@ -11,7 +11,7 @@ from delayserver.recover.reading.capture import capture
 from delayserver.recover.reading.findings import CONTRADICTORY, MISSING, ORPHANED, Findings
 from delayserver.runtime.shared_log import LogDescription
 from store.shared.envelope import EnvelopeKind, unwrap, wrap
-from tests.delayserver.cluster.test_takeover import Cluster
+from tests.delayserver.cluster.clusters import Cluster
 from tests.delayserver.follow.members import IDENTITY, ListLog, Records
 from tests.fakes.host import DATA_DIR, Boot, Host
 

@@ -1,0 +1,1 @@
+"""Calls of Kafka from the command line."""
