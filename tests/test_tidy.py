@@ -664,6 +664,7 @@ def test_every_module_says_what_it_is() -> None:
 OF_LIBRARIES = {
     "self.cycle.disconnected",
     "sys.excepthook",
+    "sys.unraisablehook",
     "column.justify",
     "column.flags.writeable",
     "self._set.argtypes",

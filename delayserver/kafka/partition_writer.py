@@ -40,8 +40,9 @@ class PartitionWriter:
             try:
                 self._producer.produce(self._cluster.topic, record, partition=self._shard)
             except KafkaException as raised:
-                # It takes nothing more: `report` raises this. What follows is dropped.
-                self._error = self._named(raised.args[0])
+                # It takes nothing more: `report` raises this. What follows is dropped. A fatal error has its reason there.
+                if raised.args[0].code() != KafkaError._FATAL:
+                    self._error = self._named(raised.args[0])
 
     def use(self, producer: Producer) -> None:
         """Append by this producer from now on, first what was handed over before."""

@@ -74,13 +74,20 @@ def ending_on_signals() -> Iterator[Callable[[], None]]:
         if told:
             sys.exit(128 + told[0])
 
+    def show(lost: sys.UnraisableHookArgs) -> None:
+        """Python tells of an exception that it loses. That of the handler is raised again, so nobody need know."""
+        if not told or lost.exc_type is not SystemExit:
+            shown(lost)
+
     before = {number: signal.getsignal(number) for number in (signal.SIGHUP, signal.SIGTERM)}
+    shown, sys.unraisablehook = sys.unraisablehook, show
     try:
         for number, handler in before.items():
             if handler is not signal.SIG_IGN:  # nohup ignores SIGHUP
                 signal.signal(number, end)
         yield end_if_told
     finally:
+        sys.unraisablehook = shown
         for number, handler in before.items():
             signal.signal(number, handler)
 

@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 import urllib.parse
 import urllib.request
@@ -91,8 +92,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Web]:
         running.process.communicate(timeout=SECONDS_MAX)
 
 
-def send_and_pull(web: Web, names: range) -> None:
-    """Some of everything: sends, deliveries, pulls, acks, a cancel, a copy, requests of HTTP."""
+def send_and_pull(web: Web, names: range, backups: Path) -> None:
+    """Some of everything: sends, deliveries, pulls, acks, a cancel, a copy, requests of HTTP, a backup."""
     with Client(web.address) as client:
         for number in names:
             client.send(f"orders.{number % 3}", b"x", delay_ms=0, message_id=f"m-{number}")
@@ -103,6 +104,8 @@ def send_and_pull(web: Web, names: range) -> None:
             if deliveries and number < names.stop - 3:  # some stay with their consumer
                 client.ack(f"orders.{number % 3}", "shop", deliveries)
     assert web.ask("GET", "/v1/status").status == 200
+    backup = ["-m", "delayserver", "backup", "--server", web.address, "--to", str(backups)]
+    subprocess.run([sys.executable, *backup], check=True, capture_output=True, timeout=SECONDS_MAX)
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +130,7 @@ def prometheus(server: Web, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     found = Prometheus(address)
     try:
         until("the first scrape", lambda: ends(process, folder / "log") or bool(found.query("delayserver_up == 1")))
-        send_and_pull(server, range(30))
+        send_and_pull(server, range(30), folder / "backups")
         late = "instance_group:delayserver_lateness_seconds:p99_5m >= 0"
         until("the rules", lambda: bool(found.query(late)))
         yield found

@@ -144,7 +144,7 @@ def test_a_signal_whose_exception_is_lost_in_a_callback_ends_the_demo_all_the_sa
         end_if_told()
         del held
         assert watched() is None
-        assert lost == [SystemExit]
+        assert lost == [], "it comes again, so Python tells nobody"
         with pytest.raises(SystemExit) as ended:
             end_if_told()
     assert ended.value.code == 128 + signal.SIGTERM
