@@ -166,7 +166,8 @@ async def test_frames_that_come_slowly_give_way_where_an_address_has_many_client
             client = await door.connect()
             for _ in range(3):
                 assert "results" in await client.request("send", message(100 * KIB))
-            assert door.server.connections.open >= 10, "the others are still there"
+            # How many must give way depends on how full the pool was.
+            assert door.server.connections.open >= 6, "most of the others are still there"
             nursery.cancel_scope.cancel()
 
 
