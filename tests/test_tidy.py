@@ -101,7 +101,7 @@ delayserver: .client
 .cli.kafka: .config .members .runtime .server
 .cli.recover: store store.disk store.records store.tables .cli.terminal .client .client.calls .config .protocol
     .protocol.schema .recover.checking .recover.mending .recover.reading .recover.telling .runtime .cli.kafka
-    .config .members store.shared
+    .config .members
 .cli.cluster: .backup .cli.backup .cli.kafka .cli.terminal .client .config .members .protocol .protocol.schema
     .runtime
 .cli.backup: store.disk store.snapshots store.tables delayserver .backup .cli.recover .cli.terminal .client .config

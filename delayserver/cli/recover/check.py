@@ -103,11 +103,9 @@ def _print_balance(taken: Capture, tier: str, start_ms: int, balance: SubjectBal
 def _against_log(taken: Capture, findings: Findings, path: str) -> LogCompared:
     """What of the shared log is in the directory. Raises `click.UsageError` for a directory of no member."""
     from delayserver.cli.kafka.on_kafka import on_kafka
-    from delayserver.recover.checking.against_log import AgainstLog
-    from store.shared.followed import followed_in
+    from delayserver.recover.checking.against_log import AgainstLog, captured_place
 
-    paths = [part.path for part in taken.files.message_log]
-    place = followed_in(taken.fs, paths, taken.server_id)
+    place = captured_place(taken)
     if place is None:
         raise click.UsageError("the directory is not that of a member: nothing in it came from a shared log")
 

@@ -54,6 +54,18 @@ class _DifferenceError(Exception):
     """Both differ. What stands behind it cannot be compared."""
 
 
+def captured_place(taken: Capture) -> FollowedTo | None:
+    """The last place in message_log, as it was captured; None for a directory of no member. A running member goes on."""
+    reader = Reader(taken)
+    for part, expected in reversed(list(log_parts(taken))):
+        found: FollowedBatch | None = None
+        for _, batch in reader.batches(part.path, part.size, expected.synced):
+            found = batch if isinstance(batch, FollowedBatch) else found
+        if found is not None:
+            return place_in(found)
+    return None
+
+
 class AgainstLog:
     """One comparison. The first difference is a finding, and ends it."""
 
@@ -161,7 +173,10 @@ class AgainstLog:
 
     def _end(self, stop: int) -> None:
         self._pass_places(stop)
-        if self._next is not None and self._next.place is None:
+        if self._next is None or self._next.place is not None:
+            return
+        # A running member goes on while it is read: behind its newer records stand places beyond `stop`, or none yet.
+        if any(place.position <= stop for place in (each.place for each in self._rest) if place is not None):
             self._differ(ORPHANED, f"a record that the shared log does not have before position {stop}")
 
     def _differ(self, kind: str, detail: str) -> None:

@@ -166,8 +166,7 @@ async def test_frames_that_come_slowly_give_way_where_an_address_has_many_client
             client = await door.connect()
             for _ in range(3):
                 assert "results" in await client.request("send", message(100 * KIB))
-            # How many must give way depends on how full the pool was.
-            assert door.server.connections.open >= 6, "most of the others are still there"
+            assert door.server.connections.open >= 10, "the others are still there"
             nursery.cancel_scope.cancel()
 
 

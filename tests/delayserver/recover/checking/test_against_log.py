@@ -147,3 +147,11 @@ async def test_a_log_that_ends_before_the_member_is_named(boot: Boot) -> None:
     _, findings = await compared(member, stop, WholeLog(cluster.engine.records))
     assert findings.listed[0].kind == MISSING
     assert f"the shared log ends at {stop - 3}" in findings.listed[0].detail
+
+
+async def test_what_a_running_member_has_written_since_is_no_difference(boot: Boot) -> None:
+    cluster, member, _ = await filled(boot)
+    before = position_of_records(cluster, 6)
+    found, findings = await compared(member, before, WholeLog(cluster.engine.records))
+    assert findings.clean
+    assert found.stop == before
