@@ -61,25 +61,30 @@ def demo(context: click.Context, messages: int, seconds: float, as_json: bool) -
 def ending_on_signals() -> Iterator[Callable[[], None]]:
     """Makes SIGHUP and SIGTERM end the process like Ctrl-C within the block, so that temporary files are removed.
 
-    Yields a function to call regularly, which exits after a signal. It is needed because Python loses an exception of a
-    signal handler that runs within a weak-reference callback, as at the end of each import.
+    Yields a function to call regularly, which ends the block after any of the three. It is needed because Python loses an
+    exception of a signal handler that runs within a weak-reference callback, as at the end of each import.
     """
     told: list[int] = []
 
     def end(number: int, _frame: FrameType | None) -> NoReturn:
         told.append(number)
-        sys.exit(128 + number)
+        raise_for(number)
 
     def end_if_told() -> None:
         if told:
-            sys.exit(128 + told[0])
+            raise_for(told[0])
 
     def show(lost: sys.UnraisableHookArgs) -> None:
         """Python tells of an exception that it loses. That of the handler is raised again, so nobody need know."""
-        if not told or lost.exc_type is not SystemExit:
+        if not told or not issubclass(lost.exc_type, (SystemExit, KeyboardInterrupt)):
             shown(lost)
 
-    before = {number: signal.getsignal(number) for number in (signal.SIGHUP, signal.SIGTERM)}
+    def raise_for(number: int) -> NoReturn:
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        sys.exit(128 + number)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)}
     shown, sys.unraisablehook = sys.unraisablehook, show
     try:
         for number, handler in before.items():

@@ -26,9 +26,9 @@ ACK_TIMEOUT_S = 300.0
 CUT_OUTLIVE_S = 3.0
 BODIES = [b"1", b"2", b"3"]
 
-# A process that takes all messages, says so, and never answers.
+# A process that takes all messages, says so, and never answers. Each line is one write: threads write beside each other.
 PROGRAM = """
-import sys, threading, anyio
+import os, sys, threading, anyio
 from delayserver.client import AsyncClient, Client, Consumer, Listener, ListenerSettings, ThreadListener
 
 kind, address = sys.argv[1:]
@@ -38,7 +38,7 @@ def blocking():
     listener = ThreadListener("g", settings=settings)
     @listener(kind)
     def handle(message):
-        print("here", flush=True)
+        os.write(1, b"here\\n")
         threading.Event().wait()
     with Client(address) as client:
         listener.run(client)
@@ -47,7 +47,7 @@ async def tasks():
     listener = Listener("g", settings=settings)
     @listener(kind)
     async def handle(message):
-        print("here", flush=True)
+        os.write(1, b"here\\n")
         await anyio.sleep_forever()
     async with AsyncClient(address) as client:
         await listener.run(client)
@@ -57,7 +57,7 @@ async def consumer():
     async with AsyncClient(address) as client, Consumer(client, kind, "g", ack_timeout_s=300) as deliveries:
         async for received in deliveries:
             kept.append(received)
-            print("here", flush=True)
+            os.write(1, b"here\\n")
 
 if kind == "ThreadListener":
     blocking()
