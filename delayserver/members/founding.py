@@ -9,7 +9,7 @@ from typing import Final, Protocol, TypeVar
 
 import trio
 
-from delayserver.members.member_map import FORMAT, Founded, MemberMap, visit
+from delayserver.members.member_map import FORMAT, Founded, MemberMap, Note, visit
 from delayserver.runtime.chance import random_server_id
 from delayserver.runtime.shared_log import LogDescription, LogMissing, LogUnavailable, LogUnusable, SharedLog
 
@@ -42,6 +42,10 @@ class Engines:
     async def read_map(self) -> MemberMap:
         """The map. Raises LogMissing without a cluster, LogUnavailable, LogUnusable."""
         return await visit(self.map.open(0), self.map.topic)
+
+    async def note(self, note: Note) -> MemberMap:
+        """Append a record to the map, and read it up to there. Waits for a log that does not answer. Raises LogUnusable."""
+        return await visit(self.map.open(0), self.map.topic, note)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +80,7 @@ async def _found(engines: Engines, shards: int, chance: Random, made: list[str])
         await _require_empty(engines.shards, shards)
         ids = [f"{random_server_id(chance):012x}" for _ in range(shards + 1)]
         note = Founded(FORMAT, ids[0], tuple(ids[1:]))
-        found = (await _known(lambda: visit(engines.map.open(0), engines.map.topic, note))).founded
+        found = (await _known(lambda: engines.note(note))).founded
         assert found is not None, "the map has the note"
         made.append(f"a cluster of {shards} {'shard' if shards == 1 else 'shards'}")
     return found

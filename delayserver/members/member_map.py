@@ -1,4 +1,5 @@
-"""The map of a cluster: a log with its founding as the first record, and a record for each start of a member.
+"""The map of a cluster: a log with its founding as the first record, and a record for each start of a member. An operator
+adds a record for a member that is gone.
 
 Records are JSON, for people who look with Kafka's own tools. The map grows by some 200 bytes a start, and is read whole.
 """
@@ -7,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 import trio
@@ -43,29 +44,41 @@ class Announced(msgspec.Struct, frozen=True, tag_field="kind", tag="member"):
     instance: str
 
 
+class Forgotten(msgspec.Struct, frozen=True, tag_field="kind", tag="forgotten"):
+    """A member is gone for good. It counts if the last start of the member is that of `instance`."""
+
+    name: str
+    instance: str
+
+
+Note: TypeAlias = Founded | Announced | Forgotten
+"""A record of the map."""
+
 _encode: Final = msgspec.json.Encoder().encode
-_decode: Final = msgspec.json.Decoder(Founded | Announced).decode
+_decode: Final = msgspec.json.Decoder(Note).decode
 
 
 @dataclass(slots=True)
 class MemberMap:
-    """What the map says. `members` has the last start of each, in the order in which they first came."""
+    """What the map says. `members` has the last start of each, but for those that are gone. `numbers` has all that ever
+    came, from 1 on in the order in which they came."""
 
     founded: Founded | None = None
     members: dict[str, Announced] = field(default_factory=dict)
+    numbers: dict[str, int] = field(default_factory=dict)
 
     def number(self, name: str) -> int:
-        """The number of a member, from 1 on. It never changes."""
-        return list(self.members).index(name) + 1
+        """The number of a member. It never changes, also while the member is gone."""
+        return self.numbers[name]
 
     def rank(self, name: str) -> int:
         """The place of a member among those of its shard: 0 for the one that came first."""
-        shard = self.members[name].shard
-        return [each.name for each in self.members.values() if each.shard == shard].index(name)
+        return [each.name for each in self.of_shard(self.members[name].shard)].index(name)
 
     def of_shard(self, shard: int) -> list[Announced]:
-        """The members of a shard."""
-        return [each for each in self.members.values() if each.shard == shard]
+        """The members of a shard, in the order of their numbers."""
+        members = [each for each in self.members.values() if each.shard == shard]
+        return sorted(members, key=lambda each: self.numbers[each.name])
 
     def take(self, record: LogRecord, topic: str) -> None:
         """The next record. Raises LogUnusable if it is none of a map."""
@@ -77,14 +90,19 @@ class MemberMap:
                 "there, or a newer version of this one"
             ) from None
         if isinstance(note, Announced):
+            self.numbers.setdefault(note.name, len(self.numbers) + 1)
             self.members[note.name] = note
+        elif isinstance(note, Forgotten):
+            known = self.members.get(note.name)
+            if known is not None and known.instance == note.instance:
+                del self.members[note.name]
         elif self.founded is None:
             if note.format != FORMAT:
                 raise LogUnusable(f"the cluster in topic {topic} has format {note.format}: install a newer version")
             self.founded = note
 
 
-async def visit(log: SharedLog, topic: str, note: Founded | Announced | None = None) -> MemberMap:
+async def visit(log: SharedLog, topic: str, note: Note | None = None) -> MemberMap:
     """Append `note` to the map, if there is one, and read the map: to that record at least. `log` has not run yet.
 
     A log that does not answer is waited for where a note is appended. Raises LogUnavailable otherwise, LogUnusable, LogLost.

@@ -13,7 +13,7 @@ from delayserver.config.cluster_file import ClusterFile
 from delayserver.config.cluster_settings import ClusterSettings
 from delayserver.logs.events import EventLogger
 from delayserver.members.founding import Engines, require_fit
-from delayserver.members.member_map import Announced, visit
+from delayserver.members.member_map import Announced
 from delayserver.runtime.shared_log import LogMissing, LogUnavailable, LogUnusable
 from delayserver.server.ground import Membership
 from delayserver.state.shard.seat import Seat
@@ -82,6 +82,6 @@ async def _join(file: ClusterFile, engines: Engines, address: str, http: str, ch
         )
     require_fit([await engines.shards.open(file.shard).describe(), await engines.map.open(0).describe()])
     own = Announced(file.member, file.shard, address, http, __version__, f"{chance.getrandbits(64):016x}")
-    found = await visit(engines.map.open(0), engines.map.topic, own)
-    names = {found.number(name): name for name in found.members}
+    found = await engines.note(own)
+    names = {number: name for name, number in found.numbers.items()}
     return Joined(engines, file, founded.identity(file.shard), own, found.rank(file.member), names)

@@ -1,9 +1,10 @@
-"""`delayserver cluster`: founds a cluster, shows its members, and moves its leadership."""
+"""`delayserver cluster`: founds a cluster, shows its members, moves its leadership, and forgets members that are gone."""
 
 from __future__ import annotations
 
 import click
 
+from delayserver.cli.cluster.forget import forget
 from delayserver.cli.cluster.init import init
 from delayserver.cli.cluster.status import status
 from delayserver.cli.cluster.switch import switch
@@ -17,5 +18,5 @@ def cluster() -> None:
     """Found a cluster, show its members, and move its leadership."""
 
 
-for command in (init, status, switch, trim):
+for command in (forget, init, status, switch, trim):
     cluster.add_command(command)

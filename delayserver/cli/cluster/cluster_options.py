@@ -49,13 +49,14 @@ class Asked:
 def ask_members(servers: str | None, map_: MemberMap | None) -> list[Asked]:
     """Ask the members at these addresses; without addresses all in the map, in the order of shards and numbers."""
     if servers is not None:
-        return [_ask("", None, address.strip()) for address in servers.split(",")]
+        return [ask_member("", None, address.strip()) for address in servers.split(",")]
     assert map_ is not None, "there is one of them"
     known = sorted(map_.members.values(), key=lambda each: (each.shard, map_.number(each.name)))
-    return [_ask(each.name, each.shard, each.address) for each in known]
+    return [ask_member(each.name, each.shard, each.address) for each in known]
 
 
-def _ask(name: str, shard: int | None, address: str) -> Asked:
+def ask_member(name: str, shard: int | None, address: str) -> Asked:
+    """Ask whoever is at an address, where the map has this member."""
     from delayserver.client import Client
     from delayserver.protocol.errors import DelayServerError
 

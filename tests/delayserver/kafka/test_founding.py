@@ -10,7 +10,7 @@ import trio
 
 from delayserver.config.cluster_file import ClusterFile
 from delayserver.members.founding import Engines, FoundedNow, found_cluster
-from delayserver.members.member_map import Announced, visit
+from delayserver.members.member_map import Announced
 from delayserver.runtime.shared_log import LogMissing, LogUnusable
 from ops.kafka.nodes import KafkaNodes
 from tests.delayserver.kafka.following import following, new_cluster
@@ -100,9 +100,7 @@ async def test_members_get_numbers_in_the_order_of_their_first_start(one_node: K
     engines = new_engines(one_node)
     await found(engines)
     for name, shard, port in (("x", 0, 1), ("b", 1, 2), ("a", 1, 3), ("x", 0, 4)):
-        last = await visit(
-            engines.map.open(0), engines.map.topic, Announced(name, shard, f"h:{port}", "", "1", f"{port:016x}")
-        )
+        last = await engines.note(Announced(name, shard, f"h:{port}", "", "1", f"{port:016x}"))
     assert [last.number(name) for name in ("x", "b", "a")] == [1, 2, 3]
     assert [last.rank(name) for name in ("x", "b", "a")] == [0, 0, 1]
     assert last.members["x"].address == "h:4"

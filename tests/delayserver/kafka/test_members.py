@@ -95,6 +95,23 @@ def test_status_tells_what_each_member_does(cluster: Cluster) -> None:
         cluster.members[standby].signal(signal.SIGCONT)
 
 
+def test_a_member_that_is_gone_is_forgotten_until_it_starts_again(cluster: Cluster) -> None:
+    primary = cluster.primary()
+    standby = cluster.members[standby_of(cluster, primary)]
+    refused = cluster.run("forget", "--member", standby.name)
+    assert (refused.code, f"{standby.name} answers at {standby.address}" in refused.err) == (1, True)
+    standby.signal(signal.SIGTERM)
+    assert standby.end()[0] == 0
+    done = cluster.run("forget", "--member", standby.name, "--json")
+    assert (done.code, done.row["member"]) == (0, standby.name), done.err
+    assert [row["member"] for row in cluster.run("status", "--json").rows] == [primary]
+    unknown = cluster.run("forget", "--member", standby.name)
+    assert (unknown.code, f"no member {standby.name}" in unknown.err) == (1, True)
+    standby.begin()
+    standby.ready()
+    assert {row["member"] for row in cluster.run("status", "--json").rows} == cluster.members.keys()
+
+
 def test_a_switch_under_load_loses_nothing_and_repeats_nothing(cluster: Cluster) -> None:
     first = cluster.primary()
     heir = standby_of(cluster, first)

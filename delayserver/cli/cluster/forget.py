@@ -1,0 +1,56 @@
+"""`delayserver cluster forget`: takes a member that is gone out of the list of members."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from delayserver.cli.cluster.cluster_options import ask_member, cluster_file
+from delayserver.cli.kafka.on_kafka import on_kafka
+from delayserver.cli.terminal import options
+from delayserver.cli.terminal.output import print_json, visible
+
+if TYPE_CHECKING:
+    from delayserver.config.cluster_file import ClusterFile
+    from delayserver.members.founding import Engines
+    from delayserver.members.member_map import MemberMap
+
+
+@click.command
+@click.option("--member", "name", required=True, metavar="MEMBER", help="The member that is gone.")
+@click.option("--down", is_flag=True, help="Forget it even if it answers: it will be stopped.")
+@cluster_file
+@options.access
+@options.as_json
+def forget(name: str, down: bool, path: str | None, as_json: bool) -> None:
+    """Take a member that is gone for good out of the list of members.
+
+    Then `cluster status` shows it no longer, and `cluster trim` waits for it no longer. A member that answers is refused.
+    If it is started again, it is a member again.
+    """
+    from delayserver.members.member_map import Forgotten
+
+    known = on_kafka(path, _map).members.get(name)
+    if known is None:
+        raise click.ClickException(visible(f"the cluster has no member {name}: delayserver cluster status"))
+    if not down:
+        asked = ask_member(name, known.shard, known.address)
+        if asked.standing is not None and asked.name == name:
+            raise click.ClickException(
+                visible(f"{name} answers at {known.address}. Stop it first, or give --down if it will be stopped")
+            )
+
+    async def work(_file: ClusterFile, engines: Engines) -> MemberMap:
+        return await engines.note(Forgotten(name, known.instance))
+
+    if name in on_kafka(path, work).members:
+        raise click.ClickException(visible(f"{name} has been started again meanwhile, so it stays a member"))
+    if as_json:
+        print_json({"member": name, "shard": known.shard, "address": known.address})
+    else:
+        click.echo(visible(f"{name} of shard {known.shard} is no member any more."))
+
+
+async def _map(_file: ClusterFile, engines: Engines) -> MemberMap:
+    return await engines.read_map()
