@@ -80,6 +80,8 @@ class Follower:
         self._waiting_bytes = 0
         self._appending = False
         self._paused = False
+        # Whether another member has taken this process over: what it knows ran ahead of the log, so it takes no more.
+        self._superseded = False
         self._came = Bell()
         # Records that did not count, by the reason; and those that were none of this shard.
         self.void: Counter[Validity] = Counter()
@@ -100,6 +102,8 @@ class Follower:
 
     def _arrived(self, log: SharedLog, records: Sequence[LogRecord]) -> None:
         for record in records:
+            if self._superseded:
+                break
             self._read(record)
         standing = self._standing
         standing.read.advance(self._place.position)
@@ -178,6 +182,8 @@ class Follower:
             if standing.leads:
                 proposals.begin(envelope.epoch)
                 self._waiting.append(_Valid((), lambda _: self._accepted.lead()))
+            elif standing.took_over.is_set():
+                self._superseded = True
             elif led:  # its next claim came before it had seen that it led
                 self._waiting.append(_Valid((), lambda _: self._accepted.follow()))
         elif envelope.writer == standing.seat.me:

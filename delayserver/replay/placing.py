@@ -91,7 +91,7 @@ class Placing:
         parts = [
             (part.key, rows)
             for part in bucket(batch, self._window_ms, coarse, source)
-            if len(rows := self._behind_high_water(part.key, part.batch))
+            if len(rows := self._behind_high_water(part.key, part.batch, done))
         ]
         # To and fro: of more files than may be open, those of the end of a round are open at the begin of the next one.
         self._backwards = not self._backwards
@@ -117,12 +117,16 @@ class Placing:
         """Enter windows in the ledger, whose messages are all placed. Raises DiskFullError, SyncFailedError."""
         self._retired.enter(counted)
 
-    def _behind_high_water(self, key: ScheduleKey, rows: MessageBatch) -> MessageBatch:
-        """The rows that the file does not have yet."""
+    def _behind_high_water(self, key: ScheduleKey, rows: MessageBatch, done: Round) -> MessageBatch:
+        """The rows that the file does not have yet. The round knows the others."""
         high_water = self._high_water(key)
         if int(rows.sequence[0]) > high_water:
             return rows
-        return rows.slice(int(np.searchsorted(rows.sequence, high_water, side="right")), len(rows))
+        new = int(np.searchsorted(rows.sequence, high_water, side="right"))
+        with_id = np.flatnonzero(rows.id_hash[:new])
+        if len(with_id):
+            done.skipped.append((key, rows.sequence[with_id]))
+        return rows.slice(new, len(rows))
 
     def _high_water(self, key: ScheduleKey) -> int:
         if key.source == ScheduleSource.DAY and self._days.is_drained(key.start_ms):

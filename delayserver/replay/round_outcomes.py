@@ -12,24 +12,31 @@ import numpy as np
 from delayserver.protocol.outcomes import Outcome
 from delayserver.runtime.runtime import Runtime
 from delayserver.state.decisions.decided import Decided
-from delayserver.state.decisions.outcome_rows import cancelled_outcomes
+from delayserver.state.decisions.outcome_rows import cancelled_outcomes, suppressed_outcomes
 from delayserver.state.replay_round import Round
 from delayserver.state.windows.windows import Windows
 from store.errors import CorruptionError
 from store.logs.dispatch_log import DispatchKey
-from store.records.batches import U8, CancelBatch, OutcomeBatch
+from store.logs.schedule_log import ScheduleKey, ScheduleLog
+from store.records.batches import I64, U8, CancelBatch, MessageBatch, OutcomeBatch
 
 
 class RoundOutcomes:
     """Round → decided."""
 
-    def __init__(self, decided: Decided, windows: Windows, runtime: Runtime) -> None:
+    def __init__(self, decided: Decided, windows: Windows, runtime: Runtime, schedule: ScheduleLog | None) -> None:
+        """`schedule`: where a member finds the copies whose outcomes its last process did not write. All members show the
+        same counts, whichever leads. None: a single server, which finds them when it loads their windows."""
         self._decided = decided
         self._retired = windows.retired
         self._book = windows.book
         self._clock = runtime.clock
         self._damage = runtime.damage
         self._waiting: list[OutcomeBatch] | None = []
+        self._schedule = schedule
+        self._workers = runtime.workers
+        # Of a start of a member: messages with ids whose rows are not written again.
+        self._skipped: list[tuple[ScheduleKey, I64]] = []
 
     @property
     def recovering(self) -> bool:
@@ -38,6 +45,8 @@ class RoundOutcomes:
 
     def publish(self, done: Round) -> None:
         """Add the outcomes of a round and of its cancels, whose holds it releases."""
+        if self._waiting is not None and self._schedule is not None:
+            self._skipped += done.skipped
         for outcomes in done.outcomes:
             self.add(outcomes)
         for batch in done.cancels:
@@ -53,9 +62,25 @@ class RoundOutcomes:
 
     async def finish_recovery(self) -> None:
         """Record what the first replay met again, as far as the outcomes are not in the files already."""
-        batches, self._waiting = [*(self._waiting or ()), *self._decided.copies_ahead()], None
+        copies = await self._skipped_copies() if self._skipped else []
+        batches, self._waiting = [*(self._waiting or ()), *self._decided.copies_ahead(), *copies], None
         if batches:
             await self._record_missing(OutcomeBatch.concatenate(batches))
+
+    async def _skipped_copies(self) -> list[OutcomeBatch]:
+        """The outcomes of copies that the files of messages had before this start."""
+        schedule, found, now_us = self._schedule, list[MessageBatch](), self._clock.now_us()
+        assert schedule is not None
+
+        def read() -> None:
+            for key, sequences in self._skipped:
+                if key in schedule:
+                    rows = schedule.read_ids(key, sequences, damages=[])  # whoever needs damaged ones reports it
+                    found.append(rows.take(np.flatnonzero(rows.duplicate_of)))
+
+        await self._workers.run(read)
+        self._skipped.clear()
+        return [suppressed_outcomes(rows, now_us) for rows in found if len(rows)]
 
     async def record_missing_cancels(self, cancels: CancelBatch) -> None:
         """Record those of these cancels that have no outcome which can be read."""

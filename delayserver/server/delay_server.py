@@ -288,6 +288,8 @@ class DelayServer:
         parts.state.balance.subjects.redeliveries.begin(sequence, frozenset())
         await self._take_over_broker(cluster)
         await cluster.standing.lease.reached(1)
+        if not cluster.standing.leads:
+            await trio.sleep_forever()  # superseded already: nothing may be decided any more
         cluster.standing.took_over.set()
         await parts.dispatch.topology.change(self.settings)
 

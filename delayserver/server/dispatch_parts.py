@@ -43,7 +43,7 @@ def build_dispatch(
     """`broker` is the target of scheme `embedded`. A member of a cluster attempts what its beats allow."""
     opened, outside, pacing, runtime = ground.opened, ground.outside, ground.pacing, ground.runtime
     residency, memory = state.residency, state.group_memory
-    targets = _targets(ground, state, broker)
+    targets = _targets(ground, state, broker, cluster)
     horizon = opened.attempts.horizon if cluster is None else cluster.horizon
     attempts = opened.attempts.attempted, horizon
     builder = GroupBuilder(opened.files, attempts, (state.queueing, state.decided), targets, pacing, runtime)
@@ -69,7 +69,7 @@ def build_dispatch(
     )
 
 
-def _targets(ground: Ground, state: StateParts, broker: BrokerParts) -> Targets:
+def _targets(ground: Ground, state: StateParts, broker: BrokerParts, cluster: ClusterParts | None) -> Targets:
     settings, server_id = ground.settings, ground.opened.directory.server_id
     embedded = EmbeddedNode(broker.local_broker, server_id, state.balance.subjects.redeliveries)
     surroundings = Surroundings(
@@ -80,5 +80,6 @@ def _targets(ground: Ground, state: StateParts, broker: BrokerParts) -> Targets:
         settings.listen.frame_bytes_max,
         settings.dispatch.deliver_timeout_ms,
         ground.runtime,
+        None if cluster is None else cluster.leading.is_held,
     )
     return Targets(options_by_address(settings.groups), surroundings)

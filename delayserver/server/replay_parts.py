@@ -49,7 +49,8 @@ def build_replay(ground: Ground, state: StateParts) -> ReplayParts:
     """The outcomes of its days are not open yet."""
     files, runtime = ground.files, ground.runtime
     storage, wheel = ground.settings.storage, ground.settings.wheel
-    round_outcomes = RoundOutcomes(state.decided, state.windows, runtime)
+    schedule_of_member = None if ground.outside.membership is None else files.schedule
+    round_outcomes = RoundOutcomes(state.decided, state.windows, runtime, schedule_of_member)
     to_memory = RowsToMemory(
         state.windows, state.residency, state.overflow, state.decided, round_outcomes, wheel, runtime
     )

@@ -13,7 +13,7 @@ import numpy as np
 
 from store.logs.message_log import LogEntry
 from store.logs.schedule_log import ScheduleKey
-from store.records.batches import CancelBatch, LedgerBatch, MessageBatch, NameBatch, OutcomeBatch, TableBatch
+from store.records.batches import I64, CancelBatch, LedgerBatch, MessageBatch, NameBatch, OutcomeBatch, TableBatch
 from store.records.column_batch import has_any
 from store.records.row_sums import U64
 from store.records.segment import Appended
@@ -40,6 +40,8 @@ class Round:
     messages: MessageBatch | None = None
     placed: list[Placed] = field(default_factory=list)
     cancels: list[CancelBatch] = field(default_factory=list)
+    # Sequences (i64[n]) with ids that a file of messages had already.
+    skipped: list[tuple[ScheduleKey, I64]] = field(default_factory=list)
     # Of a member of a cluster: names, the outcomes that another process decided, windows that were retired, tables.
     names: list[NameBatch] = field(default_factory=list)
     outcomes: list[OutcomeBatch] = field(default_factory=list)

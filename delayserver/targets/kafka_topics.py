@@ -23,7 +23,7 @@ from delayserver.targets.answer import Answer, RowAnswer
 from delayserver.targets.kafka_options import PROPERTY, SUBJECT, KafkaOptions, is_topic, parts_of
 from delayserver.targets.kafka_producer import KafkaProducer, RecordReports
 from delayserver.targets.kinds import Surroundings
-from delayserver.targets.target import DeliveryError, Target
+from delayserver.targets.target import LEASE_ENDED, DeliveryError, Target
 from store.records.batches import StoredBatch
 from store.records.column_batch import has_any, ragged_rows
 from store.records.shared_column import REDELIVERY, attempts_before
@@ -82,6 +82,7 @@ class KafkaTopics(Target):
         self._server_id = around.identity.server_id.encode()
         self._names = around.names
         self._workers = around.runtime.workers
+        self._may_send = around.may_send
         self._timeout_ms = max(around.deliver_timeout_ms - TIMEOUT_SPARE_MS, TIMEOUT_MS_MIN)
         self._producer = KafkaProducer(self._producer_options)
         self._problem, self._problem_until_s = "", 0.0
@@ -159,6 +160,11 @@ class KafkaTopics(Target):
         held: set[int] = set()
         with trio.move_on_at(trio.current_effective_deadline() - BEFORE_DEADLINE_S):
             for start, stop in pairwise(_cuts(batch)):
+                if self._may_send is not None and not self._may_send():
+                    if not sent:
+                        raise DeliveryError(LEASE_ENDED, known=True)
+                    stop = start
+                    break
                 keys = batch.order_hash[start:stop]
                 skip = np.flatnonzero(np.isin(keys, np.array([*held], np.uint64))) + start
                 work = partial(_send, produce, reports, range(start, stop), rows, {*skip.tolist()})

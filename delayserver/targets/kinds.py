@@ -42,7 +42,8 @@ class ServerIdentity:
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """What a target may use of its server. `local`: the broker of this process. `names`: gives the name of a code in a
-    batch. `frame_bytes_max`: of a frame from another server. `deliver_timeout_ms`: after it a delivery is cancelled."""
+    batch. `frame_bytes_max`: of a frame from another server. `deliver_timeout_ms`: after it a delivery is cancelled.
+    `may_send`: whether a member of a cluster holds its lease. It is asked in the step that sends. None: a single server."""
 
     local: Target
     identity: ServerIdentity
@@ -51,6 +52,7 @@ class Surroundings:
     frame_bytes_max: int
     deliver_timeout_ms: int
     runtime: Runtime
+    may_send: Callable[[], bool] | None = None
 
 
 def _any_address(address: str) -> str:

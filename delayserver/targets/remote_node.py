@@ -36,7 +36,7 @@ from delayserver.protocol.proof import make_proof
 from delayserver.targets.answer import Answer
 from delayserver.targets.embedded_kind import EMBEDDED_ADDRESS
 from delayserver.targets.kinds import Capabilities, ServerIdentity, TargetKind
-from delayserver.targets.target import DeliveryError, Target
+from delayserver.targets.target import LEASE_ENDED, DeliveryError, Target
 from store.records.batches import StoredBatch
 from store.records.column_batch import has_any
 from store.records.shared_column import REDELIVERY
@@ -93,8 +93,11 @@ class RemoteNode(Target):
         frame_bytes_max: int,
         connect: Connect,
         names: Callable[[int], str],
+        may_send: Callable[[], bool] | None = None,
     ) -> None:
+        """`may_send`: as in `Surroundings`."""
         self.address = address
+        self._may_send = may_send
         self._problem, self._problem_at_s = "", 0.0
         self._identity = identity
         self._frame_bytes_max = frame_bytes_max
@@ -213,14 +216,21 @@ class RemoteNode(Target):
         if self._doubtful or self._transport is not transport:
             raise DeliveryError("the node does not answer", known=True)
 
-    async def _ask(self, transport: Transport, operation: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Requests are sent in the order of the calls. Raises OSError (the result is unknown) and what the node names."""
+    async def _ask(
+        self,
+        transport: Transport,
+        operation: str,
+        arguments: dict[str, Any],
+        may_send: Callable[[], bool] | None = None,
+    ) -> dict[str, Any]:
+        """Requests are sent in the order of the calls. Raises OSError (the result is unknown) and what the node names;
+        DeliveryError where it may not be sent."""
         self._last_id += 1
         request_id, request = self._last_id, _Waiting()
         self._waiting[request_id] = request
         try:
             async with self._sending:
-                await _send_all(transport, encode_bulk_request(request_id, operation, arguments))
+                await _send_all(transport, encode_bulk_request(request_id, operation, arguments), may_send)
             await request.done.wait()
         except trio.Cancelled:
             self._doubtful = True
@@ -238,7 +248,7 @@ class RemoteNode(Target):
     async def _request(self, transport: Transport, operation: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """As `_ask`. Raises DeliveryError."""
         try:
-            result = await self._ask(transport, operation, arguments)
+            result = await self._ask(transport, operation, arguments, self._may_send)
         except OSError as error:
             raise DeliveryError(str(error), known=False) from error
         except DelayServerError as error:
@@ -417,7 +427,10 @@ def _first(error: BaseException) -> BaseException:
     return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
 
 
-async def _send_all(transport: Transport, frame: bytes) -> None:
+async def _send_all(transport: Transport, frame: bytes, may_send: Callable[[], bool] | None) -> None:
+    """Raises DeliveryError where it may not be sent (any more): the node does not have all of the frame then."""
+    if may_send is not None and not may_send():
+        raise DeliveryError(LEASE_ENDED, known=True)
     view = memoryview(frame)
     try:
         while view:
@@ -425,6 +438,8 @@ async def _send_all(transport: Transport, frame: bytes) -> None:
             view = view[taken:]
             if view.nbytes:
                 await transport.wait_writable()
+                if may_send is not None and not may_send():
+                    raise DeliveryError(LEASE_ENDED, known=True)
     except BaseException:
         # Part of a frame is out: whatever followed it would be read as its rest.
         transport.close()
@@ -447,7 +462,7 @@ TCP: Final = TargetKind(
         consumable=True, keeps_keys=True, idempotent=True, windows_complete=True, probes=True
     ),
     lambda address, _options, around: RemoteNode(
-        address, around.identity, around.frame_bytes_max, around.connect, around.names
+        address, around.identity, around.frame_bytes_max, around.connect, around.names, around.may_send
     ),
     _read_address,
 )

@@ -17,6 +17,10 @@ class DeliveryError(Exception):
         self.known = known
 
 
+LEASE_ENDED = "the lease of this member ended before it was sent"
+"""Why a member sent nothing: another one may lead by now."""
+
+
 class Target(ABC):
     """One node of broker groups. There is one instance for each address, whichever groups share it.
 

@@ -398,8 +398,6 @@ class ClusterWorld:
         first: Counter[str] | None = None
         for member in self.members:
             counts = count_files(member)
-            # What a crash lost of the outcomes of copies comes back when their window is loaded: where somebody leads.
-            counts["pending"] += counts.pop("deduplicated", 0)
             counts = Counter({name: count for name, count in counts.items() if not name.startswith(SUBJECT)})
             if first is None:
                 first = counts

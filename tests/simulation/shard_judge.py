@@ -12,7 +12,7 @@ from delayserver.config.cluster_settings import ClusterSettings
 from delayserver.protocol.columns import unpack_column
 from store.records.batches import MessageBatch, OutcomeBatch
 from store.shared.envelope import Envelope, EnvelopeKind, LogWriter, unwrap
-from store.shared.payload import BeatNote, decode_note, decode_records
+from store.shared.payload import BeatNote, EndNote, decode_note, decode_records
 from tests.simulation.clocks import SimulatedTime
 from tests.simulation.failures import SimulationFailure
 from tests.simulation.log import LogShard
@@ -22,11 +22,13 @@ I64 = np.dtype("<i8")
 
 
 @dataclass(slots=True)
-class Beaten:
-    """The last beat of a process that counts."""
+class Reign:
+    """An epoch. `horizon_ms`: the next primary takes for attempted what was due until then. `beat_s`: when the last beat
+    came into the log that counts."""
 
-    landed_s: float
+    writer: LogWriter
     horizon_ms: int
+    beat_s: float | None = None
 
 
 class ShardJudge:
@@ -37,10 +39,9 @@ class ShardJudge:
         self._time = time
         self._note = note
         self._read = 0
-        # The epoch, its writer, and the number of the last record of it that counts.
-        self._epoch, self._writer, self._index = 0, LogWriter(0, 0), 0
-        self._beats: dict[LogWriter, Beaten] = {}
-        self.epochs: list[LogWriter] = []
+        # The epochs in order, and the number of the last record of the present one that counts.
+        self.epochs: list[Reign] = []
+        self._index = 0
         self.sequences: set[int] = set()
         self.outcomes: dict[int, int] = {}
         self.lease_s = ClusterSettings().lease_ms / 1000
@@ -60,19 +61,23 @@ class ShardJudge:
                 continue
             note = decode_note(envelope.kind, found.payload, record.position)
             if envelope.kind is EnvelopeKind.CLAIM:
-                self.epochs.append(envelope.writer)
                 self._note("judge", "epoch", epoch=envelope.epoch, member=record.member)
             elif isinstance(note, BeatNote):
-                self._beats[envelope.writer] = Beaten(record.landed_s, note.horizon_ms)
+                reign = self.epochs[-1]
+                reign.beat_s, reign.horizon_ms = record.landed_s, max(reign.horizon_ms, note.horizon_ms)
+            elif isinstance(note, EndNote):
+                self.epochs[-1].horizon_ms = note.horizon_ms
 
     def _counts(self, envelope: Envelope) -> bool:
         """The first claim of the next epoch counts; then the records of its writer, one by one."""
         if envelope.kind is EnvelopeKind.CLAIM:
-            if envelope.epoch != self._epoch + 1:
+            if envelope.epoch != len(self.epochs) + 1:
                 return False
-            self._epoch, self._writer, self._index = envelope.epoch, envelope.writer, 0
+            self.epochs.append(Reign(envelope.writer, self.epochs[-1].horizon_ms if self.epochs else 0))
+            self._index = 0
             return True
-        if (envelope.epoch, envelope.writer, envelope.index) != (self._epoch, self._writer, self._index + 1):
+        present = len(self.epochs), self.epochs[-1].writer if self.epochs else None, self._index + 1
+        if (envelope.epoch, envelope.writer, envelope.index) != present:
             return False
         self._index += 1
         return True
@@ -100,15 +105,20 @@ class ShardJudge:
         self._note("judge", "delivers", member=member.name, sequences=sequences, uncertain=frame["uncertain"])
         if due_ms > member.clock.now_ms():
             self._fail(f"{member.name} delivers what is due at {due_ms}, and its clock shows {member.clock.now_ms()}")
-        beat = self._beats.get(LogWriter(member.number, member.instance))
-        if beat is None:
-            self._fail(f"{member.name} delivers, and no beat of its process counts")
-        if due_ms > beat.horizon_ms:
-            self._fail(f"{member.name} delivers what is due at {due_ms}, behind its horizon {beat.horizon_ms}")
-        past_s = self._time.now_s - beat.landed_s
-        # An attempt that began within the lease may wait for its connection.
-        if past_s > self.lease_s + member.settings.dispatch.deliver_timeout_ms / 1000:
-            self._fail(f"{member.name} delivers {past_s:.3f} s after its last beat that counts")
+        reign = self._acts(member, "delivers")
+        if due_ms > reign.horizon_ms:
+            self._fail(f"{member.name} delivers what is due at {due_ms}, behind its horizon {reign.horizon_ms}")
+
+    def _acts(self, member: Member, what: str) -> Reign:
+        """A process does what only a primary may do."""
+        me = LogWriter(member.number, member.instance)
+        reign = next((each for each in reversed(self.epochs) if each.writer == me), None)
+        if reign is None or reign.beat_s is None:
+            self._fail(f"{member.name} {what}, and no beat of its process counts")
+        past_s = self._time.now_s - reign.beat_s
+        if past_s > self.lease_s:
+            self._fail(f"{member.name} {what} {past_s:.3f} s after its last beat that counts")
+        return reign
 
     def verdict(self, accepted: set[int]) -> None:
         """Each message that was acknowledged is in a record that counts."""

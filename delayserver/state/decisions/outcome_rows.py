@@ -11,7 +11,7 @@ from store.records.batches import U8, CancelBatch, MessageBatch, OutcomeBatch
 from store.records.column_batch import has_any
 
 
-def suppressed_outcomes(copies: ScheduleIndex, now_us: int) -> OutcomeBatch:
+def suppressed_outcomes(copies: ScheduleIndex | MessageBatch, now_us: int) -> OutcomeBatch:
     """Outcome rows for suppressed copies: `deduplicated`, with the sequence of the original."""
     return OutcomeBatch.filled(
         len(copies),

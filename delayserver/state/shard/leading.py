@@ -34,6 +34,10 @@ class Leading:
             return 0
         return max(standing.lease.value - self._clock.boot_us(), 0)
 
+    def is_held(self) -> bool:
+        """Whether this process may act as the primary now."""
+        return self.left_us > 0
+
     def why_not(self) -> str:
         """Why this process may not act as the primary now, for people; empty if it may."""
         return "" if self.left_us else self.refusal().message

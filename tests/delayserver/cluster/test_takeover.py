@@ -59,6 +59,47 @@ async def test_a_primary_that_was_superseded_ends_and_follows_in_its_next_life(b
     assert status["delivered"] == 2
 
 
+async def test_a_name_that_only_a_superseded_primary_knew_may_be_another_one_for_its_successor(boot: Boot) -> None:
+    cluster = Cluster(boot, "ab")
+    first, second = cluster.hosts["a"], cluster.hosts["b"]
+    client = await first.start_connected()
+    second.begin()
+    await client.put("one", first.now_ms + 60_000)
+    cluster.engine.logs[0].connect(False)
+    message = {"subject": "its own", "body": "lost", "due_ms": first.now_ms + 60_000}
+    await client.ask("send", {"messages": [message]})
+    await second.wait_up()
+    other = await second.client()
+    await other.put("two", second.now_ms + 60_000, subject="another")
+    cluster.engine.logs[0].connect(True)
+    await first.wait_down()
+    assert isinstance(first.died_of, LeadershipLost)
+    first.disk.kill()
+    first.begin()
+    await first.sleep_ms(1_000)
+    await second.kill()
+    await first.wait_up()
+    await first.sleep_ms(70_000)
+    assert cluster.delivered == ["one", "two"]
+
+
+async def test_copies_that_a_killed_member_had_placed_count_as_such_in_its_next_life(boot: Boot) -> None:
+    cluster = Cluster(boot, "a")
+    host = cluster.hosts["a"]
+    client = await host.start_connected()
+    due_ms = host.now_ms + 3_600_000
+    for _ in range(3):
+        await client.put("same", due_ms, message_id="id")
+    await host.balanced(pending=1)
+    await host.kill()
+    for path in host.disk.files("/data/dispatch_log"):
+        host.disk.remove(path)  # the kill came before its outcomes were written
+    host.begin()
+    await host.wait_up()
+    status = await host.balanced(pending=1)
+    assert status["deduplicated"] == 2
+
+
 async def test_what_a_dead_primary_may_have_handed_over_is_asked_for(boot: Boot) -> None:
     cluster = Cluster(boot, "ab")
     first, second = cluster.hosts["a"], cluster.hosts["b"]

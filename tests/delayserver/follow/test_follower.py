@@ -74,6 +74,33 @@ async def test_a_standby_goes_on_where_the_log_of_a_silent_primary_ends(autojump
         assert sum(second.follower.void.values()) >= 1, "what it sent behind the claim does not count"
 
 
+async def test_a_primary_that_was_superseded_takes_nothing_behind_the_claim(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """What it knows ran ahead of the log, so its next life reads on from there."""
+    records = Records()
+    first, second = (Member(name, number, records, disk(), number + 10) for number, name in enumerate("ab"))
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(first.following())
+        await stack.enter_async_context(second.following())
+        await led(first)
+        first.standing.took_over.set()
+        await first.send(3)
+        first.shared.connect(False)
+        await led(second)
+        claimed = second.standing.read.value
+        await second.send(2)
+        first.shared.connect(True)
+        await trio.testing.wait_all_tasks_blocked()
+        assert not first.standing.leads
+        assert sequences(first) == [1, 2, 3]
+        assert first.follower.place.position == claimed
+    again = Member("a", 0, records, first.fs, 20)
+    async with again.following():
+        await trio.testing.wait_all_tasks_blocked()
+        assert sequences(again) == [1, 2, 3, 4, 5]
+
+
 async def test_five_groups_are_on_their_way_at_most(autojump_clock: trio.testing.MockClock) -> None:
     member, told = Member("a", 0, Records(), disk(), 10), list[Committed | DelayServerError]()
     async with member.following():

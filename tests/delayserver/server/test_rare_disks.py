@@ -69,7 +69,7 @@ async def test_a_start_takes_time_in_proportion_to_the_cancels_it_meets(
         due_ms=host.now_ms + 60_000 * (np.arange(count) % windows),
         subject=1,
     )
-    outcomes = RoundOutcomes(server.parts.state.decided, server.parts.state.windows, server.runtime)
+    outcomes = RoundOutcomes(server.parts.state.decided, server.parts.state.windows, server.runtime, None)
     outcomes.add(cancelled_outcomes(cancels, 0))
     compared = 0
     equal = DispatchKey.__eq__

@@ -340,6 +340,52 @@ async def test_half_a_frame_is_never_followed_by_another(boot: Boot, nursery: tr
     assert rest == b""
 
 
+async def test_a_member_that_lost_its_lease_before_the_connection_was_there_sends_nothing(
+    boot: Boot, nursery: trio.Nursery
+) -> None:
+    boot()
+    network, held = FakeNetwork(), [True]
+    listener = network.listen("node")
+    remote = RemoteNode("node:1", IDENTITY, 1 << 20, network.connect, lambda _code: "s", lambda: held[0])
+    nursery.start_soon(remote.run)
+    streams: list[FakeTransport] = []
+
+    async def answer() -> None:
+        held[0] = False  # while the node is greeted
+        streams.append(await greeted(listener))
+
+    nursery.start_soon(answer)
+    with pytest.raises(DeliveryError, match="lease") as error:
+        await remote.deliver(batch(1, 10), uncertain=False)
+    assert error.value.known
+    (stream,) = streams
+    with trio.move_on_after(0.1) as nothing:
+        await stream.receive()
+    assert nothing.cancelled_caught and not stream.is_closed
+
+
+async def test_a_member_that_lost_its_lease_does_not_send_the_rest_of_a_frame(
+    boot: Boot, nursery: trio.Nursery
+) -> None:
+    boot()
+    network, held = FakeNetwork(), [True]
+    network.window_bytes = 1_000
+    listener = network.listen("node")
+    remote = RemoteNode("node:1", IDENTITY, 1 << 20, network.connect, lambda _code: "s", lambda: held[0])
+    nursery.start_soon(remote.run)
+
+    async def answer() -> None:
+        stream = await greeted(listener)
+        await trio.sleep(0.1)
+        held[0] = False
+        assert len(await stream.receive()) == 1_000
+
+    nursery.start_soon(answer)
+    with pytest.raises(DeliveryError, match="lease") as error:
+        await remote.deliver(batch(10, 500), uncertain=False)
+    assert error.value.known, "the node has no whole frame"
+
+
 async def test_a_node_that_cannot_be_reached_has_certainly_stored_nothing(boot: Boot, nursery: trio.Nursery) -> None:
     boot()
     network = FakeNetwork()
