@@ -159,12 +159,12 @@ class KafkaTopics(Target):
         # Keys of which a message was not taken: no later one of them goes before it.
         held: set[int] = set()
         with trio.move_on_at(trio.current_effective_deadline() - BEFORE_DEADLINE_S):
-            for start, stop in pairwise(_cuts(batch)):
+            for start, end in pairwise(_cuts(batch)):
                 if self._may_send is not None and not self._may_send():
                     if not sent:
                         raise DeliveryError(LEASE_ENDED, known=True)
-                    stop = start
                     break
+                stop = end
                 keys = batch.order_hash[start:stop]
                 skip = np.flatnonzero(np.isin(keys, np.array([*held], np.uint64))) + start
                 work = partial(_send, produce, reports, range(start, stop), rows, {*skip.tolist()})

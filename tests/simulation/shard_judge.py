@@ -103,7 +103,8 @@ class ShardJudge:
         due_ms = int(unpack_column(frame["due_ms"], count, I64, "due_ms").max())
         sequences = unpack_column(frame["sequence"], count, I64, "sequence").tolist()
         self._note("judge", "delivers", member=member.name, sequences=sequences, uncertain=frame["uncertain"])
-        if due_ms > member.clock.now_ms():
+        dispatched_us = int(unpack_column(frame["dispatched_us"], count, I64, "dispatched_us").min())
+        if due_ms * 1000 > dispatched_us or not member.clock.has_shown(due_ms, dispatched_us // 1000 + 1):
             self._fail(f"{member.name} delivers what is due at {due_ms}, and its clock shows {member.clock.now_ms()}")
         reign = self._acts(member, "delivers")
         if due_ms > reign.horizon_ms:
