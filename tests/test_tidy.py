@@ -74,7 +74,7 @@ store.snapshots: store store.disk store.logs store.tables
 .backup: store store.disk store.records store.shared store.snapshots store.tables .broker.files .config .recover.checking
     .recover.reading
 .state.positions: store.logs store.records .config .protocol .runtime .state.counts
-.state.shard: store store.disk store.logs store.records store.shared .protocol .runtime store.tables
+.state.shard: store store.disk store.logs store.records store.shared .protocol .protocol.schema .runtime store.tables
 .broker.service: store store.disk store.logs store.records .broker .broker.actions .broker.files .broker.queues .config
     .logs .protocol .runtime
 .targets.embedded: store store.records .broker.service .protocol .state.counts .targets

@@ -53,7 +53,16 @@ _DELAY_OPERATIONS = frozenset(
     }
 )
 _LOOKING = frozenset(
-    {names_of.HELLO, names_of.PING, names_of.STATUS, names_of.METRICS, names_of.ROUTE, names_of.PROVE, names_of.CLUSTER}
+    {
+        names_of.HELLO,
+        names_of.PING,
+        names_of.STATUS,
+        names_of.METRICS,
+        names_of.ROUTE,
+        names_of.PROVE,
+        names_of.CLUSTER,
+        names_of.MAP,
+    }
 )
 _CONSUMING = frozenset(
     {

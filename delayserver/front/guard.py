@@ -168,6 +168,7 @@ RULES: Final[Mapping[str, Rule]] = {
     names_of.RESCHEDULE: Rule(frozenset({SEND}), _moves),
     names_of.LOOKUP: Rule(frozenset({SEND, LOOK})),
     names_of.ROUTE: Rule(_ANY, _subject),
+    names_of.MAP: Rule(_ANY),
     names_of.SUBJECTS: Rule(_ANY),
     names_of.PULL: Rule(frozenset({CONSUME}), _subject),
     names_of.CANCEL_WAIT: Rule(frozenset({CONSUME})),

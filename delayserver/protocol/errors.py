@@ -403,6 +403,21 @@ class NotPrimary(Unavailable):
         return str(self.details.get("http", ""))
 
 
+class WrongShard(Unavailable):
+    """The message belongs to another shard of the cluster: to ``shard``, if the error names one, by ``version`` of the map.
+    Nothing of it was stored. Read the map, and send it there. If the map of the caller is newer than ``version``, the member
+    is behind: wait ``retry_after_ms``.
+    """
+
+    error = "wrong_shard"
+    again = "yes, at the shard that the map names"
+
+    @property
+    def version(self) -> int:
+        """The version of the map by which the message was refused."""
+        return int(self.details.get("version", 0))
+
+
 class SharedLogUnavailable(Unavailable):
     """The shared log of the cluster does not answer, so nothing can be made durable. Nothing was stored. It goes on by
     itself when the log does; the operator looks at Kafka.

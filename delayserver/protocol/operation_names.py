@@ -48,6 +48,7 @@ TRANSACTIONS: Final = "transactions"
 TOKEN: Final = "token"
 SNAPSHOT: Final = "snapshot"
 CLUSTER: Final = "cluster"
+MAP: Final = "map"
 
 # Operations that a request may ask to have no reply, with the argument `one_way`.
 ONE_WAY: Final = frozenset({SEND, PUBLISH})
@@ -57,6 +58,6 @@ OPERATIONS: Final = frozenset(
         HELLO, PING, STATUS, ROUTE, SEND, CANCEL, RESCHEDULE, LOOKUP, PULL, CANCEL_WAIT, ACK, NACK, GROUPS,
         DELIVER, WINDOW_COMPLETE, REDISPATCH, PROVE, SUBJECTS, POLICY, GROUP, SEEK, REMOVE_GROUP, READ, PREPARE,
         COMMIT, ROLLBACK, TRANSACTIONS, FIND, DEAD_LETTERS, PUBLISH, RELOAD, PENDING, METRICS, TOKEN, EXTEND,
-        WAITING_KEYS, SNAPSHOT, CLUSTER,
+        WAITING_KEYS, SNAPSHOT, CLUSTER, MAP,
     }
 )  # fmt: skip

@@ -28,6 +28,7 @@ from delayserver.server.load_parts import LoadParts
 from delayserver.server.receive_parts import ReceiveParts
 from delayserver.server.state_parts import StateParts
 from delayserver.server.upkeep_parts import UpkeepParts
+from delayserver.state.shard.cluster_map import ClusterMap
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,8 @@ def build_figures(
         outside.servers,
         runtime,
     )
-    identity = Identity(ground.server_id, outside.role)
+    shards = ClusterMap() if outside.membership is None else outside.membership.map
+    identity = Identity(ground.server_id, outside.role, shards)
     status = Status(
         ProcessReader(identity, outside.readiness, opened.believable, housekeeping, outside.watchdog, clock),
         BalanceReader(state.balance, state.decided, dispatch.lateness),

@@ -20,6 +20,7 @@ from delayserver.startup.directory_opening import Opened
 from delayserver.state.connections.connections import Connections
 from delayserver.state.files import Files
 from delayserver.state.positions.readiness import Readiness
+from delayserver.state.shard.cluster_map import ClusterMap
 from delayserver.state.shard.seat import Seat
 from delayserver.state.shard.standing import Standing
 from store.disk.filesystem import FileSystem, RealFileSystem
@@ -30,13 +31,14 @@ from store.tables.names import Names
 class Membership:
     """What makes a server a member of a cluster: its seat, and the engine of the shared log. `names` are those of all
     members, by their numbers. `following` is called with the name of the primary, when this member is its standby and
-    hears it."""
+    hears it. `map` has all shards, for all lives of the process."""
 
     engine: LogEngine
     seat: Seat
     settings: ClusterSettings
     names: Mapping[int, str] = field(default_factory=dict)
     following: Callable[[str], object] = lambda _primary: None
+    map: ClusterMap = field(default_factory=ClusterMap)
 
     def leader_of(self, standing: Standing) -> str:
         """The name of whoever leads. Its claim has it. Where an earlier process read the claim, `names` have it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 from delayserver.front.front import SERVER
 from delayserver.operations.all_operations import DelayOperations, Operations
@@ -52,7 +53,7 @@ def operations_of(parts: Parts, addresses: Iterable[tuple[str, int]]) -> Operati
         servers=outside.servers,
         tokens=groups.tokens,
         snapshots=figures.snapshots,
-        member=ClusterMember(_shard(parts), outside.servers, clock),
+        member=ClusterMember(_shard(parts), outside.servers, settings.broker.wait_ms_max, clock),
         consuming=groups.consuming,
         subjects=Subjects(table),
         publish=Publish(ground.server_id, admission, receive.intake, routing, broker.publishing, table),
@@ -77,7 +78,8 @@ def _shard(parts: Parts) -> Shard | None:
     if cluster is None or hand_over is None or membership is None:
         return None
     standing = cluster.standing
-    return Shard(cluster.log, standing, cluster.leading, lambda: membership.leader_of(standing), hand_over.to)
+    leader = partial(membership.leader_of, standing)
+    return Shard(cluster.log, standing, cluster.leading, leader, hand_over.to, membership.map)
 
 
 def _delay_operations(parts: Parts, admission: Admission) -> DelayOperations:

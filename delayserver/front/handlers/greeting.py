@@ -61,6 +61,7 @@ class GreetingHandlers:
             token_id=access.token_id if is_known else "",
             roles=tuple(sorted(access.roles)) if is_known else (),
             subjects=access.subjects if is_known else (),
+            shards=len(identity.map.shown.shards),
         )
         connection.reply(encode_reply(request.id, result_of(info)))
 

@@ -31,6 +31,7 @@ from delayserver.protocol.schema.members import ShowMember, SwitchPrimary
 from delayserver.protocol.schema.policies import ShowPolicy
 from delayserver.protocol.schema.redispatch import RedispatchSlice
 from delayserver.protocol.schema.reload import ReloadConfiguration
+from delayserver.protocol.schema.shard_map import AskMap
 from delayserver.protocol.schema.snapshots import DropSnapshot, KeepSnapshot, TakeSnapshot
 from delayserver.protocol.schema.subjects import ListSubjects
 from delayserver.protocol.schema.transactions import ListTransactions
@@ -71,6 +72,7 @@ def _of_nodes(operations: Operations, limits: Limits, levels_ms: tuple[int, ...]
             names_of.CLUSTER: described(
                 {ShowMember: alike(operations.member.show), SwitchPrimary: for_peer(operations.member.switch)}
             ),
+            names_of.MAP: described({AskMap: alike(operations.member.map)}),
             names_of.SNAPSHOT: described(
                 {
                     TakeSnapshot: for_peer(operations.snapshots.take),

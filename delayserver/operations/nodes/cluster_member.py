@@ -1,15 +1,20 @@
-"""The operation `cluster`: the standing of this member, and the hand-over of its leadership."""
+"""The operations `cluster` and `map`: the standing of this member, the hand-over of its leadership, and all shards."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+import trio
+
 from delayserver.operations.nodes.servers import Peer, Servers
+from delayserver.protocol.arguments import invalid
 from delayserver.protocol.errors import InvalidArgument
 from delayserver.protocol.schema.members import LeadershipEnded, MemberStanding, ShowMember, SwitchPrimary
+from delayserver.protocol.schema.shard_map import AskMap, ShardMap
 from delayserver.runtime.clock import Clock
 from delayserver.runtime.shared_log import LogUnavailable, SharedLog
+from delayserver.state.shard.cluster_map import ClusterMap
 from delayserver.state.shard.leading import Leading
 from delayserver.state.shard.standing import Standing
 
@@ -24,15 +29,29 @@ class Shard:
     leading: Leading
     primary: Callable[[], str]
     hand_over: Callable[[str], Awaitable[int]]
+    map: ClusterMap
 
 
 class ClusterMember:
     """Answers for this member. `shard` is None for a server without a cluster."""
 
-    def __init__(self, shard: Shard | None, servers: Servers, clock: Clock) -> None:
+    def __init__(self, shard: Shard | None, servers: Servers, wait_ms_max: int, clock: Clock) -> None:
+        """`wait_ms_max`: the longest time for which `map` may wait."""
         self._of = shard
         self._servers = servers
+        self._wait_ms_max = wait_ms_max
         self._clock = clock
+
+    async def map(self, asked: AskMap) -> ShardMap:
+        """The map, when its version is above `after` or the time is over. Raises InvalidArgument."""
+        if asked.wait_ms > self._wait_ms_max:
+            raise invalid("wait_ms", f"milliseconds from 0 to {self._wait_ms_max}", asked.wait_ms)
+        if self._of is None:
+            return ShardMap(0, [], [])
+        shards = self._of.map
+        with trio.move_on_after(asked.wait_ms / 1000):
+            await shards.version.reached(asked.after + 1)
+        return shards.shown
 
     async def show(self, _asked: ShowMember) -> MemberStanding:
         """The standing of this moment. Raises InvalidArgument without a cluster."""

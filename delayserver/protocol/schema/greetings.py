@@ -74,6 +74,14 @@ class ServerInfo(Reply, frozen=True, kw_only=True):
     subjects: Annotated[
         tuple[str, ...], says("Patterns of the subjects that the token opens.", ["orders.*"], left_out=True)
     ] = ()
+    shards: Annotated[
+        int,
+        says(
+            "How many shards the cluster has that this server is a member of, see `map`. Without it: no cluster.",
+            2,
+            left_out=True,
+        ),
+    ] = 0
 
 
 class Prove(Request, frozen=True):

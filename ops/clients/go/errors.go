@@ -59,6 +59,7 @@ const (
 	DuplicateServerID  ErrorName = "duplicate_server_id"
 	NotDue             ErrorName = "not_due"
 	NotPrimary         ErrorName = "not_primary"
+	WrongShard         ErrorName = "wrong_shard"
 	LogUnavailable     ErrorName = "log_unavailable"
 	InDoubt            ErrorName = "in_doubt"
 	InternalError      ErrorName = "internal_error"
@@ -68,7 +69,7 @@ const (
 var again = map[ErrorName]bool{
 	FrameTimeout: true, FilterInUse: true, QueueFull: true, TooManyConnections: true, NotReady: true,
 	ShuttingDown: true, DiskFull: true, StorageFailed: true, RateLimited: true, Superseded: true, DuplicateServerID: true, NotDue: true,
-	NotPrimary: true, LogUnavailable: true, InDoubt: true,
+	NotPrimary: true, WrongShard: true, LogUnavailable: true, InDoubt: true,
 }
 
 const (

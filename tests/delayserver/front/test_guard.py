@@ -60,6 +60,7 @@ CASES: dict[str, Case] = {
     "reschedule": Case({"items": [{"receipt": RECEIPT, "delay_ms": 7_200_000}]}, rows="unknown"),
     "lookup": Case({"receipts": [RECEIPT], "body": True}, rows="unknown"),
     "route": Case({"subject": THEIRS}, whole="forbidden"),
+    "map": Case(told=lambda _: []),
     "subjects": Case(told=lambda reply: reply["subjects"]),
     "pull": Case(NAMES, whole="forbidden"),
     "cancel_wait": Case({"id": 1}, told=lambda _: []),

@@ -19,6 +19,7 @@ from delayserver.protocol.limits import DEFAULT_LIMITS
 from delayserver.protocol.operation_names import OPERATIONS
 from delayserver.protocol.proof import make_proof
 from delayserver.protocol.receipts import derived_message_id, format_receipt, parse_receipt
+from delayserver.protocol.slots import slot_of
 from ops.docs.wire_tables import MADE_BY_CLIENTS
 from tests.delayserver.protocol import vectors
 from tests.fakes.host import Boot, Host, small_settings
@@ -124,6 +125,10 @@ def test_receipts_ids_and_proofs_are_drawn_and_read() -> None:
             parse_receipt(bad)
     for row in FILE["proofs"]:
         assert make_proof(row["secret"], bytes.fromhex(row["challenge"])).hex() == row["proof"]
+
+
+def test_slots_follow_from_subject_and_key() -> None:
+    assert [slot_of(row["subject"], row["key"]) for row in FILE["slots"]] == [row["slot"] for row in FILE["slots"]]
 
 
 def test_the_clock_rule_gives_the_due_times() -> None:
@@ -309,6 +314,7 @@ async def conversation(host: Host) -> dict[str, list[dict[str, Any]]]:
     taken = await ask("snapshot request")
     same_shape("snapshot reply", taken)
     same_shape("snapshot drop reply", await client.request("snapshot", {"action": "drop", "name": taken["name"]}))
+    assert await ask("map request") == {"version": 0, "slots": [], "shards": []}
     assert await ask("prove challenge request") == {"challenge": b""}
     return answers
 

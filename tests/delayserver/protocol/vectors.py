@@ -21,6 +21,7 @@ from delayserver.protocol.frames import encode_frame
 from delayserver.protocol.limits import DEFAULT_LIMITS
 from delayserver.protocol.proof import make_proof
 from delayserver.protocol.receipts import derived_message_id, format_receipt
+from delayserver.protocol.slots import slot_of
 from ops.docs.frame_pages import drawn
 from ops.docs.protocol_tables import PAGES
 from ops.docs.wire_tables import MADE_BY_CLIENTS
@@ -333,6 +334,7 @@ REQUESTS: dict[str, tuple[Any, ...]] = {
     "snapshot drop request": (142, "snapshot", {"action": "drop", "name": "0a1b2c3d4e5f", "complete": True}),
     "cluster request": (143, "cluster", {"action": "show"}),
     "cluster switch request": (144, "cluster", {"action": "switch", "member": "b"}),
+    "map request": (145, "map", {"after": 41, "wait_ms": 30_000}),
     "pending request": (96, "pending", {"by": "minute", "from_ms": DUE_MS, "to_ms": DUE_MS + 3_600_000}),
     "pending subjects request": (98, "pending", {"by": "subject", "after": 12}),
     "metrics request": (97, "metrics", {}),
@@ -839,6 +841,32 @@ REPLIES: dict[str, tuple[Any, ...]] = {
         {"shard": 0, "member": "a", "role": "standby", "epoch": 7, "primary": "b", "lag_records": 0, "lag_ms": 0},
     ),
     "cluster switch reply": (144, True, {"epoch": 7}),
+    "map reply": (
+        145,
+        True,
+        {
+            "version": 42,
+            "slots": [[0, 511, 0], [512, 1023, 1]],
+            "shards": [
+                {
+                    "shard": 0,
+                    "server_id": SERVER_ID,
+                    "state": "open",
+                    "epoch": 7,
+                    "primary": "10.0.0.11:20801",
+                    "standbys": ["10.0.0.12:20801"],
+                },
+                {
+                    "shard": 1,
+                    "server_id": OTHER_ID,
+                    "state": "open",
+                    "epoch": 1,
+                    "primary": "10.0.0.12:20811",
+                    "standbys": [],
+                },
+            ],
+        },
+    ),
     "token reply": (
         140,
         True,
@@ -951,6 +979,14 @@ BAD_RECEIPTS = [
 ]
 
 # The local clock as the request left, the server's clock in the reply, the local clock now, and a delay.
+# With a key of 60 characters, and with an id that names no shard of the cluster.
+SLOT_KEYS: list[tuple[str, str]] = [
+    ("orders", "o-1"),
+    ("orders", "customer-42"),
+    ("größe", "überall"),
+    ("a", "0123456789" * 6),
+    ("orders", "ffffffffffff.1"),
+]
 CLOCKS: list[tuple[int, int, int, int]] = [
     (500_000, ACCEPTED_US, 500_900, 1000),
     (500_000, ACCEPTED_US + 1, 500_000, 0),
@@ -1031,6 +1067,7 @@ def make() -> dict[str, Any]:
             for server_id, due_ms, sequence in RECEIPTS
         ],
         "bad_receipts": BAD_RECEIPTS,
+        "slots": [{"subject": subject, "key": key, "slot": slot_of(subject, key)} for subject, key in SLOT_KEYS],
         "clocks": [_clock(*clock) for clock in CLOCKS],
         "proofs": [{"secret": SECRET, "challenge": CHALLENGE.hex(), "proof": make_proof(SECRET, CHALLENGE).hex()}],
     }
