@@ -137,6 +137,7 @@ class KafkaTopic:
                 record_bytes_max=int(settings["max.message.bytes"]) - FRAMING_BYTES,
                 first=first,
                 end=end,
+                in_sync=len(about.partitions[shard].isr),
                 faults=(*self._too_few(shard, copies), *self._faults(settings)),
             )
 

@@ -312,6 +312,72 @@ class BrokerStatus(Struct, frozen=True):
     )]  # fmt: skip
 
 
+# -- the cluster
+
+
+class MemberFigures(Struct, frozen=True):
+    """What a member of a cluster knows of its shard and of the shared log. A server without a cluster has none."""
+
+    shard: Annotated[int, Label("shard"), words("The shard, counted from 0.")]
+    member: Annotated[str, Label("member"), words("The name of the member.")]
+    role: Annotated[str, gauge(
+        "member_leads", "1 while the member is the primary of its shard.", "Cluster/Primaries", equals="primary",
+        field="`primary`, `standby`, or `taking_over`: it leads, and does not serve yet.",
+    )]  # fmt: skip
+    epoch: Annotated[int, gauge(
+        "member_epoch", "The leadership that the member has read of last. Each takeover adds one.", "Cluster/Epoch"
+    )]  # fmt: skip
+    lag_records: Annotated[int | None, gauge(
+        "member_lag_records",
+        "Records that the log had at the last look, which the member has not applied. Missing while the log does not "
+        "answer.", "Cluster/Lag in records",
+    )]  # fmt: skip
+    lag_ms: Annotated[int, gauge(
+        "member_lag_seconds",
+        "0 where nothing is missing; else how long ago the last record that the member has read was written.",
+        "Cluster/Lag in time",
+    )]  # fmt: skip
+    lease_left_ms: Annotated[int, gauge(
+        "member_lease_left_seconds", "How long the primary may serve without another beat. 0 on a standby.",
+        "Cluster/Lease of the primary",
+    )]  # fmt: skip
+    beat_age_ms: Annotated[int | None, gauge(
+        "member_beat_age_seconds",
+        "How long ago the primary sent the last beat that came back from the log. Missing on a standby.",
+        "Cluster/Lease of the primary",
+    )]  # fmt: skip
+    proposals: Annotated[int, gauge(
+        "member_proposals", "Records of the primary that are on their way through the log.", "Cluster/On their way"
+    )]  # fmt: skip
+    proposals_bytes: Annotated[int, gauge(
+        "member_proposals_bytes", "Bytes of these records.", "Cluster/On their way"
+    )]  # fmt: skip
+    log_answers: Annotated[bool, gauge(
+        "log_answers", "1 if the log answered the last look of the member.",
+        field="Whether the log answered the last look.",
+    )]  # fmt: skip
+    log_unanswered: Annotated[int, counter(
+        "log_unanswered", "Looks at the log that got no answer since the member began to follow.",
+        "Cluster/Looks without an answer",
+    )]  # fmt: skip
+    log_copies: Annotated[int | None, gauge(
+        "log_copies", "Copies that the log has of each record. Missing until the log has told it.", "Cluster/Copies"
+    )]  # fmt: skip
+    log_in_sync: Annotated[
+        int | None, gauge("log_in_sync", "Copies that have all records of the log.", "Cluster/Copies")
+    ]
+    log_in_sync_min: Annotated[
+        int | None, gauge("log_in_sync_min", "Copies that have a record before it counts.", "Cluster/Copies")
+    ]
+    log_kept: Annotated[int | None, gauge(
+        "log_kept", "Positions between the begin and the end of the log. Trimming makes them fewer.",
+        "Cluster/Kept in the log",
+    )]  # fmt: skip
+    log_faults: Annotated[list[str], gauge(
+        "log_faults", "Wrong settings of the log.", field="A sentence for each wrong setting of the log."
+    )]  # fmt: skip
+
+
 class ServerStatus(Struct, frozen=True):
     """All sections of `status`, in the order of the reply."""
 
@@ -327,6 +393,9 @@ class ServerStatus(Struct, frozen=True):
     wheel: WheelStatus
     groups: Annotated[dict[str, GroupStatus], Label("broker_group"), Section(("groups", "broker_groups"))]
     broker: BrokerStatus
+    cluster: Annotated[
+        list[MemberFigures], words("The member of a cluster that this server is. Without one it is empty.")
+    ]
 
 
 # -- what `metrics` has beside it

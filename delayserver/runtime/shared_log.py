@@ -120,6 +120,8 @@ class LogDescription:
     """The lowest position that can be read."""
     end: int
     """The position behind the last record."""
+    in_sync: int
+    """How many of the copies have all records now."""
     faults: tuple[LogFault, ...] = ()
     """A member does not start with a log that has any."""
 

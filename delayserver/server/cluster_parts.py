@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from delayserver import __version__
 from delayserver.follow.follower import Follower
+from delayserver.follow.log_watch import LogWatch
 from delayserver.follow.proposing import Proposing
 from delayserver.follow.shard_writer import ShardWriter
 from delayserver.lead.beating import Beating
@@ -16,6 +17,7 @@ from delayserver.server.ground import Ground
 from delayserver.server.state_parts import StateParts
 from delayserver.state.shard.leader_horizon import LeaderHorizon
 from delayserver.state.shard.leading import Leading
+from delayserver.state.shard.log_health import LogHealth
 from delayserver.state.shard.proposals import Proposals
 from delayserver.state.shard.shard_sequences import ShardSequences
 from delayserver.state.shard.standing import Standing
@@ -27,6 +29,8 @@ class ClusterParts:
     """The parts of a member. `log` is used once: a member that steps down begins a new life."""
 
     log: SharedLog
+    health: LogHealth
+    watch: LogWatch
     standing: Standing
     leading: Leading
     horizon: LeaderHorizon
@@ -51,8 +55,11 @@ def build_cluster(ground: Ground, state: StateParts, appender: LogAppender) -> C
     proposals = Proposals(log, membership.seat, ground.names, runtime.clock)
     leading = Leading(standing, runtime.clock, membership.settings.lease_ms, membership.settings.log_wait_ms)
     horizon = LeaderHorizon(leading, ground.opened.attempts.horizon.earlier)
+    health = LogHealth()
     return ClusterParts(
         log=log,
+        health=health,
+        watch=LogWatch(log, health, runtime.clock),
         standing=standing,
         leading=leading,
         horizon=horizon,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from delayserver.operations.figures.member_reader import MemberReader
 from delayserver.operations.figures.metrics import GroupsReader, Metrics
 from delayserver.operations.figures.pending import PendingBySubject
 from delayserver.operations.figures.queues import QueuesReader, Receiving, Serving
@@ -64,6 +65,9 @@ def build_figures(
         outside.servers,
         runtime,
     )
+    member = None
+    if cluster is not None:
+        member = MemberReader(cluster.standing, cluster.leading, cluster.proposals, cluster.health, clock)
     shards = ClusterMap() if outside.membership is None else outside.membership.map
     identity = Identity(ground.server_id, outside.role, shards)
     status = Status(
@@ -77,9 +81,10 @@ def build_figures(
                 state.decided,
                 upkeep.checkpointing,
                 snapshots,
-                None if cluster is None else cluster.standing,
+                member,
             ),
             WindowsReader(state.book, upkeep.retention, clock),
+            member,
         ),
         DeliveryReader(state.residency, load.loader, dispatch.groups, clock),
         BrokerReader(broker.core, groups.consuming, redeliveries, outside.servers),

@@ -147,7 +147,9 @@ STAGE: Final = "stage_seconds"
 # fmt: off
 ROWS: Final[dict[str, Sequence[Panel]]] = {
     "Overview": (
-        _stat("Ready", "Whether the server serves all operations.", f"min({_value('ready')})",
+        _stat("Ready", "Whether the server serves all operations, or follows as a standby.",
+              # A standby is as it must be.
+              f"min({_value('ready')} == 1 or on (job, instance) {_value('member_leads')} == bool 0 or {_value('ready')})",
               steps=[(None, RED), (1, GREEN)], mappings=YES_NO),
         _stat("Accepted", "Messages a second.", f"sum({_rate('messages_accepted')})", "cps"),
         _stat("Delivered", "Messages a second.",
@@ -262,6 +264,31 @@ ROWS: Final[dict[str, Sequence[Panel]]] = {
         Panel("Consuming", "Messages a second at the embedded broker."),
         Panel("Pending by subject", "Accepted messages without an outcome."),
         Panel("Store of the broker", "Bytes of the message store, and of the cache."),
+    ),
+    "Cluster": (
+        Panel("Primaries", "1 for the member that leads its shard. Each shard must have one.", width=8),
+        Panel("Epoch", "The leadership of which each member has read last. Each step is a takeover or a switch.", width=8),
+        Panel("Takeovers", "Changes of the leadership of each shard in the range of the dashboard.",
+              [Query(f"max by (job, shard) ({_value('member_epoch')}) - "
+                     f"max by (job, shard) ({_value('member_epoch')} offset $__range)", "shard {{shard}}")],
+              width=8),
+        Panel("Lag in records", "Records of the log that a member has not applied.", width=8),
+        Panel("Lag in time", "How far each member is behind the log.", width=8),
+        Panel("Lease of the primary",
+              "How long the primary may serve without another beat, and the age of the last beat that came back.", width=8),
+        Panel("On their way", "Records of the primary that the log has not given back yet, and their bytes.", width=8),
+        Panel("Looks without an answer", "Looks at the log that got no answer, a second, as each member saw it.", width=8),
+        Panel("Copies", "Copies of the log: all, those that are in sync, and those that must have a record.", width=8),
+        Panel("Kept in the log", "Positions that the log has. `delayserver cluster trim` removes old ones.", width=8),
+        Panel("Age of the last backup", "Of the newest backup of each shard, whichever member made it.",
+              [Query(f"time() - max by (job, shard) ({_value('last_backup_timestamp_seconds')} * "
+                     f"on (job, instance) group_left (shard) ({_value('member_epoch')} >= bool 0))", "shard {{shard}}")],
+              "s", width=8),
+        Panel("Clocks apart", "The largest difference between the clocks of a shard's members.",
+              [Query("max by (job, shard) (" + (apart := (
+                         f"({_value('clock_timestamp_seconds')} - timestamp({_value('clock_timestamp_seconds')})) * "
+                         f"on (job, instance) group_right () ({_value('member_epoch')} >= bool 0)"))
+                     + f") - min by (job, shard) ({apart})", "shard {{shard}}")], "s", width=8),
     ),
     "HTTP and processes": (
         Panel("Requests", "Requests a second at the gateway, by route and status.",

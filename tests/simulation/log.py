@@ -484,7 +484,7 @@ class SimulatedLog:
         """See `SharedLog`."""
         await self._logs.answer(self._member, ANSWER_MS_MAX)
         shard = self._shard()
-        return LogDescription(3, 2, RECORD_BYTES_MAX, shard.first, shard.end)
+        return LogDescription(3, 2, RECORD_BYTES_MAX, shard.first, shard.end, 3)
 
 
 def _seeing(reader: SimulatedLog, end: int) -> Callable[[], None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from delayserver.operations.figures.member_reader import MemberReader
 from delayserver.operations.figures.status_sections import (
     DAMAGES_TOLD_MAX,
     BalanceReader,
@@ -17,12 +18,15 @@ from delayserver.state.connections.connections import Connections
 
 
 class StorageReader:
-    """The readers of the sections about the disk."""
+    """The readers of the sections about the disk, and about the shared log of a cluster's member."""
 
-    def __init__(self, disk: DiskReader, progress: ProgressReader, windows: WindowsReader) -> None:
+    def __init__(
+        self, disk: DiskReader, progress: ProgressReader, windows: WindowsReader, member: MemberReader | None
+    ) -> None:
         self.disk = disk
         self.progress = progress
         self.windows = windows
+        self.member = member
 
 
 class Status:
@@ -70,4 +74,5 @@ class Status:
             wheel=self._delivery.wheel(),
             groups=self._delivery.groups(),
             broker=self._broker.read(),
+            cluster=[] if storage.member is None else [storage.member.read()],
         )

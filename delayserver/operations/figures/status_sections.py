@@ -8,6 +8,7 @@ from delayserver.broker.service.broker import Broker
 from delayserver.config.settings import Settings
 from delayserver.dispatch.broker_group import BrokerGroup
 from delayserver.load.loader import Loader
+from delayserver.operations.figures.member_reader import MemberReader
 from delayserver.operations.groups.consuming import Consuming
 from delayserver.operations.nodes.server_identity import Identity
 from delayserver.operations.nodes.servers import Servers
@@ -40,7 +41,6 @@ from delayserver.state.memory.node_health import DRAINING
 from delayserver.state.memory.residency import Residency
 from delayserver.state.positions.positions import Positions
 from delayserver.state.positions.readiness import Readiness
-from delayserver.state.shard.standing import Standing
 from delayserver.state.windows.window_book import WindowBook
 from delayserver.upkeep.checkpointing import Checkpointing
 from delayserver.upkeep.housekeeping import Housekeeping
@@ -182,15 +182,15 @@ class ProgressReader:
         decided: Decided,
         checkpointing: Checkpointing,
         snapshots: Snapshots,
-        standing: Standing | None,
+        member: MemberReader | None,
     ) -> None:
-        """`standing` is that of a member of a cluster."""
+        """`member` is None for a server without a cluster."""
         self._appender = appender
         self._positions = positions
         self._decided = decided
         self._checkpointing = checkpointing
         self._snapshots = snapshots
-        self._standing = standing
+        self._member = member
 
     def read(self) -> ProgressStatus:
         """The section of this moment."""
@@ -201,7 +201,7 @@ class ProgressReader:
             checkpoints=self._checkpointing.written,
             outcomes_waiting=self._decided.rows_waiting,
             last_backup_ms=self._snapshots.last_backup_ms,
-            log_position=None if self._standing is None else self._standing.kept.value,
+            log_position=None if self._member is None else self._member.log_position,
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import trio
@@ -57,22 +58,18 @@ class ClusterMember:
         """The standing of this moment. Raises InvalidArgument without a cluster."""
         shard = self._member_of()
         standing = shard.standing
-        try:
+        end: int | None = None
+        with suppress(LogUnavailable):
             end = await shard.log.ask()
-        except LogUnavailable:
-            lag = None
-        else:
-            lag = max(end - standing.applied.value, 0)
-        role = ("primary" if standing.took_over.is_set() else "taking_over") if standing.leads else "standby"
-        behind_ms = max(self._clock.now_us() - standing.written_us.value, 0) // 1000
+        lag = standing.lag_records(end)
         return MemberStanding(
             shard=standing.seat.shard,
             member=standing.seat.name,
-            role=role,
+            role=standing.role,
             epoch=standing.epoch.value,
             primary=shard.primary() if standing.epoch.value else "",
             lag_records=lag,
-            lag_ms=0 if lag == 0 else behind_ms,
+            lag_ms=standing.lag_ms(lag, self._clock.now_us()),
         )
 
     async def switch(self, asked: SwitchPrimary, peer: Peer) -> LeadershipEnded:

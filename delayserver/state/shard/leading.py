@@ -38,6 +38,12 @@ class Leading:
         """Whether this process may act as the primary now."""
         return self.left_us > 0
 
+    @property
+    def unconfirmed_us(self) -> int | None:
+        """How long ago the last beat that came back was sent; None before the first one, and for a standby."""
+        sent_us = self._standing.lease.value - self._lease_us
+        return self._clock.boot_us() - sent_us if self._standing.leads and self._standing.lease.value else None
+
     def why_not(self) -> str:
         """Why this process may not act as the primary now, for people; empty if it may."""
         return "" if self.left_us else self.refusal().message

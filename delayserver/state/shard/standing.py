@@ -69,6 +69,19 @@ class Standing:
         """Whether this process leads, as far as the log was read."""
         return self.leader == self.seat.me
 
+    @property
+    def role(self) -> str:
+        """`primary`, `standby`, or `taking_over`: this process leads, and does not serve yet."""
+        return ("primary" if self.took_over.is_set() else "taking_over") if self.leads else "standby"
+
+    def lag_records(self, end: int | None) -> int | None:
+        """The records below the end of the log that are not applied; None where the end is not known."""
+        return None if end is None else max(end - self.applied.value, 0)
+
+    def lag_ms(self, lag_records: int | None, now_us: int) -> int:
+        """0 where nothing is missing; else how long ago the last record that was read was written, by the wall clocks."""
+        return 0 if lag_records == 0 else max(now_us - self.written_us.value, 0) // 1000
+
     def take(self, epoch: int, writer: LogWriter, note: Note) -> None:
         """A note counts, which this writer made in this epoch."""
         if isinstance(note, ClaimNote):

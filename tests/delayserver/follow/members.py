@@ -134,7 +134,7 @@ class ListLog:
 
     async def describe(self) -> LogDescription:
         await trio.lowlevel.checkpoint()
-        return LogDescription(3, 2, RECORD_BYTES_MAX, self._records.first, len(self._records.data))
+        return LogDescription(3, 2, RECORD_BYTES_MAX, self._records.first, len(self._records.data), 3)
 
 
 class Member:

@@ -30,7 +30,12 @@ consumer_group_waiting_keys{consumer_group,subject} consumer_groups_not_shown co
 duplicate_server_ids event_loop_longest_stall_seconds incomplete_windows info{durability,role,server_id,version}
 messages_pending next_due_timestamp_seconds node_circuit_open{broker_group,node} node_problem{broker_group,node}
 node_weight{broker_group,node} oldest_due_timestamp_seconds oldest_incomplete_window_timestamp_seconds open_files
-last_backup_timestamp_seconds log_position outcomes_waiting queue_bound{broker_group,queue} queue_used{broker_group,queue}
+last_backup_timestamp_seconds log_answers{member,shard} log_copies{member,shard} log_faults{member,shard}
+log_in_sync{member,shard} log_in_sync_min{member,shard} log_kept{member,shard} log_position
+member_beat_age_seconds{member,shard} member_epoch{member,shard} member_lag_records{member,shard}
+member_lag_seconds{member,shard} member_leads{member,shard} member_lease_left_seconds{member,shard}
+member_proposals{member,shard} member_proposals_bytes{member,shard}
+outcomes_waiting queue_bound{broker_group,queue} queue_used{broker_group,queue}
 ready replay_lag_bytes retired_windows_ahead subject_pending{subject} subjects subjects_max tags tags_max
 unreadable_files uptime_seconds wheel_bytes wheel_rows
 """,
@@ -40,7 +45,7 @@ broker_filtered broker_given_back broker_group_attempts_failed{broker_group} bro
 broker_group_dropped_from_memory{broker_group} broker_group_duplicates_suppressed{broker_group}
 broker_group_failed_over{broker_group} broker_group_maybe_delivered_twice{broker_group}
 broker_group_uncertain_failovers{broker_group} broker_published broker_pulled broker_retried checkpoints clock_steps
-disk_errors early{broker_group} errors{error} event_loop_stalls group_commits messages_accepted
+disk_errors early{broker_group} errors{error} event_loop_stalls group_commits log_unanswered{member,shard} messages_accepted
 messages_ended{outcome} messages_replaced node_failures{broker_group,node} one_way_refused wheel_evictions
 wheel_loads
 """,
@@ -54,7 +59,7 @@ FIELDS: Final = {
     "": """
 ready waits_for role server_id version uptime_s accepted delivered cancelled dead_lettered expired deduplicated
 rolled_back pending replaced early lateness_ms clock event_loop connections one_way_refused connection_memory errors
-corruption unreadable duplicate_server_ids storage wheel groups broker_groups broker lateness stages queues
+corruption unreadable duplicate_server_ids storage wheel groups broker_groups broker cluster lateness stages queues
 consumer_groups consumer_groups_all subjects subjects_counted
 """,
     "lateness_ms": "p50 p90 p99 p999 max",

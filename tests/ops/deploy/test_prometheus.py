@@ -36,6 +36,11 @@ MAY_BE_EMPTY = {
     "delayserver_oldest_incomplete_window_timestamp_seconds": "all messages have their outcome",
     "delayserver_next_due_timestamp_seconds": "no message in memory is due later",
     "ALERTS": "no alert fires",
+    **{
+        figure.metric: "it is no member of a cluster"
+        for _, figure, labels in dashboard.FIGURES.values()
+        if "shard" in labels
+    },
 }
 # Metrics without a sample when nothing is wrong or nothing waits; the panels that show only them are empty then.
 EMPTY_PANELS = {

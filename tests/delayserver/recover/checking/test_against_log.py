@@ -25,7 +25,7 @@ class WholeLog(ListLog):
         self._first = first
 
     async def describe(self) -> LogDescription:
-        return LogDescription(3, 2, 1 << 20, self._first, len(self._all.data))
+        return LogDescription(3, 2, 1 << 20, self._first, len(self._all.data), 3)
 
 
 async def filled(boot: Boot) -> tuple[Cluster, Host, int]:
