@@ -66,3 +66,11 @@ def ask_member(name: str, shard: int | None, address: str) -> Asked:
     except DelayServerError as error:
         return Asked(name, shard, address, None, str(error))
     return Asked(standing.member, standing.shard, address, standing)
+
+
+def log_position(address: str) -> int | None:
+    """Where the next process of the member at this address would read on; None: it is no member. Raises DelayServerError,
+    ClickException."""
+    with options.connect(address) as client:
+        position: int | None = client.status()["storage"]["log_position"]
+    return position

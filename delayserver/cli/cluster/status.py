@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 import click
 
+from delayserver.cli.backup.backup_places import THERE
 from delayserver.cli.cluster.cluster_options import Asked, ask_members, cluster_file, members
+from delayserver.cli.cluster.covered import Covered, find_covered
 from delayserver.cli.kafka.on_kafka import on_kafka
 from delayserver.cli.terminal import options
 from delayserver.cli.terminal.output import print_json, visible
@@ -22,9 +25,11 @@ if TYPE_CHECKING:
 @click.command
 @cluster_file
 @members
+@click.option("--backups", "place", type=THERE, metavar="DIR",
+              help="With --cluster: say what backups cover of the log of the file's shard. A folder, or a URL.")  # fmt: skip
 @options.access
 @options.as_json
-def status(path: str | None, servers: str | None, as_json: bool) -> None:
+def status(path: str | None, servers: str | None, place: str | None, as_json: bool) -> None:
     """Show who leads, how far the standbys are, what happens if a member dies now, and what Kafka has.
 
     With --cluster the members are those in the map of the cluster, and the settings of its topics are checked: a wrong one
@@ -33,31 +38,81 @@ def status(path: str | None, servers: str | None, as_json: bool) -> None:
     """
     if path is None and servers is None:
         raise click.UsageError("say which cluster: --cluster FILE, or --server HOST:PORT")
-    map_, logs = (None, []) if path is None else on_kafka(path, _look)
-    asked = ask_members(servers, map_)
+    if path is None and place is not None:
+        raise click.UsageError("--backups needs the log, so --cluster FILE")
+    found = None if path is None else on_kafka(path, _look)
+    asked = ask_members(servers, None if found is None else found.map)
+    covered = None if found is None or place is None else _covered(place, found, asked)
     for shard, of_shard in groupby(asked, key=lambda each: each.shard):
         if as_json:
             for each in of_shard:
-                print_json(_record(each))
+                print_json(_record(each) | _record_of_log(each, found, covered))
         else:
             _tell(shard, list(of_shard))
+    if found is None:
+        return
     if not as_json:
-        for shard, log in enumerate(logs[:-1]):
-            click.echo(
-                f"Kafka, shard {shard}: {log.copies} copies, {log.in_sync_min} of them before a record counts, "
-                f"{log.end - log.first:,} positions kept"
-            )
+        for shard, log in enumerate(found.logs):
+            click.echo(_health(f"shard {shard}", log))
+        click.echo(_health("members", found.members))
+        if covered is not None:
+            click.echo(visible(f"backups, shard {found.shard}: {covered.text}"))
     from delayserver.members.founding import require_fit
 
-    require_fit(logs)
+    require_fit([*found.logs, found.members])
 
 
-async def _look(_file: ClusterFile, engines: Engines) -> tuple[MemberMap, list[LogDescription]]:
-    """The map, and the logs of the shards and of the map."""
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What Kafka has: the map, the logs of the shards, and that of the map. `shard` is that of the file."""
+
+    shard: int
+    map: MemberMap
+    logs: list[LogDescription]
+    members: LogDescription
+
+
+async def _look(file: ClusterFile, engines: Engines) -> _Found:
     map_ = await engines.read_map()
     shards = 0 if map_.founded is None else len(map_.founded.shards)
     logs = [await engines.shards.open(shard).describe() for shard in range(shards)]
-    return map_, [*logs, await engines.map.open(0).describe()]
+    return _Found(file.shard, map_, logs, await engines.map.open(0).describe())
+
+
+def _covered(place: str, found: _Found, asked: list[Asked]) -> Covered:
+    """What the backups cover of the log of the file's shard."""
+    if found.map.founded is None or found.shard >= len(found.logs):
+        raise click.ClickException(f"the cluster has no shard {found.shard}: delayserver cluster init")
+    server_id = found.map.founded.identity(found.shard).server_id
+    return find_covered(
+        place, server_id, found.logs[found.shard], [each for each in asked if each.shard == found.shard]
+    )
+
+
+def _health(whose: str, log: LogDescription) -> str:
+    """One line about a log of Kafka."""
+    lacks = "" if log.in_sync == log.copies else ": A BROKER IS GONE OR LAGS"
+    return (
+        f"Kafka, {whose}: {log.copies} copies, {log.in_sync} of them in sync{lacks}; {log.in_sync_min} have a record before "
+        f"it counts; {log.end - log.first:,} positions kept; {'WRONG SETTINGS' if log.faults else 'settings are right'}"
+    )
+
+
+def _record_of_log(each: Asked, found: _Found | None, covered: Covered | None) -> dict[str, object]:
+    """What Kafka and the backups have of a member's shard."""
+    shard = each.shard if each.standing is None else each.standing.shard
+    if found is None or shard is None or shard >= len(found.logs):
+        return {}
+    log = found.logs[shard]
+    record: dict[str, object] = {
+        "log": {
+            "copies": log.copies, "in_sync": log.in_sync, "in_sync_min": log.in_sync_min, "first": log.first,
+            "end": log.end, "faults": [fault.text for fault in log.faults],
+        }
+    }  # fmt: skip
+    if covered is not None and shard == found.shard:
+        record["backups"] = covered.record
+    return record
 
 
 def _record(each: Asked) -> dict[str, object]:

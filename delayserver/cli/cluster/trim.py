@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from delayserver.cli.backup.backup_places import THERE, backups_in
-from delayserver.cli.cluster.cluster_options import cluster_file
+from delayserver.cli.cluster.cluster_options import cluster_file, log_position
 from delayserver.cli.kafka.on_kafka import on_kafka
 from delayserver.cli.terminal import options
 from delayserver.cli.terminal.output import print_json
@@ -86,8 +86,7 @@ def _positions(members: Iterable[Announced]) -> dict[str, int]:
     positions: dict[str, int] = {}
     for member in members:
         try:
-            with options.connect(member.address) as client:
-                position = client.status()["storage"]["log_position"]
+            position = log_position(member.address)
         except (DelayServerError, click.ClickException) as error:
             raise click.ClickException(
                 f"member {member.name} at {member.address} does not say how far it is ({error}). Start it, or give "

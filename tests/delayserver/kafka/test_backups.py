@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,18 +27,30 @@ def test_a_member_without_its_disk_starts_from_a_backup_of_a_trimmed_log(one_nod
         def trim(*arguments: str) -> Done:
             return run("cluster", "trim", "--cluster", str(lost.file), "--backups", place, *arguments)
 
+        def covered() -> dict[str, Any]:
+            rows = run("cluster", "status", "--cluster", str(lost.file), "--backups", place, "--json").rows
+            found: dict[str, Any] = rows[0]["backups"]
+            return found
+
+        (tmp_path / "backups").mkdir()
+        assert (covered()["last_ms"], covered()["covered"], bool(covered()["uncovered"])) == (None, 0, True)
         for _ in range(2):
             cluster.send(5)
-            done = run("backup", "--server", lost.address, "--to", place)
+            done = run("backup", "--server", lost.address, "--to", place, "--json")
             assert done.code == 0, done.err
             refused = trim()
             assert (refused.code, "no backup covers the log" in refused.err) == (1, True), refused.err
+            told = run("cluster", "status", "--cluster", str(lost.file), "--backups", place).out
+            assert "backups, shard 0: NOT COVERED, though the last backup is" in told
+            assert covered()["last_ms"] == done.row["taken_ms"]
             checked = run("backup", "check", place, "--json")
             assert checked.row["clean"], checked.out
         covers = [row["covers_position"] for row in run("backup", "list", place, "--json").rows]
         assert 0 < covers[0] <= covers[1]
+        assert (covered()["covered"], covered()["trims_to"], covered()["silent"]) == (covers[0], covers[0], [])
         lost.signal(signal.SIGKILL)
         lost.end()
+        assert (covered()["trims_to"], covered()["silent"]) == (0, [second])
         unsaid = trim("--json")
         assert (unsaid.code, f"--without {second}" in unsaid.err) == (1, True), unsaid.err
         dry = trim("--json", "--dry-run", "--without", second).row

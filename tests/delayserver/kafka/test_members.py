@@ -83,8 +83,14 @@ def test_status_tells_what_each_member_does(cluster: Cluster) -> None:
     assert rows[standby]["lag_records"] < 100
     address = cluster.members[standby].address
     assert run("cluster", "status", "--server", address, "--json").row["member"] == standby
+    assert rows[standby]["log"] == {**rows[primary]["log"], "end": rows[standby]["log"]["end"]}
+    log = rows[primary]["log"]
+    assert (log["copies"], log["in_sync"], log["in_sync_min"], log["faults"]) == (1, 1, 1, [])
+    assert 0 == log["first"] < log["end"]
     told = cluster.run("status").out
     assert f"if {primary} dies now: {standby} goes on" in told
+    assert "Kafka, shard 0: 1 copies, 1 of them in sync; 1 have a record before it counts" in told
+    assert "Kafka, members: 1 copies" in told
     cluster.members[standby].signal(signal.SIGSTOP)
     try:
         rows = {row["member"]: row for row in cluster.run("status", "--json").rows}
