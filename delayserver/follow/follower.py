@@ -182,7 +182,7 @@ class Follower:
             if standing.leads:
                 proposals.begin(envelope.epoch)
                 self._waiting.append(_Valid((), lambda _: self._accepted.lead()))
-            elif standing.took_over.is_set():
+            elif standing.acts.is_set():
                 self._superseded = True
             elif led:  # its next claim came before it had seen that it led
                 self._waiting.append(_Valid((), lambda _: self._accepted.follow()))

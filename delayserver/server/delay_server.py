@@ -278,6 +278,7 @@ class DelayServer:
         self._enter(Stage.FOLLOWING)
         nursery.start_soon(self._tell_when_following, cluster)
         await cluster.claiming.run()
+        cluster.standing.acts.set()
         claimed, horizon_ms = cluster.standing.read.value, cluster.standing.horizon_ms
         nursery.start_soon(cluster.beating.run)
         nursery.start_soon(self._end_when_superseded, nursery.cancel_scope, cluster)

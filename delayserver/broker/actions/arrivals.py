@@ -127,6 +127,8 @@ class Arrivals:
             if position < end:
                 detail = f"the log of the shard has position {position} of a queue that ends at {end} here"
                 raise CorruptionError("broker/store", self._state.files.store.end, detail)
+            if 0 < end < position:
+                self._state.damages.add(f"positions {end} to {position} of a queue never came: messages are missing")
         record = StoredColumns(*self._state.files.store.append(batch), columns)
         queues = add_record(self._state, record)
         self._aged(record.offset, now_us)

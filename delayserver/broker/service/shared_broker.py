@@ -30,8 +30,8 @@ from store.records.stored_rows import StoredRows
 # The store's records of one envelope: half of what a record of the log may have.
 ENVELOPE_BYTES = 16 << 20
 
-Write = Callable[[Sequence[Appendable]], Awaitable[object]]
-"""Proposes records as one envelope. Returns when they are in message_log. Raises InDoubt."""
+Write = Callable[[Sequence[Appendable]], Awaitable[int]]
+"""Proposes records as one envelope. Returns when they are in message_log: the offset behind them. Raises InDoubt."""
 
 
 class SharedBroker:
@@ -42,7 +42,7 @@ class SharedBroker:
     def __init__(self, core: Broker, write: Write, replayed: Mark, durable: Mark, runtime: Runtime) -> None:
         self._core = core
         self._write = write
-        self._followed = replayed
+        self._replayed = replayed
         self._durable = durable
         self._clock = runtime.clock
         self._workers = runtime.workers
@@ -56,8 +56,9 @@ class SharedBroker:
         # Rows that are not in the progress log yet. `_anew`: they are to replace it.
         self._rows = ProgressRows()
         self._anew = False
-        # Where the store ended behind the last records that came back; None: this process does not lead.
-        self._confirmed: int | None = None
+        # Of a primary: where message_log and the store ended behind the last records that came back. They move together:
+        # where a sync comes back in part, all of it comes again at a start. None: this process does not lead.
+        self._confirmed: tuple[int, int] | None = None
         # Held while something is on its way to the log, and while a mark is written.
         self._lock = trio.Lock()
 
@@ -92,11 +93,15 @@ class SharedBroker:
         """Whether this process has taken over."""
         return self._confirmed is not None
 
+    @property
+    def _leading(self) -> tuple[int, int]:
+        assert self._confirmed is not None, "a standby stores nothing of its own"
+        return self._confirmed
+
     def take_over(self, epoch: int) -> None:
         """This process leads, and has followed all that came before its claim."""
         self._core.take_over(epoch, self._clock.now_us())
-        self._confirmed = self._core.state.files.store.end
-        self._followed = self._durable
+        self._confirmed = self._durable.value, self._core.state.files.store.end
 
     # -- leading
 
@@ -105,9 +110,10 @@ class SharedBroker:
         SyncFailedError."""
         async with self._lock:
             plan = self._core.durability.shared_plan()
+            end, _ = self._leading
             for records in _envelopes(plan):
-                await self._write(records)
-            self._confirmed = plan.store_end
+                end = await self._write(records)
+            self._confirmed = end, plan.store_end
             for record in plan.records:
                 self._count(record)
             if plan.snapshot is None:
@@ -134,8 +140,8 @@ class SharedBroker:
         rows, anew = self._rows, self._anew
         if not self.leads and durability.progress_is_long:
             rows, anew = durability.snapshot(), True
-        end = files.store.end if self._confirmed is None else self._confirmed
-        applied = AppliedTo(max(self._start, self._followed.value), end, self.next_sequence)
+        log_end, store_end = self._confirmed or (self._replayed.value, files.store.end)
+        applied = AppliedTo(max(self._start, log_end), store_end, self.next_sequence)
         self._rows, self._anew = ProgressRows(), False
         with trio.CancelScope(shield=True):
             try:

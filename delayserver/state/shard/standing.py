@@ -17,6 +17,7 @@ class Standing:
     Invariants: the epoch only grows. This member leads while the claim of the present epoch is of its own process."""
 
     __slots__ = (
+        "acts",
         "applied",
         "claim",
         "epoch",
@@ -54,6 +55,8 @@ class Standing:
         self.applied = Mark(start.position)
         # The position from which the next process would read on: message_log says it.
         self.kept = Mark(start.position)
+        # Set when this process has seen that it leads: from then on another claim ends its life.
+        self.acts = trio.Event()
         # Set when this process leads and has applied all that came before its claim: from then on it decides.
         self.took_over = trio.Event()
         # When the last valid record was written, by the clock of its writer, in microseconds since 1970.

@@ -84,7 +84,7 @@ async def test_a_primary_that_was_superseded_takes_nothing_behind_the_claim(
         await stack.enter_async_context(first.following())
         await stack.enter_async_context(second.following())
         await led(first)
-        first.standing.took_over.set()
+        first.standing.acts.set()
         await first.send(3)
         first.shared.connect(False)
         await led(second)

@@ -53,7 +53,8 @@ def test_a_check_compares_a_directory_with_the_log(cluster: Cluster) -> None:
     out, err = check.communicate(timeout=UNHURRIED_S)
     assert check.returncode == 0, (out[-2000:], err)
     log = json.loads(out.splitlines()[-1])["log"]
-    assert log["start"] == 0 < log["records"] < log["stop"] <= log["end"]
+    assert log["start"] == 0 < log["stop"] <= log["end"]
+    assert log["records"] > 0, "of message_log: an envelope of the log may have several"
 
 
 def test_a_primary_that_was_stopped_goes_on_as_a_standby(cluster: Cluster) -> None:

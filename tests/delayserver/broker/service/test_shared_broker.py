@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from delayserver.broker.service.shared_broker import SharedBroker
+from delayserver.protocol.errors import InDoubt
 from delayserver.runtime.marks import Mark
 from delayserver.runtime.runtime import Runtime
 from store.errors import CorruptionError, FormatError
@@ -39,12 +40,16 @@ class Member:
         self.core = DirectBroker.open(self.disk, "/data/broker", SERVER, NOW_US, SMALL, shared=True)
         runtime = Runtime.on(clock=SimulatedClock(), workers=FakeWorkers())
         self.replayed, self.durable = Mark(0), Mark(0)
+        self.superseded = False
         self.shared = SharedBroker(self.core, self._write, self.replayed, self.durable, runtime)
 
-    async def _write(self, records: Sequence[Appendable]) -> None:
+    async def _write(self, records: Sequence[Appendable]) -> int:
         payload = b"".join([bytes(part) for part in encode_records(records)])
         self.log += [image.to_batch() for image in decode_records(payload, 0)]
         self.durable.advance(8 * len(self.log))
+        if self.superseded:
+            raise InDoubt("another member leads since")
+        return self.durable.value
 
     def follow(self) -> None:
         for place in range(self.replayed.value // 8, len(self.log)):
@@ -160,6 +165,22 @@ async def test_what_never_came_into_the_log_is_cut_off_at_the_next_start() -> No
     pulled = again.core.pull(1, 9, 8, 1 << 20, NOW_US, NOW_US)
     assert pulled is not None
     assert pulled.batch.sequence.tolist() == [1, 2, 3, 10]
+
+
+async def test_what_came_back_of_a_sync_that_ended_in_doubt_is_applied_by_the_next_life() -> None:
+    log: list[ColumnBatch] = []
+    leader = Member(log)
+    leader.lead(1)
+    leader.core.arrivals.deliver(messages(1, 3), NOW_US)
+    await leader.shared.sync()
+    leader.core.arrivals.deliver(messages(4, 5), NOW_US)
+    leader.superseded = True
+    with pytest.raises(InDoubt):
+        await leader.shared.sync()
+    await leader.shared.mark()
+    again = leader.next_life(Random(0))
+    again.lead(2)
+    assert again.known()[0] == ((1, 0), (0, 8))
 
 
 async def test_a_mark_before_the_replay_has_come_to_the_last_one_takes_nothing_back() -> None:
