@@ -51,7 +51,7 @@ store.snapshots: store store.disk store.logs store.tables
 .broker.queues: store store.disk store.logs store.records .broker
 .client.asynchronous: .client.calls .client.connections .client.tracing .client.values .protocol .protocol.schema
 .runtime: store store.disk store.logs store.records .logs .protocol
-.members: store.shared .runtime
+.members: store.shared .protocol .protocol.schema .runtime
 .kafka: .logs .runtime
 .targets: store.disk store.records .broker.queues .kafka .logs .net .protocol .runtime
 .config: store.logs .protocol .targets
@@ -134,6 +134,7 @@ delayserver: .client
     .state.connections .state.counts .state.decisions .state.memory .state.positions .state.shard .state.windows .upkeep
 .operations.sending: store store.indexes store.logs store.records store.tables .broker.service .config .names
     .operations.nodes .protocol .protocol.schema .receive .recover.reading .runtime .state .state.decisions .state.positions
+    .state.shard
     .state.windows .upkeep
 .operations.messages: wheel store store.indexes store.logs store.records store.tables .broker.service .names
     .operations.access .operations.sending .protocol .protocol.schema .receive .runtime .state .state.counts

@@ -1,5 +1,5 @@
-"""The map of a cluster: a log with its founding as the first record, and a record for each start of a member. An operator
-adds a record for a member that is gone.
+"""The map of a cluster: a log with its founding as the first record, and a record for each start of a member and for each
+takeover. An operator adds records for members that are gone, and for shards that come and go.
 
 Records are JSON, for people who look with Kafka's own tools. The map grows by some 200 bytes a start, and is read whole.
 """
@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Final, TypeAlias
 
 import msgspec
 import trio
 
+from delayserver.protocol.schema.shard_map import OPEN, ShardMap, ShardPlace
+from delayserver.protocol.slots import SLOTS
 from delayserver.runtime.marks import Mark
 from delayserver.runtime.shared_log import LogRecord, LogUnusable, SharedLog, SharedLogError
 from store.shared.envelope import ShardIdentity
@@ -26,10 +29,6 @@ class Founded(msgspec.Struct, frozen=True, tag_field="kind", tag="cluster"):
     format: int
     cluster_id: str
     shards: tuple[str, ...]
-
-    def identity(self, shard: int) -> ShardIdentity:
-        """The ids that the records of a shard carry."""
-        return ShardIdentity(int(self.cluster_id, 16), int(self.shards[shard], 16))
 
 
 class Announced(msgspec.Struct, frozen=True, tag_field="kind", tag="member"):
@@ -51,21 +50,73 @@ class Forgotten(msgspec.Struct, frozen=True, tag_field="kind", tag="forgotten"):
     instance: str
 
 
-Note: TypeAlias = Founded | Announced | Forgotten
+class Led(msgspec.Struct, frozen=True, tag_field="kind", tag="primary"):
+    """A member has taken its shard over. The log of the shard decided it; here others learn it."""
+
+    name: str
+    shard: int
+    epoch: int
+
+
+class ShardAdded(msgspec.Struct, frozen=True, tag_field="kind", tag="shard"):
+    """One more shard. It counts if it is the next one by its number."""
+
+    shard: int
+    server_id: str
+
+
+class ShardState(msgspec.Struct, frozen=True, tag_field="kind", tag="state"):
+    """The state of a shard from here on: `open`, `draining` or `closed`."""
+
+    shard: int
+    state: str
+
+
+Note: TypeAlias = Founded | Announced | Forgotten | Led | ShardAdded | ShardState
 """A record of the map."""
 
-_encode: Final = msgspec.json.Encoder().encode
+encode_note: Final = msgspec.json.Encoder().encode
 _decode: Final = msgspec.json.Decoder(Note).decode
 
 
 @dataclass(slots=True)
 class MemberMap:
     """What the map says. `members` has the last start of each, but for those that are gone. `numbers` has all that ever
-    came, from 1 on in the order in which they came."""
+    came, from 1 on in the order in which they came. `shards` has the server ids of the shards, `states` those that are not
+    open, `leaders` the last takeover of each. `version` is the place behind the last record."""
 
     founded: Founded | None = None
     members: dict[str, Announced] = field(default_factory=dict)
     numbers: dict[str, int] = field(default_factory=dict)
+    shards: list[str] = field(default_factory=list)
+    states: dict[int, str] = field(default_factory=dict)
+    leaders: dict[int, Led] = field(default_factory=dict)
+    version: int = 0
+
+    def identity(self, shard: int) -> ShardIdentity:
+        """The ids that the records of a shard carry."""
+        assert self.founded is not None, "there is a cluster"
+        return ShardIdentity(int(self.founded.cluster_id, 16), int(self.shards[shard], 16))
+
+    def shown(self) -> ShardMap:
+        """The map as clients see it. The shards of the founding keep the slots: the same id meets the same shard."""
+        founded = 0 if self.founded is None else len(self.founded.shards)
+        ends = [number * SLOTS // max(founded, 1) for number in range(founded + 1)]
+        slots = [[first, end - 1, shard] for shard, (first, end) in enumerate(pairwise(ends))]
+        return ShardMap(self.version, slots, [self._place(shard) for shard in range(len(self.shards))])
+
+    def _place(self, shard: int) -> ShardPlace:
+        led = self.leaders.get(shard)
+        members = self.of_shard(shard)
+        leading = [each.address for each in members if led is not None and each.name == led.name]
+        return ShardPlace(
+            shard,
+            self.shards[shard],
+            self.states.get(shard, OPEN),
+            0 if led is None else led.epoch,
+            leading[0] if leading else "",
+            [each.address for each in members if each.address not in leading],
+        )
 
     def number(self, name: str) -> int:
         """The number of a member. It never changes, also while the member is gone."""
@@ -89,6 +140,7 @@ class MemberMap:
                 f"topic {topic} has a record at {record.position} that is none of a map of members: another program writes "
                 "there, or a newer version of this one"
             ) from None
+        self.version = record.position + 1
         if isinstance(note, Announced):
             self.numbers.setdefault(note.name, len(self.numbers) + 1)
             self.members[note.name] = note
@@ -96,10 +148,20 @@ class MemberMap:
             known = self.members.get(note.name)
             if known is not None and known.instance == note.instance:
                 del self.members[note.name]
+        elif isinstance(note, Led):
+            known_leader = self.leaders.get(note.shard)
+            if known_leader is None or known_leader.epoch < note.epoch:
+                self.leaders[note.shard] = note
+        elif isinstance(note, ShardAdded):
+            if note.shard == len(self.shards):
+                self.shards.append(note.server_id)
+        elif isinstance(note, ShardState):
+            self.states[note.shard] = note.state
         elif self.founded is None:
             if note.format != FORMAT:
                 raise LogUnusable(f"the cluster in topic {topic} has format {note.format}: install a newer version")
             self.founded = note
+            self.shards.extend(note.shards)
 
 
 async def visit(log: SharedLog, topic: str, note: Note | None = None) -> MemberMap:
@@ -108,7 +170,7 @@ async def visit(log: SharedLog, topic: str, note: Note | None = None) -> MemberM
     A log that does not answer is waited for where a note is appended. Raises LogUnavailable otherwise, LogUnusable, LogLost.
     """
     found, read = MemberMap(), Mark(0)
-    record = b"" if note is None else _encode(note)
+    record = b"" if note is None else encode_note(note)
     came = trio.Event()
     failure: SharedLogError | None = None
 

@@ -292,6 +292,9 @@ class DelayServer:
         if not cluster.standing.leads:
             await trio.sleep_forever()  # superseded already: nothing may be decided any more
         cluster.standing.took_over.set()
+        membership = self._outside.membership
+        assert membership is not None
+        membership.map.led.advance(cluster.standing.epoch.value)
         await parts.dispatch.topology.change(self.settings)
 
     async def _apply_to(self, position: int, cluster: ClusterParts) -> None:

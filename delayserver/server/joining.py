@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 
@@ -13,11 +13,12 @@ from delayserver.config.cluster_file import ClusterFile
 from delayserver.config.cluster_settings import ClusterSettings
 from delayserver.logs.events import EventLogger
 from delayserver.members.founding import Engines, require_fit
-from delayserver.members.member_map import Announced
+from delayserver.members.member_map import Announced, MemberMap
 from delayserver.runtime.shared_log import LogMissing, LogUnavailable, LogUnusable
 from delayserver.server.ground import Membership
+from delayserver.state.shard.cluster_map import ClusterMap
 from delayserver.state.shard.seat import Seat
-from store.shared.envelope import LogWriter, ShardIdentity
+from store.shared.envelope import LogWriter
 
 events = EventLogger()
 
@@ -31,29 +32,30 @@ Following = Callable[[str, int, str], object]
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A process that has joined. `names` are those of all members, by their numbers."""
+    """A process that has joined. `found` is the map of that moment. `shards` has the map as clients see it, which
+    `MapReading` keeps."""
 
     engines: Engines
     file: ClusterFile
-    identity: ShardIdentity
     own: Announced
-    rank: int
-    names: Mapping[int, str]
+    found: MemberMap
+    shards: ClusterMap
 
     def membership(self, chance: Random, following: Callable[[str], object]) -> Membership:
         """A seat for one life. `following` is called with the name of a primary that lives, when the life is its standby."""
-        number = next(number for number, name in self.names.items() if name == self.own.name)
+        found = self.found
         seat = Seat(
             self.file.shard,
-            self.identity,
-            LogWriter(number, chance.getrandbits(64)),
+            found.identity(self.file.shard),
+            LogWriter(found.number(self.own.name), chance.getrandbits(64)),
             self.own.name,
             self.own.address,
             self.own.http,
         )
 
-        settings = ClusterSettings(rank=min(self.rank, RANK_MAX))
-        return Membership(self.engines.shards, seat, settings, self.names, following)
+        settings = ClusterSettings(rank=min(found.rank(self.own.name), RANK_MAX))
+        names = {number: name for name, number in found.numbers.items()}
+        return Membership(self.engines.shards, seat, settings, names, following, self.shards)
 
 
 async def join(file: ClusterFile, engines: Engines, address: str, http: str, chance: Random) -> Joined:
@@ -70,18 +72,19 @@ async def join(file: ClusterFile, engines: Engines, address: str, http: str, cha
 
 
 async def _join(file: ClusterFile, engines: Engines, address: str, http: str, chance: Random) -> Joined:
-    founded = (await engines.read_map()).founded
-    if founded is None:
+    known = await engines.read_map()
+    if known.founded is None:
         raise LogUnusable(
             f"topic {engines.map.topic} has no cluster yet, so its founding was interrupted: delayserver cluster init "
             "--cluster FILE"
         )
-    if file.shard >= len(founded.shards):
+    if file.shard >= len(known.shards):
         raise LogUnusable(
-            f"the cluster has {len(founded.shards)} shards, counted from 0, and cluster.shard is {file.shard}"
+            f"the cluster has {len(known.shards)} shards, counted from 0, and this member is of shard {file.shard}"
         )
     require_fit([await engines.shards.open(file.shard).describe(), await engines.map.open(0).describe()])
     own = Announced(file.member, file.shard, address, http, __version__, f"{chance.getrandbits(64):016x}")
     found = await engines.note(own)
-    names = {number: name for name, number in found.numbers.items()}
-    return Joined(engines, file, founded.identity(file.shard), own, found.rank(file.member), names)
+    shards = ClusterMap(file.shard)
+    shards.take(found.shown())
+    return Joined(engines, file, own, found, shards)

@@ -28,6 +28,7 @@ from delayserver.operations.nodes.cluster_member import ClusterMember, Shard
 from delayserver.operations.nodes.delivering import Delivering
 from delayserver.operations.nodes.routing import Routing
 from delayserver.operations.sending.admission import Admission
+from delayserver.operations.sending.placed_intake import ChecksMessages, PlacedIntake
 from delayserver.operations.sending.prepare import Prepare, TermsDesk
 from delayserver.operations.sending.publish import Publish
 from delayserver.operations.sending.redispatch import Redispatch
@@ -56,7 +57,7 @@ def operations_of(parts: Parts, addresses: Iterable[tuple[str, int]]) -> Operati
         member=ClusterMember(_shard(parts), outside.servers, settings.broker.wait_ms_max, clock),
         consuming=groups.consuming,
         subjects=Subjects(table),
-        publish=Publish(ground.server_id, admission, receive.intake, routing, broker.publishing, table),
+        publish=Publish(ground.server_id, admission, _intake(parts), routing, broker.publishing, table),
         groups=ConsumerGroups(local, groups.redelivery, names),
         reads=reads,
         broadcasting=Broadcasting(local, reads, names, runtime),
@@ -82,6 +83,12 @@ def _shard(parts: Parts) -> Shard | None:
     return Shard(cluster.log, standing, cluster.leading, leader, hand_over.to, membership.map)
 
 
+def _intake(parts: Parts) -> ChecksMessages:
+    """What the messages of clients pass."""
+    membership, intake = parts.ground.outside.membership, parts.receive.intake
+    return intake if membership is None else PlacedIntake(intake, membership.map)
+
+
 def _delay_operations(parts: Parts, admission: Admission) -> DelayOperations:
     """Those of a server that delays messages."""
     ground, state, messages = parts.ground, parts.state, parts.messages
@@ -91,7 +98,8 @@ def _delay_operations(parts: Parts, admission: Admission) -> DelayOperations:
     settings, runtime = ground.settings, ground.runtime
     naming = Naming(server_id, intake, names, cancellation)
     reader = RedispatchReader(files.schedule, files.dispatch, state.decided, runtime)
-    send = Send(server_id, admission, intake, commit, table)
+    placed = _intake(parts)
+    send = Send(server_id, admission, placed, commit, table)
     terms = TermsDesk(names, settings.transactions, settings.message.delay_ms_max)
     contents = Contents(server_id, messages.locator, table, runtime)
     return DelayOperations(
@@ -103,7 +111,7 @@ def _delay_operations(parts: Parts, admission: Admission) -> DelayOperations:
         redispatch=Redispatch(files, state.book, reader, commit, admission, ground.outside.servers, runtime),
         reload=parts.dispatch.reload,
         pending=PendingByTime(files, state.windows, state.balance),
-        prepare=Prepare(send, admission, intake, commit, terms, runtime.clock),
+        prepare=Prepare(send, admission, placed, commit, terms, runtime.clock),
         open_transactions=OpenTransactions(
             TimerFiles(files, state.book, state.balance, states, runtime.damage),
             state.positions,

@@ -32,6 +32,7 @@ from delayserver.server.ground import Doors
 from delayserver.server.http_gateway import HttpGateway
 from delayserver.server.joining import Following, Joined, join
 from delayserver.server.lives import Lives
+from delayserver.server.map_reading import MapReading
 from delayserver.server.service_manager import BEATS, ServiceManager, status_line
 from store.disk.filesystem import FileSystem, RealFileSystem
 from store.errors import StoreError
@@ -113,6 +114,8 @@ async def serve(
                 if signals and reread is not None:
                     await nursery.start(_reload_on_signal, lives, manager)
                 nursery.start_soon(encryption.run)
+                if joined is not None:
+                    nursery.start_soon(MapReading(joined.engines.map, joined.own, joined.shards).run)
                 nursery.start_soon(give_back_when_quiet, lives.server.clock)
                 try:
                     await lives.run(listener, gateway, _dialled(*listener.address), told.ready)

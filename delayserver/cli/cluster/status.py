@@ -74,16 +74,15 @@ class _Found:
 
 async def _look(file: ClusterFile, engines: Engines) -> _Found:
     map_ = await engines.read_map()
-    shards = 0 if map_.founded is None else len(map_.founded.shards)
-    logs = [await engines.shards.open(shard).describe() for shard in range(shards)]
+    logs = [await engines.shards.open(shard).describe() for shard in range(len(map_.shards))]
     return _Found(file.shard, map_, logs, await engines.map.open(0).describe())
 
 
 def _covered(place: str, found: _Found, asked: list[Asked]) -> Covered:
     """What the backups cover of the log of the file's shard."""
-    if found.map.founded is None or found.shard >= len(found.logs):
+    if found.shard >= len(found.logs):
         raise click.ClickException(f"the cluster has no shard {found.shard}: delayserver cluster init")
-    server_id = found.map.founded.identity(found.shard).server_id
+    server_id = found.map.identity(found.shard).server_id
     return find_covered(
         place, server_id, found.logs[found.shard], [each for each in asked if each.shard == found.shard]
     )

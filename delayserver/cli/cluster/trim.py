@@ -47,7 +47,7 @@ def trim(path: str, place: str, without: tuple[str, ...], dry_run: bool, as_json
     if found.founded is None:
         raise click.ClickException("there is no cluster yet: delayserver cluster init")
     members = _positions([each for each in found.of_shard(shard) if each.name not in without])
-    server_id = found.founded.identity(shard).server_id
+    server_id = found.identity(shard).server_id
     with backups_in(place) as repository:
         coverage = find_coverage(repository, server_id, log.first, log.end, members)
     removes = 0 if dry_run else coverage.trims_to - log.first

@@ -110,13 +110,13 @@ def _against_log(taken: Capture, findings: Findings, path: str) -> LogCompared:
         raise click.UsageError("the directory is not that of a member: nothing in it came from a shared log")
 
     async def work(_file: ClusterFile, engines: Engines) -> LogCompared:
-        founded = (await engines.read_map()).founded
-        shards = () if founded is None else founded.shards
+        map_ = await engines.read_map()
+        shards = map_.shards
         server_id = f"{taken.server_id:012x}"
-        if founded is None or server_id not in shards:
+        if server_id not in shards:
             raise click.UsageError(f"the cluster of {path} has no shard {server_id}, of which this directory is")
         shard = shards.index(server_id)
-        log = AgainstLog(taken, founded.identity(shard), findings)
+        log = AgainstLog(taken, map_.identity(shard), findings)
         return await log.run(engines.shards.open(shard), place.position)
 
     return on_kafka(path, work)

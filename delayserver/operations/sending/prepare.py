@@ -22,12 +22,12 @@ import numpy as np
 from delayserver.config.settings import TransactionSettings
 from delayserver.names.name_desk import NameDesk
 from delayserver.operations.sending.admission import Admission
+from delayserver.operations.sending.placed_intake import ChecksMessages
 from delayserver.operations.sending.send import Send, SentColumns, SentRows
 from delayserver.protocol.arguments import invalid
 from delayserver.protocol.errors import DelayServerError
 from delayserver.protocol.message_columns import MessageColumns
 from delayserver.receive.group_commit import GroupCommit
-from delayserver.receive.intake import Intake
 from delayserver.runtime.clock import Clock
 from delayserver.state.positions.gathering import Committed
 from store.records.batches import FLAG_PREPARED, MessageBatch
@@ -100,7 +100,13 @@ class Prepare:
     """Checks messages as for `send` and hands them to the group commit with their timers."""
 
     def __init__(
-        self, send: Send, admission: Admission, intake: Intake, commit: GroupCommit, terms: TermsDesk, clock: Clock
+        self,
+        send: Send,
+        admission: Admission,
+        intake: ChecksMessages,
+        commit: GroupCommit,
+        terms: TermsDesk,
+        clock: Clock,
     ) -> None:
         self._send = send
         self._admission = admission
@@ -118,7 +124,7 @@ class Prepare:
 class PreparedSend:
     """Takes messages in rows or in columns, with the answers of `Send`."""
 
-    def __init__(self, send: Send, intake: Intake, commit: GroupCommit, terms: Terms, clock: Clock) -> None:
+    def __init__(self, send: Send, intake: ChecksMessages, commit: GroupCommit, terms: Terms, clock: Clock) -> None:
         self._send = send
         self._intake = intake
         self._commit = commit

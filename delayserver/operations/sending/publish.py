@@ -14,10 +14,11 @@ import numpy as np
 from delayserver.broker.service.publishing import Publishing, StoredPart
 from delayserver.operations.nodes.routing import Routing
 from delayserver.operations.sending.admission import Admission
+from delayserver.operations.sending.placed_intake import ChecksMessages
 from delayserver.protocol.errors import DelayServerError
 from delayserver.protocol.message_columns import MessageColumns
 from delayserver.protocol.receipts import derived_message_id
-from delayserver.receive.intake import NO_TIMES, Intake, Rejection
+from delayserver.receive.intake import NO_TIMES, Rejection
 from store.records.batches import I64
 from store.records.message_rows import Row
 from store.tables.names import Names
@@ -52,7 +53,7 @@ class Publish:
         self,
         server_id: str,
         admission: Admission,
-        intake: Intake,
+        intake: ChecksMessages,
         routing: Routing,
         publishing: Publishing,
         names: Names,

@@ -12,11 +12,12 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from delayserver.operations.sending.admission import Admission
+from delayserver.operations.sending.placed_intake import ChecksMessages
 from delayserver.protocol.errors import DelayServerError
 from delayserver.protocol.message_columns import MessageColumns
 from delayserver.protocol.receipts import receipt_and_id
 from delayserver.receive.group_commit import GroupCommit
-from delayserver.receive.intake import Intake, Rejection
+from delayserver.receive.intake import Rejection
 from delayserver.state.positions.gathering import Committed
 from store.records.batches import I64
 from store.records.message_rows import Row
@@ -57,7 +58,9 @@ class Sending(Protocol):
 class Send:
     """Checks messages and hands them to the group commit."""
 
-    def __init__(self, server_id: str, admission: Admission, intake: Intake, commit: GroupCommit, names: Names) -> None:
+    def __init__(
+        self, server_id: str, admission: Admission, intake: ChecksMessages, commit: GroupCommit, names: Names
+    ) -> None:
         self._server_id = server_id
         self._admission = admission
         self._intake = intake

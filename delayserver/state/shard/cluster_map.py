@@ -6,7 +6,7 @@ from collections.abc import Callable
 from zlib import crc32
 
 from delayserver.protocol.errors import WrongShard
-from delayserver.protocol.schema.shard_map import OPEN, ShardMap
+from delayserver.protocol.schema.shard_map import CLOSED, OPEN, ShardMap
 from delayserver.protocol.slots import NAMED_CHARACTERS, SLOTS
 from delayserver.runtime.marks import Mark
 
@@ -30,14 +30,14 @@ class ClusterMap:
         # The first characters of ids that name a shard, and the shard.
         self._named: dict[bytes, int] = {}
         self._owners: list[int] = []
-        self._is_open = True
+        self._state = OPEN
 
     def take(self, shown: ShardMap) -> None:
         """A later map."""
         self.shown = shown
         self._owners = [shard for first, last, shard in shown.slots for _ in range(first, last + 1)]
         self._named = {f"{each.server_id}.".encode(): each.shard for each in shown.shards}
-        self._is_open = any(each.shard == self._shard and each.state == OPEN for each in shown.shards)
+        self._state = next((each.state for each in shown.shards if each.shard == self._shard), OPEN)
         self.version.advance(shown.version)
 
     @property
@@ -51,8 +51,9 @@ class ClusterMap:
         owner = None if order_key else self._named.get(message_id[:NAMED_CHARACTERS])
         if owner is None and (key := order_key or message_id):
             owner = self._owners[crc32(key, crc32(subject.encode() + b"\0")) % SLOTS]
-        if owner == self._shard or (owner is None and self._is_open):
+        if self._state != CLOSED if owner == self._shard else owner is None and self._state == OPEN:
             return None
+        owner = None if owner == self._shard else owner
         text = "this shard takes no new messages" if owner is None else f"the message belongs to shard {owner}"
         details = {"version": self.shown.version} | ({} if owner is None else {"shard": owner})
         return WrongShard(

@@ -7,6 +7,7 @@ from functools import partial
 from delayserver.config.cluster_settings import ClusterSettings
 from delayserver.config.settings import Settings
 from delayserver.server.ground import Membership
+from delayserver.state.shard.cluster_map import ClusterMap
 from delayserver.state.shard.seat import Seat
 from store.shared.envelope import LogWriter
 from tests.delayserver.follow.members import IDENTITY, ListLog, Records
@@ -36,6 +37,7 @@ class Cluster:
         self.engine = Engine(Records())
         self.network = FakeNetwork()
         self.lives = 0
+        self.maps = {name: ClusterMap(0) for name in names}
         self.hosts = {
             name: boot(
                 settings or faked_settings(),
@@ -54,7 +56,7 @@ class Cluster:
     def _membership(self, name: str, number: int) -> Membership:
         self.lives += 1
         seat = Seat(0, IDENTITY, LogWriter(number, self.lives), name, f"{name}:1", f"http://{name}:2")
-        return Membership(self.engine, seat, ClusterSettings(rank=number))
+        return Membership(self.engine, seat, ClusterSettings(rank=number), map=self.maps[name])
 
     @property
     def node(self) -> FakeBroker:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from delayserver.members.member_map import Announced, Forgotten, MemberMap, Note
+from delayserver.members.member_map import Announced, Forgotten, Founded, Led, MemberMap, Note, ShardAdded, ShardState
 from delayserver.runtime.shared_log import LogRecord
 
 
@@ -38,3 +38,23 @@ def test_a_member_that_comes_back_has_its_number_and_its_rank_again() -> None:
 def test_a_start_that_nobody_had_seen_is_not_forgotten() -> None:
     found = map_of(A, started("a", "4"), Forgotten("a", "1"), Forgotten("z", "1"))
     assert found.members["a"].instance == "4"
+
+
+FOUNDED = Founded(1, "0" * 12, ("00000000000a", "00000000000b", "00000000000c"))
+
+
+def test_the_shards_of_the_founding_have_all_slots_and_an_added_one_has_none() -> None:
+    slots = [[0, 340, 0], [341, 681, 1], [682, 1023, 2]]
+    assert map_of(FOUNDED).shown().slots == slots
+    grown = map_of(FOUNDED, ShardAdded(3, "00000000000d"), ShardAdded(3, "00000000000e"), ShardState(3, "draining"))
+    assert grown.shown().slots == slots
+    assert [(each.server_id[-1], each.state) for each in grown.shown().shards[2:]] == [("c", "open"), ("d", "draining")]
+    assert grown.version == 4
+    assert map_of().shown().slots == []
+
+
+def test_the_map_names_the_last_leader_of_each_shard_and_its_standbys() -> None:
+    shown = map_of(FOUNDED, A, B, Led("a", 0, 1), Led("b", 0, 3), Led("a", 0, 2)).shown().shards
+    assert [(each.epoch, each.primary, each.standbys) for each in shown[:2]] == [(3, "2:1", ["1:1"]), (0, "", [])]
+    (gone, *_) = map_of(FOUNDED, A, B, Led("b", 0, 3), Forgotten("b", "2")).shown().shards
+    assert (gone.primary, gone.standbys) == ("", ["1:1"])

@@ -1,0 +1,61 @@
+"""A member reads the map of the cluster while it runs, and writes there that it leads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import trio
+
+from delayserver.logs.events import EventLogger
+from delayserver.members.founding import Engine
+from delayserver.members.member_map import Announced, Led, MemberMap, encode_note
+from delayserver.runtime.shared_log import LogRecord, SharedLog, SharedLogError
+from delayserver.state.shard.cluster_map import ClusterMap
+
+events = EventLogger()
+
+AGAIN_S = 5.0
+"""The map is not needed to serve. Who reads it learns of a change this much later."""
+
+
+class MapReading:
+    """Keeps the `ClusterMap` of a process."""
+
+    def __init__(self, engine: Engine, own: Announced, shards: ClusterMap) -> None:
+        """`engine` has the map. `own` is the start of this process."""
+        self._engine = engine
+        self._own = own
+        self._shards = shards
+
+    async def run(self) -> None:
+        """Read until cancelled. A map that is lost is looked for again: the shard goes on without it."""
+        while True:
+            failure: SharedLogError | None = None
+            async with trio.open_nursery() as nursery:
+                log = self._engine.open(0)
+                nursery.start_soon(self._say_that_it_leads, log)
+                try:
+                    await self._read(log)
+                except SharedLogError as error:
+                    failure = error
+                nursery.cancel_scope.cancel()
+            events.warning("map_not_read", "the map of the cluster cannot be read: {reason}", reason=str(failure))
+            await trio.sleep(AGAIN_S)
+
+    async def _read(self, log: SharedLog) -> None:
+        found = MemberMap()
+
+        def arrived(records: Sequence[LogRecord]) -> None:
+            for each in records:
+                found.take(each, self._engine.topic)
+            if found.version > self._shards.version.value:
+                self._shards.take(found.shown())
+
+        await log.run(0, arrived)
+
+    async def _say_that_it_leads(self, log: SharedLog) -> None:
+        led, own, said = self._shards.led, self._own, 0
+        while True:
+            await led.reached(said + 1)
+            said = led.value
+            log.append(encode_note(Led(own.name, own.shard, said)))
