@@ -42,7 +42,7 @@ COMMANDS: Final = {
     "reload": "Have the server read its configuration again.",
     "status": "Show what the server holds and how late it is.",
     "demo": "Start a server, schedule messages, watch them arrive.",
-    "cluster": "Found a cluster, show its members, move its leadership.",
+    "cluster": "Found a cluster, show its members and shards, move them.",
     "backup": "Copy the data of a running server, and look after the copies.",
     "restore": "Make a data directory of a backup, also of a moment in the past.",
     "recover": "Check, trace and repair a data directory.",

@@ -57,6 +57,7 @@ from delayserver.protocol.schema.pending import (
     PendingSubject,
     PendingSubjectsPage,
 )
+from delayserver.protocol.schema.shard_map import ShardMap, ShardPlace
 from delayserver.protocol.schema.snapshots import Snapshot
 from delayserver.protocol.schema.stored import FoundMessage, ReadMessage, ReadPage
 from delayserver.protocol.schema.subjects import SubjectsPage
@@ -127,6 +128,8 @@ __all__ = [
     "Seconds",
     "SendResult",
     "ServerInfo",
+    "ShardMap",
+    "ShardPlace",
     "SkipResult",
     "Snapshot",
     "Sought",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final, NoReturn
 
@@ -40,9 +40,16 @@ class KafkaEngine:
 
     async def make_topic(self, shards: int) -> None:
         """Make the topic as a member wants it. Raises LogUnusable if it exists or is refused, LogUnavailable."""
+        await self._of_topic(lambda topic: topic.make(shards))
+
+    async def grow_topic(self, shards: int) -> None:
+        """Add a partition: then there are so many. Raises LogUnusable if Kafka refuses it, LogUnavailable."""
+        await self._of_topic(lambda topic: topic.grow(shards))
+
+    async def _of_topic(self, work: Callable[[KafkaTopic], Awaitable[None]]) -> None:
         topic = KafkaTopic(self._cluster)
         try:
-            await topic.make(shards)
+            await work(topic)
         finally:
             await _in_thread(topic.close)
 

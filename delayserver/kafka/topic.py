@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import trio
 from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
-from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec
+from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, NewTopic, OffsetSpec
 
 from delayserver.kafka.client_options import FRAMING_BYTES, KafkaCluster, asker_options
 from delayserver.runtime.shared_log import (
@@ -88,6 +88,11 @@ class KafkaTopic:
                     await self._about(shards - 1)
                     return
                 await trio.sleep(LEARN_S)
+
+    async def grow(self, shards: int) -> None:
+        """Have so many partitions, one more than there are. Raises LogUnusable if Kafka refuses it, LogUnavailable."""
+        with self._within(ANSWER_MS_MAX):
+            await self._answer(self._opened.create_partitions([NewPartitions(self._cluster.topic, shards)]), final=True)
 
     async def identity(self, shard: int) -> str:
         """The identity of the topic, which no other topic of this name ever has. Raises LogUnusable, LogUnavailable."""

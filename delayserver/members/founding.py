@@ -9,7 +9,7 @@ from typing import Final, Protocol, TypeVar
 
 import trio
 
-from delayserver.members.member_map import FORMAT, Founded, MemberMap, Note, visit
+from delayserver.members.member_map import FORMAT, Founded, MemberMap, Note, ShardAdded, visit
 from delayserver.runtime.chance import random_server_id
 from delayserver.runtime.shared_log import LogDescription, LogMissing, LogUnavailable, LogUnusable, SharedLog
 
@@ -30,6 +30,9 @@ class Engine(Protocol):
 
     async def make_topic(self, shards: int) -> None:
         """Make the topic. Raises LogUnusable if it exists or is refused, LogUnavailable."""
+
+    async def grow_topic(self, shards: int) -> None:
+        """Add a log: then there are so many. Raises LogUnusable, LogUnavailable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,7 @@ async def _found(engines: Engines, shards: int, chance: Random, made: list[str])
     await _make(engines.shards, shards, made)
     await _make(engines.map, 1, made)
     if found is None:
-        await _require_empty(engines.shards, shards)
+        await _require_empty(engines.shards, range(shards))
         ids = [f"{random_server_id(chance):012x}" for _ in range(shards + 1)]
         note = Founded(FORMAT, ids[0], tuple(ids[1:]))
         found = (await _known(lambda: engines.note(note))).founded
@@ -114,8 +117,25 @@ async def _known(ask: Callable[[], Awaitable[T]]) -> T:
     return await ask()
 
 
-async def _require_empty(engine: Engine, shards: int) -> None:
-    for shard in range(shards):
+async def add_shard(engines: Engines, chance: Random) -> MemberMap:
+    """Add a shard: its log, then its record in the map. A second call after an interrupted one goes on.
+
+    It owns no slots: a message that was accepted may come again with its id, and must meet the shard that knows it.
+    Raises LogMissing without a cluster, LogUnusable, LogUnavailable."""
+    shard = len((await engines.read_map()).shards)
+    if not shard:
+        raise LogMissing(f"topic {engines.map.topic} has no cluster")
+    try:
+        await engines.shards.open(shard).describe()
+    except LogUnusable:  # Kafka names the partition that is missing
+        await engines.shards.grow_topic(shard + 1)
+    require_fit([await _known(engines.shards.open(shard).describe)])
+    await _require_empty(engines.shards, [shard])
+    return await engines.note(ShardAdded(shard, f"{random_server_id(chance):012x}"))
+
+
+async def _require_empty(engine: Engine, shards: Iterable[int]) -> None:
+    for shard in shards:
         end = (await engine.open(shard).describe()).end
         if end:
             raise LogUnusable(

@@ -55,6 +55,19 @@ def ask_members(servers: str | None, map_: MemberMap | None) -> list[Asked]:
     return [ask_member(each.name, each.shard, each.address) for each in known]
 
 
+def find_left(address: str) -> int | None:
+    """How many messages a server has left: those that are not due, and those that consumer groups have to get. None: it does
+    not answer."""
+    from delayserver.protocol.errors import DelayServerError
+
+    try:
+        with options.connect(address) as client:
+            pending: int = client.status()["pending"]
+            return pending + sum([group.lag for group in client.groups()])
+    except (DelayServerError, click.ClickException):
+        return None
+
+
 def ask_member(name: str, shard: int | None, address: str) -> Asked:
     """Ask whoever is at an address, where the map has this member."""
     from delayserver.client import Client

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 import click
 
 from delayserver.cli.backup.backup_places import THERE
-from delayserver.cli.cluster.cluster_options import Asked, ask_members, cluster_file, members
+from delayserver.cli.cluster.cluster_options import Asked, ask_members, cluster_file, find_left, members
 from delayserver.cli.cluster.covered import Covered, find_covered
 from delayserver.cli.kafka.on_kafka import on_kafka
 from delayserver.cli.terminal import options
 from delayserver.cli.terminal.output import print_json, visible
+from delayserver.protocol.schema.shard_map import OPEN
 
 if TYPE_CHECKING:
     from delayserver.config.cluster_file import ClusterFile
@@ -34,7 +35,8 @@ def status(path: str | None, servers: str | None, place: str | None, as_json: bo
 
     With --cluster the members are those in the map of the cluster, and the settings of its topics are checked: a wrong one
     is an error, with the command that mends it. With --server alone only these members are asked. With --json: a line a
-    member. The role is `primary`, `standby`, `taking_over` or `down`.
+    member. The role is `primary`, `standby`, `taking_over` or `down`. The state is that of the shard: `open`, or `draining`
+    or `closed` with the messages that are `left`.
     """
     if path is None and servers is None:
         raise click.UsageError("say which cluster: --cluster FILE, or --server HOST:PORT")
@@ -43,15 +45,21 @@ def status(path: str | None, servers: str | None, place: str | None, as_json: bo
     found = None if path is None else on_kafka(path, _look)
     asked = ask_members(servers, None if found is None else found.map)
     covered = None if found is None or place is None else _covered(place, found, asked)
+    states = {} if found is None else found.map.states
     for shard, of_shard in groupby(asked, key=lambda each: each.shard):
+        members_of_it = list(of_shard)
+        state = OPEN if shard is None else states.get(shard, OPEN)
+        left = None if state == OPEN else _left(members_of_it)
         if as_json:
-            for each in of_shard:
-                print_json(_record(each) | _record_of_log(each, found, covered))
+            for each in members_of_it:
+                print_json(_record(each) | _record_of_log(each, found, covered) | {"state": state, "left": left})
         else:
-            _tell(shard, list(of_shard))
+            _tell(shard, members_of_it, "" if state == OPEN else _state_text(state, left))
     if found is None:
         return
     if not as_json:
+        for shard in set(range(len(found.logs))) - {each.shard for each in found.map.members.values()}:
+            click.echo(f"shard {shard} has no members: delayserver serve --cluster FILE --shard {shard}")
         for shard, log in enumerate(found.logs):
             click.echo(_health(f"shard {shard}", log))
         click.echo(_health("members", found.members))
@@ -114,6 +122,15 @@ def _record_of_log(each: Asked, found: _Found | None, covered: Covered | None) -
     return record
 
 
+def _left(of_shard: list[Asked]) -> int | None:
+    primary = next((each for each in of_shard if each.standing is not None and each.standing.role == "primary"), None)
+    return None if primary is None else find_left(primary.address)
+
+
+def _state_text(state: str, left: int | None) -> str:
+    return f", {state}: " + ("its primary does not answer" if left is None else f"{left:,} messages are left")
+
+
 def _record(each: Asked) -> dict[str, object]:
     standing = each.standing
     if standing is None:
@@ -127,8 +144,8 @@ def _record(each: Asked) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _tell(shard: int | None, of_shard: list[Asked]) -> None:
-    click.echo("members that do not answer" if shard is None else f"shard {shard}")
+def _tell(shard: int | None, of_shard: list[Asked], state: str) -> None:
+    click.echo("members that do not answer" if shard is None else f"shard {shard}{state}")
     width = max([len(each.name or each.address) for each in of_shard])
     for each in of_shard:
         standing = each.standing

@@ -46,16 +46,21 @@ def switch(shard: int, heir: str, path: str | None, servers: str | None, as_json
     primary = next((each for each in asked if each.standing is not None and each.standing.role == "primary"), None)
     if primary is None:
         raise click.ClickException(f"shard {shard} has no primary that answers: wait for the takeover, then look again")
-    if primary.name != heir:
-        _hand_over(primary, to)
-    elif not as_json:
+    if primary.name == heir and not as_json:
         click.echo(visible(f"{heir} leads shard {shard} already."))
         return
-    leads = _wait_until_it_leads(to)
+    leads = switch_to(primary, to)
     if as_json:
         print_json({"shard": shard, "primary": heir, "epoch": leads})
     else:
         click.echo(visible(f"{heir} leads shard {shard} since epoch {leads}; it was {primary.name}."))
+
+
+def switch_to(primary: Asked, to: Asked) -> int:
+    """Have the primary hand over to a member that answers, and wait until that leads: its epoch."""
+    if primary.name != to.name:
+        _hand_over(primary, to)
+    return _wait_until_it_leads(to)
 
 
 async def _map(_file: ClusterFile, engines: Engines) -> MemberMap:

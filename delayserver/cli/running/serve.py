@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from delayserver.cli.running import starting as running
+from delayserver.cli.terminal import options
 
 if TYPE_CHECKING:
     from delayserver.config.settings import Settings
@@ -27,8 +28,22 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="Be a member of the cluster that this TOML file describes.",
 )
+@click.option(
+    "--shard",
+    type=options.Whole(0),
+    metavar="NUMBER",
+    help="The shard of which it is a member, counted from 0. Default: that of the file of the cluster.",
+)
 @click.pass_context
-def serve(context: click.Context, /, memory: bool, cluster_path: str | None, as_json: bool, **given: Any) -> None:
+def serve(
+    context: click.Context,
+    /,
+    memory: bool,
+    cluster_path: str | None,
+    shard: int | None,
+    as_json: bool,
+    **given: Any,
+) -> None:
     """Run the server until SIGTERM or SIGINT. Prints one line once it accepts requests.
 
     It needs no configuration file: the defaults serve. The broker that consumers pull from runs inside. SIGHUP and
@@ -38,7 +53,9 @@ def serve(context: click.Context, /, memory: bool, cluster_path: str | None, as_
         raise click.UsageError("--memory has no data directory: leave --data-dir out")
     if memory and cluster_path is not None:
         raise click.UsageError("a member of a cluster needs a data directory: leave --memory out")
-    cluster = running.cluster_from(cluster_path)
+    if shard is not None and cluster_path is None:
+        raise click.UsageError("--shard is for a member of a cluster: give --cluster too")
+    cluster = running.cluster_from(cluster_path, shard)
     reread = partial(_reread, memory, given)
     settings = running.settings_from(**given)
     settings, fs = running.disk_for(settings, memory=memory)

@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -132,11 +133,14 @@ def settings_from(
     return load_settings(config, flags)
 
 
-def cluster_from(path: str | None) -> ClusterFile | None:
-    """The cluster of a file; None without one. Raises `ConfigError`."""
+def cluster_from(path: str | None, shard: int | None) -> ClusterFile | None:
+    """The cluster of a file; None without one. A shard takes the place of that of the file. Raises `ConfigError`."""
     from delayserver.config.cluster_file import load_cluster
 
-    return None if path is None else load_cluster(path)
+    if path is None:
+        return None
+    cluster = load_cluster(path)
+    return cluster if shard is None else replace(cluster, shard=shard)
 
 
 def hosts_flag(section: str, hosts: tuple[str, ...]) -> dict[str, Any]:

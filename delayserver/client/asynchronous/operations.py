@@ -59,13 +59,14 @@ from delayserver.client.values.timing import (
 )
 from delayserver.protocol.errors import DelayServerError, InvalidArgument
 from delayserver.protocol.limits import Limits
-from delayserver.protocol.operation_names import CLUSTER, FIND, RELOAD, ROUTE, SNAPSHOT, SUBJECTS
+from delayserver.protocol.operation_names import CLUSTER, FIND, MAP, RELOAD, ROUTE, SNAPSHOT, SUBJECTS
 from delayserver.protocol.schema.fates import CancelResult, LookupResult, RescheduleResult
 from delayserver.protocol.schema.greetings import ServerInfo
 from delayserver.protocol.schema.groups import ConsumerGroup, GroupsPage
 from delayserver.protocol.schema.members import LeadershipEnded, MemberStanding, ShowMember, SwitchPrimary
 from delayserver.protocol.schema.node_routes import AskRoute, Route
 from delayserver.protocol.schema.reload import Changes, ReloadConfiguration
+from delayserver.protocol.schema.shard_map import AskMap, ShardMap
 from delayserver.protocol.schema.snapshots import DropSnapshot, KeepSnapshot, Snapshot, SnapshotDropped, TakeSnapshot
 from delayserver.protocol.schema.stored import FindMessages, FindPage, FoundMessage
 from delayserver.protocol.schema.subjects import ListSubjects, SubjectsPage
@@ -171,6 +172,10 @@ class AsyncOperations(
         InvalidArgument for a server without a cluster.
         """
         return await self._run(described_call(CLUSTER, ShowMember(), MemberStanding))
+
+    async def shard_map(self) -> ShardMap:
+        """The shards of the cluster, as this member knows them now. A server without a cluster has none."""
+        return await self._run(described_call(MAP, AskMap(), ShardMap))
 
     async def switch_primary(self, to: str) -> int:
         """Have the primary hand its leadership over to another member. Returns the epoch that has ended; the other member

@@ -7,7 +7,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +30,7 @@ class Member:
     name: str
     folder: Path
     address: str
+    shard: int = 0
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -40,7 +41,7 @@ class Member:
     def begin(self) -> None:
         """Start a process."""
         self.process = start(
-            "serve", "--cluster", str(self.file), "--json", "--http-port", "0",
+            "serve", "--cluster", str(self.file), "--shard", str(self.shard), "--json", "--http-port", "0",
             "--data-dir", str(self.folder / self.name), "--port", self.address.rpartition(":")[2],
         )  # fmt: skip
 
@@ -146,16 +147,21 @@ class Cluster:
 
 
 @contextmanager
-def running(nodes: KafkaNodes, folder: Path, names: str) -> Iterator[Cluster]:
-    """A cluster that is founded, whose members run. The first one leads."""
+def running(nodes: KafkaNodes, folder: Path, names: str, shards: Sequence[int] = ()) -> Iterator[Cluster]:
+    """A cluster that is founded, whose members run. The first one of each shard leads. `shards` has the shard of each
+    member; without it there is one shard."""
     topic, port = new_cluster(nodes).topic, free_port(len(names))
-    members = {name: Member(name, folder, f"127.0.0.1:{port + place}") for place, name in enumerate(names)}
+    members = {
+        name: Member(name, folder, f"127.0.0.1:{port + place}", shards[place] if shards else 0)
+        for place, name in enumerate(names)
+    }
     for name, member in members.items():
         member.file.write_text(
             f'[cluster]\nkafka = "{nodes.bootstrap}"\ntopic = "{topic}"\nmember = "{name}"\ncopies = 1\n'
         )
     try:
-        init = start("cluster", "init", "--cluster", str(members[names[0]].file))
+        count = str(max(shards, default=0) + 1)
+        init = start("cluster", "init", "--shards", count, "--cluster", str(members[names[0]].file))
         assert init.communicate(timeout=UNHURRIED_S)[1] == b"" and init.returncode == 0
         for member in members.values():
             member.begin()
