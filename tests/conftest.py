@@ -47,6 +47,7 @@ ONE_NODE = (
     "tests/ops/bench/test_to_kafka.py",
     "tests/delayserver/kafka/",
     "tests/delayserver/targets/test_kafka_topics.py",
+    "tests/ops/torture/test_takeovers.py",
 )
 THREE_NODES = "tests/delayserver/kafka/test_three_nodes.py"
 # Modules that fork processes by the one forkserver of a test process.
@@ -101,27 +102,25 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip(missing)
 
 
-def with_passwords(port: int) -> dict[str, str]:
-    """Settings of a node on this port: it listens on `port` + 2 too, for the user `delay` with the password `right`."""
-    open_port, protected = f"PLAINTEXT://127.0.0.1:{port}", f"SASL://127.0.0.1:{port + 2}"
-    return {
-        "listeners": f"{open_port},{protected},CONTROLLER://127.0.0.1:{port + 1}",
-        "advertised.listeners": f"{open_port},{protected}",
-        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SASL:SASL_PLAINTEXT",
-        "listener.name.sasl.sasl.enabled.mechanisms": "PLAIN",
-        "listener.name.sasl.plain.sasl.jaas.config": "org.apache.kafka.common.security.plain.PlainLoginModule required "
-        'user_delay="right";',
-    }
+PASSWORDS = {
+    "listener.name.sasl.sasl.enabled.mechanisms": "PLAIN",
+    "listener.name.sasl.plain.sasl.jaas.config": "org.apache.kafka.common.security.plain.PlainLoginModule required "
+    'user_delay="right";',
+}
+"""Settings of a node: the listener SASL knows the user `delay` with the password `right`."""
 
 
 @pytest.fixture(scope="session")
 def one_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaNodes]:
-    """A node of Kafka that lives as long as the tests of its process. For tests that leave it as it is."""
-    from ops.kafka.nodes import KafkaNodes
+    """A node of Kafka that lives as long as the tests of its process. For tests that leave it as it is. Two ports further on
+    it asks for a password, and behind that are the `ways_of` members."""
+    from ops.kafka.nodes import KafkaNodes, Way
+    from ops.torture.cluster import KAFKA_PORTS, ways_of
     from tests.ports import free_port
 
-    port = free_port(3)
-    nodes = KafkaNodes(tmp_path_factory.mktemp("kafka"), 1, port, settings=with_passwords(port))
+    port = free_port(1 + KAFKA_PORTS)
+    ways = [Way("SASL", port + 2, security="SASL_PLAINTEXT"), *ways_of(port + 3)]
+    nodes = KafkaNodes(tmp_path_factory.mktemp("kafka"), 1, port, settings=PASSWORDS, ways=ways)
     try:
         nodes.start()
         yield nodes

@@ -155,7 +155,7 @@ delayserver: .client
 ops:
 ops.deploy: .protocol
 ops.examples: .client
-ops.torture: .client .protocol
+ops.torture: .client .protocol .protocol.schema ops.kafka
 ops.torture.shop: .client ops.torture
 ops.docs: .cli .client .config .metrics .protocol .protocol.schema .web
 ops.fuzz: store store.disk store.logs store.records store.tables .broker .broker.files .broker.filters .broker.queues

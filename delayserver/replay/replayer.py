@@ -32,6 +32,7 @@ from store.records.batches import (
     StoredBatch,
     TableBatch,
 )
+from store.records.column_batch import has_any
 from store.records.message_rows import MessageRows, to_batch
 
 # One round: large enough for numpy to shine, small enough that the event loop hears of it within milliseconds.
@@ -61,6 +62,7 @@ class Replayer:
         self._placing = rounds.placing
         self._publisher = rounds.publisher
         self._tables = rounds.tables
+        self._groups = rounds.groups
         self._tier = tier
         self._positions = queue.positions
         self._queue = queue
@@ -113,6 +115,8 @@ class Replayer:
         for entry in entries:
             if isinstance(entry.batch, LedgerBatch | TableBatch):
                 return False
+            if isinstance(entry.batch, OutcomeBatch) and has_any(entry.batch.origin_sequence):
+                return False  # their groups are read
             if isinstance(entry.batch, _Messages):
                 first_ms, last_ms = due_range(entry.batch)
                 start = window_of(first_ms, self._window_ms)
@@ -146,6 +150,7 @@ class Replayer:
             if self._placing.count_skipped:
                 done.recount(batch)
             self._placing.place_batch(batch, done, ScheduleSource.DIRECT)
+        done.outcome_groups.extend([self._groups.of(each) for each in outcomes])
         for counted in retired:
             self._placing.enter_retired(counted)
         for table in tables:

@@ -7,9 +7,12 @@ schedule file or the checkpoint, and each must be recorded once.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from delayserver.protocol.outcomes import Outcome
+from delayserver.replay.outcome_groups import OutcomeGroups
 from delayserver.runtime.runtime import Runtime
 from delayserver.state.decisions.decided import Decided
 from delayserver.state.decisions.outcome_rows import cancelled_outcomes, suppressed_outcomes
@@ -18,13 +21,21 @@ from delayserver.state.windows.windows import Windows
 from store.errors import CorruptionError
 from store.logs.dispatch_log import DispatchKey
 from store.logs.schedule_log import ScheduleKey, ScheduleLog
-from store.records.batches import I64, U8, CancelBatch, MessageBatch, OutcomeBatch
+from store.records.batches import I64, U8, U32, CancelBatch, MessageBatch, OutcomeBatch
+from store.records.column_batch import has_any
 
 
 class RoundOutcomes:
     """Round → decided."""
 
-    def __init__(self, decided: Decided, windows: Windows, runtime: Runtime, schedule: ScheduleLog | None) -> None:
+    def __init__(
+        self,
+        decided: Decided,
+        windows: Windows,
+        groups: OutcomeGroups,
+        runtime: Runtime,
+        schedule: ScheduleLog | None,
+    ) -> None:
         """`schedule`: where a member finds the copies whose outcomes its last process did not write. All members show the
         same counts, whichever leads. None: a single server, which finds them when it loads their windows."""
         self._decided = decided
@@ -33,6 +44,7 @@ class RoundOutcomes:
         self._clock = runtime.clock
         self._damage = runtime.damage
         self._waiting: list[OutcomeBatch] | None = []
+        self._groups = groups
         self._schedule = schedule
         self._workers = runtime.workers
         # Of a start of a member: messages with ids whose rows are not written again.
@@ -47,18 +59,18 @@ class RoundOutcomes:
         """Add the outcomes of a round and of its cancels, whose holds it releases."""
         if self._waiting is not None and self._schedule is not None:
             self._skipped += done.skipped
-        for outcomes in done.outcomes:
-            self.add(outcomes)
+        for outcomes, groups in zip(done.outcomes, done.outcome_groups, strict=True):
+            self.add(outcomes, groups)
         for batch in done.cancels:
             self.add(cancelled_outcomes(batch, self._clock.now_us()))
             self._decided.holds.release(batch.sequence)
 
-    def add(self, batch: OutcomeBatch) -> None:
-        """Take outcomes that a round has brought."""
+    def add(self, batch: OutcomeBatch, groups: U32 | None = None) -> None:
+        """Take outcomes that a round has brought. `groups`: as `Decided.add` has them."""
         if self._waiting is not None:
             self._waiting.append(batch)
         else:
-            self._decided.add(batch)
+            self._decided.add(batch, groups)
 
     async def finish_recovery(self) -> None:
         """Record what the first replay met again, as far as the outcomes are not in the files already."""
@@ -90,19 +102,24 @@ class RoundOutcomes:
         places: dict[DispatchKey, list[int]] = {}
         for place, due in enumerate(met.due_ms.tolist()):
             places.setdefault(self._decided.key_of(due), []).append(place)
+        groups_met = None
+        if self._schedule is not None and has_any(met.origin_sequence):  # a single server has these of copies alone
+            groups_met = await self._workers.run(partial(self._groups.of, met))
         for key in sorted(places):
             rows = met.take(np.array(places[key], dtype=np.intp))
+            groups = None if groups_met is None else groups_met[places[key]]
             try:
                 async with self._decided.pinned(key) as index:
-                    self._record_undone(key, rows, self._decided.outcome_of(key, index, rows.sequence))
+                    self._record_undone(key, rows, groups, self._decided.outcome_of(key, index, rows.sequence))
             except CorruptionError as error:
                 self._damage.report(error)
                 told = await self._decided.readable_codes(key, rows.sequence)
                 # Others may have been decided while the file was read.
                 undecided = np.flatnonzero(self._decided.is_unknown(rows.due_ms, rows.sequence))
-                self._record_undone(key, rows.take(undecided), told[undecided])
+                groups = None if groups is None else groups[undecided]
+                self._record_undone(key, rows.take(undecided), groups, told[undecided])
 
-    def _record_undone(self, key: DispatchKey, rows: OutcomeBatch, known: U8) -> None:
+    def _record_undone(self, key: DispatchKey, rows: OutcomeBatch, groups: U32 | None, known: U8) -> None:
         """`known`: outcome codes u8[n], TOO_LATE where damage hides whether there is one. Those are recorded once more
         rather than not at all: a cancel that is forgotten would be delivered when the file is repaired."""
         open_rows = (known == 0) | (known == int(Outcome.TOO_LATE))
@@ -111,4 +128,4 @@ class RoundOutcomes:
         undone = np.flatnonzero(open_rows)
         _, first = np.unique(rows.sequence[undone], return_index=True)
         if len(first):
-            self._decided.add(rows.take(undone[first]))
+            self._decided.add(rows.take(undone[first]), None if groups is None else groups[undone[first]])

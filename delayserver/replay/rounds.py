@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from delayserver.replay.outcome_groups import OutcomeGroups
 from delayserver.replay.placing import Placing
 from delayserver.replay.publisher import Publisher
 from delayserver.replay.rows_to_memory import RowsToMemory
@@ -19,3 +20,4 @@ class Rounds:
     publisher: Publisher
     memory: RowsToMemory
     tables: SharedTables
+    groups: OutcomeGroups

@@ -61,11 +61,11 @@ class LeadershipEnd:
             ended.set()
 
         horizon_ms = 0 if settled else standing.horizon_ms
-        if standing.leads:
-            self._proposals.note(EndNote(heir, horizon_ms), lambda _: ended.set(), refused)
-            await ended.wait()
+        # The heir may lead before this task goes on: whether this process has handed over is what the log says of its note.
+        self._proposals.note(EndNote(heir, horizon_ms), lambda _: ended.set(), refused)
+        await ended.wait()
         self.done.set()
-        if failure or not standing.leads:
+        if failure:
             raise NotPrimary("another member leads already", retry_after_ms=AGAIN_MS)
         return epoch
 

@@ -16,6 +16,7 @@ from delayserver.replay.kept_names import KeptNames
 from delayserver.replay.kept_tables import KeptTables
 from delayserver.replay.message_log_reader import MessageLogReader
 from delayserver.replay.opened_messages import OpenedMessages
+from delayserver.replay.outcome_groups import OutcomeGroups
 from delayserver.replay.placing import Placing
 from delayserver.replay.placing_waits import PlacingWaits
 from delayserver.replay.publisher import Publisher
@@ -37,6 +38,7 @@ class ReplayParts:
     publisher: Publisher
     rows_to_memory: RowsToMemory
     round_outcomes: RoundOutcomes
+    groups: OutcomeGroups
     day_outcomes: DayOutcomes
     day_end: DayEnd
     tier: DayTier
@@ -50,7 +52,8 @@ def build_replay(ground: Ground, state: StateParts) -> ReplayParts:
     files, runtime = ground.files, ground.runtime
     storage, wheel = ground.settings.storage, ground.settings.wheel
     schedule_of_member = None if ground.outside.membership is None else files.schedule
-    round_outcomes = RoundOutcomes(state.decided, state.windows, runtime, schedule_of_member)
+    groups = OutcomeGroups(files.schedule, storage.window_ms)
+    round_outcomes = RoundOutcomes(state.decided, state.windows, groups, runtime, schedule_of_member)
     to_memory = RowsToMemory(
         state.windows, state.residency, state.overflow, state.decided, round_outcomes, wheel, runtime
     )
@@ -78,7 +81,7 @@ def build_replay(ground: Ground, state: StateParts) -> ReplayParts:
         count_skipped=not ground.opened.found.lost,
     )
     publisher = Publisher(steps, state.positions)
-    rounds = Rounds(placing, publisher, to_memory, state.tables)
+    rounds = Rounds(placing, publisher, to_memory, state.tables, groups)
     day_outcomes = DayOutcomes(files, state.decided.overlays, state.windows.drains, storage.window_ms, runtime)
     day_end = DayEnd(files, state.windows, state.decided, day_outcomes, runtime)
     drained = DrainedRows(files.schedule, state.windows, state.decided, rounds, state.positions, runtime)
@@ -93,5 +96,5 @@ def build_replay(ground: Ground, state: StateParts) -> ReplayParts:
     reader = MessageLogReader(files.log, runtime)
     replayer = Replayer(reader, files.schedule, rounds, tier, state.log_queue, storage.window_ms, runtime)
     return ReplayParts(
-        placing, publisher, to_memory, round_outcomes, day_outcomes, day_end, tier, reader, replayer, of_broker
+        placing, publisher, to_memory, round_outcomes, groups, day_outcomes, day_end, tier, reader, replayer, of_broker
     )

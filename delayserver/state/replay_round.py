@@ -13,7 +13,7 @@ import numpy as np
 
 from store.logs.message_log import LogEntry
 from store.logs.schedule_log import ScheduleKey
-from store.records.batches import I64, CancelBatch, LedgerBatch, MessageBatch, NameBatch, OutcomeBatch, TableBatch
+from store.records.batches import I64, U32, CancelBatch, LedgerBatch, MessageBatch, NameBatch, OutcomeBatch, TableBatch
 from store.records.column_batch import has_any
 from store.records.row_sums import U64
 from store.records.segment import Appended
@@ -45,6 +45,8 @@ class Round:
     # Of a member of a cluster: names, the outcomes that another process decided, windows that were retired, tables.
     names: list[NameBatch] = field(default_factory=list)
     outcomes: list[OutcomeBatch] = field(default_factory=list)
+    # The consumer groups u32[n] of the messages of each of these outcomes; None: none is for one.
+    outcome_groups: list[U32 | None] = field(default_factory=list)
     retired: list[LedgerBatch] = field(default_factory=list)
     # Records that the broker of another process has made, in order.
     of_broker: list[LogEntry] = field(default_factory=list)
@@ -80,7 +82,7 @@ class Round:
     ) -> None:
         """Know what the round has to place; once more where it met a full disk."""
         self.messages, self.cancels, self.size_bytes = messages, cancels, size_bytes
-        self.names, self.outcomes = names or [], outcomes or []
+        self.names, self.outcomes, self.outcome_groups = names or [], outcomes or [], []
         self.retired, self.of_broker, self.tables = retired or [], of_broker or [], tables or []
         if messages is not None:
             self.last_sequence = int(messages.sequence[-1])

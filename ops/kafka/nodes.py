@@ -49,6 +49,21 @@ class NodeStatus:
     state: State
 
 
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One more listener of each node. `port` is that of the first node, as of the others the next ones. Clients that enter
+    there are told `told` and the next ones: the ports of a proxy; 0: the same ports."""
+
+    name: str
+    port: int
+    told: int = 0
+    security: str = "PLAINTEXT"
+
+    def bootstrap(self, nodes: int) -> str:
+        """The addresses that clients of so many nodes are told, as `bootstrap.servers` takes them."""
+        return ",".join([f"127.0.0.1:{(self.told or self.port) + place}" for place in range(nodes)])
+
+
 class NodeFailed(Exception):
     """A node ended, or did not serve in time. The message has the end of its log."""
 
@@ -67,6 +82,7 @@ class KafkaNodes:
         port: int = 21_501,
         *,
         settings: Mapping[str, str] | None = None,
+        ways: Sequence[Way] = (),
         java_options: Sequence[str] = QUICK,
     ) -> None:
         if not 1 <= count <= NODES_MAX:
@@ -75,6 +91,7 @@ class KafkaNodes:
         self.count = count
         self.port = port
         self._settings = dict(settings or {})
+        self._ways = tuple(ways)
         self._java_options = tuple(java_options)
         self._started: dict[int, subprocess.Popen[bytes]] = {}
 
@@ -251,14 +268,19 @@ class KafkaNodes:
     def _all_settings(self, node: int) -> dict[str, str]:
         copies, in_sync = str(self.count), str((self.count + 1) // 2)
         controllers = {each: f"127.0.0.1:{self.port + self.count + each - 1}" for each in self._all}
+        place = node - 1
+        clients = [Way("PLAINTEXT", self.port), *self._ways]
+        listeners = [f"{way.name}://127.0.0.1:{way.port + place}" for way in clients]
+        told = [f"{way.name}://127.0.0.1:{(way.told or way.port) + place}" for way in clients]
+        securities = [f"{way.name}:{way.security}" for way in clients]
         return {
             "process.roles": "broker,controller",
             "node.id": str(node),
             "controller.quorum.voters": ",".join(f"{each}@{address}" for each, address in controllers.items()),
-            "listeners": f"PLAINTEXT://{self.address(node)},CONTROLLER://{controllers[node]}",
-            "advertised.listeners": f"PLAINTEXT://{self.address(node)}",
+            "listeners": ",".join([*listeners, f"CONTROLLER://{controllers[node]}"]),
+            "advertised.listeners": ",".join(told),
             "controller.listener.names": "CONTROLLER",
-            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+            "listener.security.protocol.map": ",".join([*securities, "CONTROLLER:PLAINTEXT"]),
             "inter.broker.listener.name": "PLAINTEXT",
             "log.dirs": str(self._data(node)),
             "default.replication.factor": copies,

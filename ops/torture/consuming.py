@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from datetime import timedelta
 
-from delayserver.client import Client, Delivery
+from delayserver.client import Delivery
 from delayserver.protocol.errors import DelayServerError
-from ops.torture.producing import LOST, SUBJECT, TIMEOUT_S
+from ops.torture.producing import LOST, SUBJECT, TIMEOUT_S, Straight
 from ops.torture.record import Instance, Record
 
 GROUP = "torture"
@@ -20,7 +20,7 @@ class Consumer:
     def __init__(self, record: Record, address: str, chance: random.Random) -> None:
         self._record = record
         self._chance = chance
-        self.client = Client(address, timeout_s=TIMEOUT_S, retries=0)
+        self.client = Straight(address, timeout_s=TIMEOUT_S, retries=0)
         self._held: list[tuple[Delivery, Instance]] = []
 
     def step(self, wait_s: float = 0.0, subject: str = SUBJECT, *, drain: bool = False) -> int:

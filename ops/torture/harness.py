@@ -70,8 +70,21 @@ class Plan:
     """The folder in which a run is saved and from which it goes on; empty: the run is not saved."""
     power: str = ""
     """The kind of the separate file system that loses power at the end of each life; empty: the process is killed."""
+    stop_s: float = 30.0
+    """For how long the primary of a cluster is stopped."""
     save_every: int = 10
     """Kills between two saved states. A state is a copy of all data, so it is not saved after each kill."""
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """The takeovers of one kind: for how many seconds nothing was acknowledged, and nothing delivered."""
+
+    count: int
+    no_ack_median_s: float
+    no_ack_worst_s: float
+    no_delivery_median_s: float
+    no_delivery_worst_s: float
 
 
 @dataclass(slots=True)
@@ -97,6 +110,7 @@ class Report:
     restart_cpu_s_max: float = 0.0
     code: str = ""
     status: dict[str, int] = field(default_factory=dict)
+    takeovers: dict[str, Times] = field(default_factory=dict)
     violations_total: int = 0
     violations: list[str] = field(default_factory=list)
 
@@ -252,9 +266,7 @@ class Torture:
             self._disk.restore()
 
     def _drain(self) -> None:
-        consumer = Consumer(self._record, self._server.address, self._chance)
-        drain(self._record, consumer, EMPTY_PULLS_MAX)
-        consumer.client.close()
+        drain_all(self._record, self._server.address, self._chance)
 
     def _start(self) -> None:
         started_s = time.monotonic()
@@ -266,29 +278,8 @@ class Torture:
 
     def _judge(self) -> None:
         self._start()
-        record, report = self._record, self._report
-        chance = random.Random(self._plan.seed)
-        client = Client(self._server.address, timeout_s=120.0)
-        producer = Producer(record, self._server.address, chance)
-        producer.resolve()
-        producer.client.close()
-        self._drain()
-        status = judge(record, client, sample=self._plan.lookups)
-        client.close()
+        conclude(self._plan, self._record, self._report, self._server.address)
         self._server.stop()
-        names = ("accepted", "delivered", "cancelled", "expired", "deduplicated", "dead_lettered", "pending", "early")
-        report.status = {name: status[name] for name in names}
-        report.sent = len(record.sent)
-        report.accepted = len(record.of(Fate.ACCEPTED)) + len(record.of(Fate.ENDED))
-        report.cancelled = len(record.of(Fate.ENDED))
-        report.arrived = record.arrived_total
-        report.lost = len(record.missing())
-        report.early = sum(1 for text in record.violations if " was early" in text)
-        report.duplicates = dict(record.duplicates)
-        report.copies_suppressed = record.copies
-        report.violations_total = record.violations_total
-        report.violations = record.violations
-        report.passed = not record.violations_total
 
     def _progress(self, kill: int, seconds: float) -> str:
         record = self._record
@@ -297,6 +288,38 @@ class Torture:
             f"{kill}/{self._plan.kills} {what}, {seconds:.0f} s: {len(record.sent)} sent, {record.arrived_total} arrived, "
             f"{sum(record.duplicates.values())} repeats explained, {record.violations_total} violations"
         )
+
+
+def drain_all(record: Record, address: str, chance: random.Random) -> None:
+    """Receives all that must arrive."""
+    consumer = Consumer(record, address, chance)
+    drain(record, consumer, EMPTY_PULLS_MAX)
+    consumer.client.close()
+
+
+def conclude(plan: Plan, record: Record, report: Report, address: str) -> None:
+    """Drains the server, compares it with the record, and fills in the report."""
+    chance = random.Random(plan.seed)
+    producer = Producer(record, address, chance)
+    producer.resolve()
+    producer.client.close()
+    drain_all(record, address, chance)
+    client = Client(address, timeout_s=120.0)
+    status = judge(record, client, sample=plan.lookups)
+    client.close()
+    names = ("accepted", "delivered", "cancelled", "expired", "deduplicated", "dead_lettered", "pending", "early")
+    report.status = {name: status[name] for name in names}
+    report.sent = len(record.sent)
+    report.accepted = len(record.of(Fate.ACCEPTED)) + len(record.of(Fate.ENDED))
+    report.cancelled = len(record.of(Fate.ENDED))
+    report.arrived = record.arrived_total
+    report.lost = len(record.missing())
+    report.early = sum(1 for text in record.violations if " was early" in text)
+    report.duplicates = dict(record.duplicates)
+    report.copies_suppressed = record.copies
+    report.violations_total = record.violations_total
+    report.violations = record.violations
+    report.passed = not record.violations_total
 
 
 class Load:
@@ -309,6 +332,7 @@ class Load:
         self._record = record
         self._address = address
         self.problems: list[str] = []
+        self._clients: list[Client] = []
         chances = [random.Random(seed + index) for index in range(plan.producers + plan.consumers)]
         self._threads = [threading.Thread(target=self._produce, args=(chance,)) for chance in chances[: plan.producers]]
         self._threads += [
@@ -331,6 +355,15 @@ class Load:
         for thread in self._threads:
             thread.join()
 
+    def abandon(self) -> None:
+        """Ends the threads, also those that wait for an answer."""
+        self._stop.set()
+        for thread in self._threads:
+            while thread.is_alive():
+                for client in list(self._clients):  # one that was just about to ask opens its connection again
+                    client.close()
+                thread.join(0.05)
+
     def _produce(self, chance: random.Random) -> None:
         producer = Producer(self._record, self._address, chance, delay_ms_max=3000)
         first = self._threads[0] is threading.current_thread()
@@ -342,6 +375,7 @@ class Load:
         self._loop(consumer.client, lambda: consumer.step(0.05), after=[consumer.ack_held])
 
     def _loop(self, client: Client, step: Step, before: Sequence[Step] = (), after: Sequence[Step] = ()) -> None:
+        self._clients.append(client)
         try:
             for first in before:
                 first()

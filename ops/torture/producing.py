@@ -1,16 +1,17 @@
 """The sending side of the load: sends, duplicates, cancels, reschedules and lookups.
 
-Each is noted in the record before it is sent and after it is answered. One `step` is one request, which raises
-`ConnectionLost` if the connection is lost.
+Each is noted in the record before it is sent and after it is answered. One `step` is one request, which raises one of `LOST`
+if the server cannot answer any more.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import ClassVar
 
 from delayserver.client import Client, Message, MessageKey
-from delayserver.protocol.errors import ConnectionLost, DelayServerError, RequestTimedOut, StorageFailed
+from delayserver.protocol.errors import DelayServerError, InDoubt, NotPrimary, StorageFailed
 from delayserver.protocol.outcomes import Outcome
 from ops.torture.record import Fate, Record, Sent
 
@@ -19,9 +20,16 @@ SUBJECT = "torture.orders"
 RARE_SUBJECT = "torture.rare."
 # Much longer than any answer takes, so that a request survives a pause of the machine.
 TIMEOUT_S = 120.0
-LOST = (ConnectionLost, RequestTimedOut)
+# The connection is lost, or the member of a cluster leads no longer.
+LOST = (InDoubt, NotPrimary)
 # After these errors the result of a request is unknown.
-UNKNOWN = (*LOST, StorageFailed)
+UNKNOWN = (InDoubt, StorageFailed)
+
+
+class Straight(Client):
+    """A client of one server alone: it does not follow the primary of a cluster."""
+
+    _FOLLOWS: ClassVar[bool] = False
 
 
 class Producer:
@@ -42,7 +50,7 @@ class Producer:
         self._delay_ms_max = delay_ms_max
         self._due_base_ms = due_base_ms
         self._rare_subjects = rare_subjects
-        self.client = Client(address, timeout_s=TIMEOUT_S, retries=0)
+        self.client = Straight(address, timeout_s=TIMEOUT_S, retries=0)
         self._recent: list[Sent] = []
         self._steps = 0
 

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -21,9 +22,18 @@ class ServerFailed(Exception):
 class TorturedServer:
     """`python -m delayserver serve` on one data directory, started many times."""
 
-    def __init__(self, directory: str, config: str, data_dir: str, ports: tuple[int, int] = (0, 0)) -> None:
-        """`ports`: of the protocol and of HTTP. A protocol port 0 is another one at each start; HTTP port 0 is no HTTP."""
+    def __init__(
+        self,
+        directory: str,
+        config: str,
+        data_dir: str,
+        ports: tuple[int, int] = (0, 0),
+        options: Sequence[str] = (),
+    ) -> None:
+        """`ports`: of the protocol and of HTTP. A protocol port 0 is another one at each start; HTTP port 0 is no HTTP.
+        `options`: more of the command line."""
         self._ports = ports
+        self._options = options
         self._data_dir = data_dir
         self._config = config
         self._log = f"{directory}/server.log"
@@ -35,7 +45,7 @@ class TorturedServer:
         """Starts the process and returns at once."""
         command = [sys.executable, "-m", "delayserver", "serve", "--json", "--port", str(self._ports[0])]
         command += ["--http-port", str(self._ports[1])]
-        command += ["--data-dir", self._data_dir, "--config", self._config]
+        command += ["--data-dir", self._data_dir, "--config", self._config, *self._options]
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
         with open(self._log, "ab") as log:
             self._said = log.tell()
@@ -67,6 +77,18 @@ class TorturedServer:
     def kill(self) -> None:
         """Kills the process with SIGKILL, like a crash."""
         self._end(signal.SIGKILL)
+
+    def pause(self) -> None:
+        """Stops the process by SIGSTOP, like a machine that stands still."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Lets a paused process go on."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
 
     def lose_power(self) -> list[str]:
         """Kills the process after its disk is gone; it may have ended by itself. Returns log lines that wrongly call an
@@ -105,9 +127,11 @@ class TorturedServer:
 
     def clean_up(self) -> None:
         """Kills the process if it still runs."""
-        if self._process is not None and self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
+        process, self._process = self._process, None
+        if process is not None and process.stdout is not None:
+            process.kill()
+            process.wait()
+            process.stdout.close()
 
     def last_words(self) -> str:
         """The end of the server's stderr."""

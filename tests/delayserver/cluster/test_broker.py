@@ -63,6 +63,31 @@ async def test_a_group_goes_on_at_the_new_primary_where_it_was(boot: Boot) -> No
     assert status["delivered"] == 2
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_what_was_redelivered_before_a_takeover_waits_for_no_group_behind_it(boot: Boot, restarts: bool) -> None:
+    cluster = members(boot)
+    first, second = cluster.hosts["a"], cluster.hosts["b"]
+    client = await first.start_connected()
+    second.begin()
+    await publish(client, "one", "two")
+    assert await ack(client, await client.pull(), "nack", delay_ms=500) == 2
+    await first.sleep_ms(300)
+    if restarts:
+        await second.kill()
+    await first.sleep_ms(1_000)
+    again = await client.pull()
+    assert texts(again) == ["one", "two"]
+    assert await ack(client, again[:1]) == 1
+    assert await ack(client, again[1:], "nack", delay_ms=60_000) == 1
+    if restarts:
+        second.begin()
+        await second.sleep_ms(1_000)
+    await first.kill()
+    await second.wait_up()
+    (row,) = (await (await second.client()).request("groups"))["groups"]
+    assert (row["lag"], row["retrying"]) == (1, 1)
+
+
 @pytest.mark.parametrize("first", [1, 6])
 async def test_a_primary_that_dies_at_any_call_of_its_disk_doubles_and_loses_nothing(boot: Boot, first: int) -> None:
     for operation in range(first, OPERATIONS, 10):

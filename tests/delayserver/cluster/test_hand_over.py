@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import trio
+
 from delayserver.server.delay_server import LeadershipLost
 from tests.delayserver.cluster.clusters import Cluster
 from tests.fakes.host import Boot
@@ -35,6 +37,24 @@ async def test_the_heir_serves_at_once_and_nothing_is_uncertain(boot: Boot) -> N
     await heir.sleep_ms(70_000)
     assert cluster.delivered == ["early", "late"]
     assert cluster.node.uncertain == set()
+
+
+async def test_a_primary_that_reads_the_claim_of_its_heir_with_its_own_end_has_handed_over(boot: Boot) -> None:
+    cluster = Cluster(boot, "ab")
+    first, heir = cluster.hosts.values()
+    client = await first.start_connected()
+    heir.begin()
+    await first.sleep_ms(1_500)
+    log = cluster.engine.logs[0]
+    log.pause()
+
+    async def resume_when_it_leads() -> None:
+        await heir.wait_up()
+        log.resume()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(resume_when_it_leads)
+        assert await client.request("cluster", {"action": "switch", "member": "b"}) == {"epoch": 1}
 
 
 async def test_without_its_heir_another_member_leads(boot: Boot) -> None:

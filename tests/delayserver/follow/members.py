@@ -58,6 +58,10 @@ class Records:
 
     def add(self, record: bytes) -> None:
         self.data.append(record)
+        self.ring()
+
+    def ring(self) -> None:
+        """All members look whether there is something to read."""
         self.grown.set()
         self.grown = trio.Event()
 
@@ -113,8 +117,7 @@ class ListLog:
         """Cut this member off, or let it reach the log again."""
         self._connected = connected
         self._send()
-        self._records.grown.set()
-        self._records.grown = trio.Event()
+        self._records.ring()
 
     async def ask(self) -> int:
         await trio.lowlevel.checkpoint()
@@ -127,6 +130,7 @@ class ListLog:
 
     def resume(self) -> None:
         self._paused = False
+        self._records.ring()
 
     async def trim(self, position: int) -> None:
         await trio.lowlevel.checkpoint()

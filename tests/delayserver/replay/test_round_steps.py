@@ -43,7 +43,9 @@ class FirstLetters:
 
 async def replay_with(parts: Parts, step: FirstLetters, runtime: Runtime) -> None:
     publisher = Publisher((*parts.replay.publisher.steps, step), parts.state.positions)
-    rounds = Rounds(parts.replay.placing, publisher, parts.replay.rows_to_memory, parts.state.tables)
+    rounds = Rounds(
+        parts.replay.placing, publisher, parts.replay.rows_to_memory, parts.state.tables, parts.replay.groups
+    )
     reader, window_ms = MessageLogReader(parts.files.log, runtime), parts.state.book.window_ms
     queue, tier = parts.state.log_queue, parts.replay.tier
     replayer = Replayer(reader, parts.files.schedule, rounds, tier, queue, window_ms, runtime)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from delayserver.recover.mending.rewriting import placeholders
+from delayserver.replay.outcome_groups import OutcomeGroups
 from delayserver.replay.round_outcomes import RoundOutcomes
 from delayserver.state.decisions.outcome_rows import cancelled_outcomes
 from store.logs.dispatch_log import DispatchKey
@@ -69,7 +70,8 @@ async def test_a_start_takes_time_in_proportion_to_the_cancels_it_meets(
         due_ms=host.now_ms + 60_000 * (np.arange(count) % windows),
         subject=1,
     )
-    outcomes = RoundOutcomes(server.parts.state.decided, server.parts.state.windows, server.runtime, None)
+    groups = OutcomeGroups(server.parts.files.schedule, 60_000)
+    outcomes = RoundOutcomes(server.parts.state.decided, server.parts.state.windows, groups, server.runtime, None)
     outcomes.add(cancelled_outcomes(cancels, 0))
     compared = 0
     equal = DispatchKey.__eq__
