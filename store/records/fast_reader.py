@@ -69,6 +69,8 @@ class FastReader:
         self._bad_sector = -1
         # One scan judges all damage of the file, because it remembers what stands behind the first one.
         self._scan: Scan | None = None
+        # The record that the scan took and that is read again in bytes of now, or -1.
+        self._read_again = -1
         self.report = ScanReport(start, synced=max(synced, start))
         self.newer = ""
         self.damaged_between: list[tuple[int, int]] = []
@@ -198,6 +200,10 @@ class FastReader:
         self.report.damages.extend(report.damages)
         reached = None if following is None else int(following[0].offset)
         if following is not None and reached == position:
+            if self._read_again != position:
+                # A running server wrote it between the two reads.
+                self._read_again, self._buffer = position, b""
+                return position
             # The scan takes a record that did not verify here. To read it again would never end.
             reached = int(following[0].end)
             self.report.damages.append(Damage(position, reached, "the record verifies in one of two readers only"))

@@ -163,11 +163,23 @@ class Scan:
         if position >= report.synced:
             report.stop(detail if self._anything_from(position) else None)
             return None
+        if not errno_of(error) and self._verifies_now(position):
+            return position
         # The damage ends at the synced offset: from there on a bad record may be torn, with whole ones behind it.
         later = next(self._headers_behind(position), None)
         following = min(report.synced, self._stop, later.offset if later is not None else self._stop)
         report.pass_over(Damage(position, following, detail, errno_of(error)))
         return following
+
+    def _verifies_now(self, position: int) -> bool:
+        """Whether the record is whole in bytes that are read now. A running server may have written it between two reads. It
+        was whole before a header said that it is durable, so a record that is not whole behind that header is damaged."""
+        self._buffer = memoryview(b"")
+        try:
+            self._record(position)
+        except BadRecordError as error:
+            return isinstance(error, UnknownRecordError)
+        return True
 
     def _headers_behind(self, position: int) -> Iterator[RecordHeader]:
         """All valid headers after `position`; they stand on multiples of 8."""

@@ -258,3 +258,30 @@ def test_records_that_only_the_scan_takes_are_damage_and_reading_ends(monkeypatc
     data = log_of(long_ones(3, 40))
     offsets, report, _ = scanned(data)
     assert offsets == [] and len(report.damages) == 3 and report.damages[-1].stop == len(data)
+
+
+class _GrowingFile(MemoryFile):
+    """A preallocated file of a running server: each read sees some bytes more than the one before."""
+
+    def __init__(self, data: bytes, step: int) -> None:
+        super().__init__("/f", bytearray(data), write=False)
+        self._step = step
+        self._written = START
+
+    def pread(self, offset: int, length: int) -> bytes:
+        found = super().pread(offset, length)
+        there = min(max(self._written - offset, 0), length)
+        self._written += self._step
+        return found[:there] + bytes(len(found) - there)
+
+
+@pytest.mark.parametrize("step", [*range(8, 200, 8), 1000, 3000])
+def test_a_record_that_is_written_between_two_reads_is_no_damage(step: int) -> None:
+    data = log_of(long_ones(40, 40))
+    fast = FastReader(_GrowingFile(data, step), START, len(data))
+    whole = [int(offset) for records in fast for offset in records.offsets]
+    assert (fast.report.damages, fast.newer) == ([], "")
+    report = ScanReport(START)
+    slow = Scan(_GrowingFile(data, step), START, len(data)).records(START, START, report, forgive=True)
+    assert {header.offset for header, _ in slow} | set(whole) <= set(scanned(data)[0])
+    assert report.damages == []
