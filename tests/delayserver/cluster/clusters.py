@@ -9,7 +9,7 @@ from delayserver.config.settings import Settings
 from delayserver.server.ground import Membership
 from delayserver.state.shard.cluster_map import ClusterMap
 from delayserver.state.shard.seat import Seat
-from store.shared.envelope import LogWriter
+from store.shared.envelope import LogWriter, ShardIdentity
 from tests.delayserver.follow.members import IDENTITY, ListLog, Records
 from tests.fakes.broker import FakeBroker
 from tests.fakes.disk import FakeDisk
@@ -33,8 +33,17 @@ class Engine:
 class Cluster:
     """Members on disks of their own. Those with the default settings deliver to the same fake node."""
 
-    def __init__(self, boot: Boot, names: str, settings: Settings | None = None) -> None:
-        self.engine = Engine(Records())
+    def __init__(
+        self,
+        boot: Boot,
+        names: str,
+        settings: Settings | None = None,
+        records: Records | None = None,
+        identity: ShardIdentity = IDENTITY,
+    ) -> None:
+        """`records`: the log of another cluster, which has another `identity`."""
+        self.engine = Engine(records or Records())
+        self._identity = identity
         self.network = FakeNetwork()
         self.lives = 0
         self.maps = {name: ClusterMap(0) for name in names}
@@ -55,7 +64,7 @@ class Cluster:
 
     def _membership(self, name: str, number: int) -> Membership:
         self.lives += 1
-        seat = Seat(0, IDENTITY, LogWriter(number, self.lives), name, f"{name}:1", f"http://{name}:2")
+        seat = Seat(0, self._identity, LogWriter(number, self.lives), name, f"{name}:1", f"http://{name}:2")
         return Membership(self.engine, seat, ClusterSettings(rank=number), map=self.maps[name])
 
     @property

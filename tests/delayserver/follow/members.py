@@ -19,7 +19,14 @@ from delayserver.receive.group_commit import GroupCommit
 from delayserver.runtime.log_appender import LogAppender
 from delayserver.runtime.marks import Bell
 from delayserver.runtime.runtime import Runtime
-from delayserver.runtime.shared_log import RECORD_BYTES_MAX, LogDescription, LogRecord, LogTrimmed, LogUnavailable
+from delayserver.runtime.shared_log import (
+    RECORD_BYTES_MAX,
+    AppendFailed,
+    LogDescription,
+    LogRecord,
+    LogTrimmed,
+    LogUnavailable,
+)
 from delayserver.state.counts.balance import Balance
 from delayserver.state.positions.accepted_log import AcceptedLog
 from delayserver.state.positions.gathering import Committed, Gathering
@@ -79,6 +86,12 @@ class ListLog:
         self._connected = True
         self._paused = False
         self._lost_from: int | None = None
+        self._failed = False
+
+    def fail(self) -> None:
+        """What this member has handed over can never be confirmed."""
+        self._failed = True
+        self._records.ring()
 
     def lose_from(self, count: int) -> None:
         """From the `count`th record on, nothing that this member appends from now on comes into the log."""
@@ -88,6 +101,8 @@ class ListLog:
         self.began_at = position
         while True:
             grown = self._records.grown
+            if self._failed:
+                raise AppendFailed("a record is longer than the log takes")
             if position < self._records.first:
                 raise LogTrimmed(0, position, self._records.first)
             data = self._records.data[position:]

@@ -1,4 +1,4 @@
-"""Three nodes of Kafka: the leader of the log's partition is killed, and nothing is lost, doubled or out of order."""
+"""Three nodes of Kafka: one is killed, then two are, and nothing is lost, doubled or out of order."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from delayserver.runtime.shared_log import LogUnavailable
 from ops.kafka.nodes import KafkaNodes
 from tests.delayserver.kafka.following import following, new_engine
 from tests.delayserver.kafka.test_kafka_log import numbers
@@ -36,7 +37,9 @@ def leader(nodes: KafkaNodes) -> int:
     return node
 
 
-async def test_a_killed_leader_costs_no_record_and_its_copies_serve_the_log(three_nodes: KafkaNodes) -> None:
+async def test_a_killed_leader_costs_no_record_and_without_two_of_three_nodes_the_log_waits(
+    three_nodes: KafkaNodes,
+) -> None:
     engine = await new_engine(three_nodes, copies_min=3)
     log = engine.open(0)
     about = await log.describe()
@@ -52,7 +55,19 @@ async def test_a_killed_leader_costs_no_record_and_its_copies_serve_the_log(thre
         await member.reached(100)
         assert not member.ended.is_set()
         assert member.data == numbers(100)
-        assert await trio.to_thread.run_sync(leader, three_nodes) != killed
+        second = await trio.to_thread.run_sync(leader, three_nodes)
+        assert second != killed
+        # Now no majority is left. What is appended waits until there is one again.
+        three_nodes.kill(second)
+        for record in numbers(120)[100:]:
+            log.append(record)
+        with pytest.raises(LogUnavailable):
+            await log.ask()
+        assert member.data == numbers(100)
+        await trio.to_thread.run_sync(three_nodes.start, killed)
+        await member.reached(120)
+        assert not member.ended.is_set()
+        assert member.data == numbers(120)
     async with following(engine.open(0)) as other:
-        await other.reached(100)
+        await other.reached(120)
         assert other.records == member.records

@@ -1,0 +1,102 @@
+"""Days on which the log is away, clocks differ, or another cluster writes into the log: members go on, or end by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from delayserver.protocol.errors import InDoubt, SharedLogUnavailable, StorageFailed
+from delayserver.runtime.shared_log import AppendFailed
+from store.shared.envelope import ShardIdentity
+from tests.delayserver.cluster.clusters import Cluster
+from tests.delayserver.cluster.test_lease import epoch
+from tests.fakes.host import Boot
+
+MINUTE_MS = 60_000
+HOUR_MS = 60 * MINUTE_MS
+
+
+async def test_a_log_that_is_away_for_a_minute_costs_no_epoch_and_the_primary_goes_on_by_itself(boot: Boot) -> None:
+    cluster = Cluster(boot, "abc")
+    first, *standbys = cluster.hosts.values()
+    client = await first.start_connected()
+    for standby in standbys:
+        standby.begin()
+    await client.put("due meanwhile", first.now_ms + 30_000)
+    await first.sleep_ms(1_000)
+    for log in cluster.engine.logs:
+        log.connect(False)
+    await first.sleep_ms(MINUTE_MS)
+    with pytest.raises(SharedLogUnavailable):
+        await client.put("refused", first.now_ms)
+    assert cluster.delivered == []
+    for log in cluster.engine.logs:
+        log.connect(True)
+    await first.sleep_ms(1_000)
+    await client.put("new", first.now_ms)
+    await first.sleep_ms(1_000)
+    assert cluster.delivered == ["due meanwhile", "new"]
+    assert [epoch(host) for host in cluster.hosts.values()] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("ahead_ms", [-3 * HOUR_MS, 3 * HOUR_MS])
+async def test_a_takeover_by_a_member_whose_clock_is_hours_apart_delivers_nothing_early_by_that_clock(
+    boot: Boot, ahead_ms: int
+) -> None:
+    cluster = Cluster(boot, "ab")
+    first, second = cluster.hosts.values()
+    second.clock.step(ahead_ms)
+    client = await first.start_connected()
+    second.begin()
+    due_ms = first.now_ms + 10 * MINUTE_MS
+    await client.put("one", due_ms)
+    await first.sleep_ms(1_000)
+    await first.kill()
+    await second.wait_up()
+    await second.sleep_ms(MINUTE_MS)
+    assert cluster.delivered == (["one"] if ahead_ms > 0 else [])
+    if ahead_ms < 0:
+        second.clock.step(due_ms - 2_000 - second.now_ms)  # hours go by
+        await second.sleep_ms(1_000)
+        assert cluster.delivered == []
+        await second.sleep_ms(2_000)
+    assert cluster.delivered == ["one"]
+    await second.balanced(pending=0)
+
+
+async def test_two_clusters_on_one_log_take_nothing_of_each_other_and_say_so(boot: Boot) -> None:
+    ours = Cluster(boot, "ab")
+    first, second = ours.hosts.values()
+    client = await first.start_connected()
+    second.begin()
+    theirs = Cluster(boot, "x", records=ours.engine.records, identity=ShardIdentity(78, 6))
+    stranger = theirs.hosts["x"]
+    await (await stranger.start_connected()).put("theirs", stranger.now_ms + 500)
+    await client.put("ours", first.now_ms + 500)
+    await first.sleep_ms(2_000)
+    assert (ours.delivered, theirs.delivered) == (["ours"], ["theirs"])
+    for host in (first, second, stranger):
+        assert epoch(host) == 1
+        assert "of cluster" in host.server.damage.corruption[0]
+    await first.balanced(pending=0)
+
+
+async def test_a_record_that_the_log_will_never_take_is_in_doubt_and_ends_the_leadership_by_name(boot: Boot) -> None:
+    cluster = Cluster(boot, "ab")
+    first, second = cluster.hosts.values()
+    client = await first.start_connected()
+    second.begin()
+    await first.sleep_ms(1_000)
+    log = cluster.engine.logs[0]
+    log.lose_from(0)
+    asked = await client.ask("send", {"messages": [{"subject": "s", "body": "long", "due_ms": first.now_ms}]})
+    await first.sleep_ms(100)
+    log.fail()
+    await first.wait_down()
+    with pytest.raises((InDoubt, StorageFailed)):  # both say that the result is unknown
+        await client.reply(asked)
+    assert isinstance(first.died_of, BaseExceptionGroup)
+    assert first.died_of.subgroup(AppendFailed) is not None
+    await second.wait_up()
+    await (await second.client()).put("short", second.now_ms)
+    await second.sleep_ms(1_000)
+    assert cluster.delivered == ["short"]
