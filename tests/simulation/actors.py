@@ -492,6 +492,7 @@ class Consumer:
         """One pull and what becomes of it; returns how many messages came."""
         clock, life = self._host.clock, self._host.lives
         asked_us, steps, began_us = clock.now_us(), clock.step_count, clock.monotonic_us()
+        lowest_us = clock.lowest_us
         reply = await self._client.request(
             "pull",
             {
@@ -515,7 +516,7 @@ class Consumer:
                 for message in messages
             ),
         )
-        rows = [self._arrived(message, asked_us, life, steps) for message in messages]
+        rows = [self._arrived(message, (asked_us, lowest_us), life, steps) for message in messages]
         self._looks()
         if self._chance.random() < FINDS_SHARE:
             await self._find(messages[0], rows[0], life)
@@ -529,7 +530,8 @@ class Consumer:
             self._model.fail(f"{unknown} deliveries are unknown while they are leased", some)
         return len(rows)
 
-    def _arrived(self, message: dict[str, Any], asked_us: int, life: int, steps: int) -> Sent | None:
+    def _arrived(self, message: dict[str, Any], asked_us: tuple[int, int], life: int, steps: int) -> Sent | None:
+        """`asked_us`: the latest and the earliest time that the broker may have shown when it was asked."""
         clock, by = self._host.clock, self._server_clock
         retry = bool(message["delivery"] >> 62 & 1)
         row = self._model.arrived(
@@ -540,8 +542,8 @@ class Consumer:
             # A redelivery is dispatched by the broker that keeps it.
             peak_us=max(clock.peak_us, by.peak_us) if retry else by.peak_us,
             lives=(life, self._host.lives),
-            asked_us=asked_us,
-            until_us=asked_us + ACK_TIMEOUT_MS * 1000,
+            asked_us=asked_us[1],
+            until_us=asked_us[0] + ACK_TIMEOUT_MS * 1000,
             steps=(steps, clock.step_count),
         )
         if row is not None and not retry and row.state == ACCEPTED:

@@ -191,6 +191,11 @@ class WallClock:
         )
 
     @property
+    def lowest_us(self) -> int:
+        """The earliest time that a server may show which is asked now."""
+        return self.now_us()
+
+    @property
     def step_count(self) -> int:
         """How often it was set."""
         return len(self._steps)

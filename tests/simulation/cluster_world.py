@@ -16,22 +16,27 @@ import trio
 from delayserver.config.settings import GroupSettings, NodeSettings, RouteSettings, Settings
 from delayserver.front.front import BROKER
 from tests.simulation import settings as settings_of
-from tests.simulation.actors import SUBJECTS, Consumer, Producer, look_up
+from tests.simulation.actors import REMOTE_SUBJECTS, SUBJECTS, Consumer, Producer, look_up
 from tests.simulation.bounds import Bounds
-from tests.simulation.client import DelayServerError, Lost
+from tests.simulation.client import Client, DelayServerError, Lost
 from tests.simulation.clocks import SimulatedTime, WallClock
 from tests.simulation.damage import Damage
 from tests.simulation.failures import SimulationFailure
 from tests.simulation.files import SUBJECT, count_files
+from tests.simulation.giving_up import GivingUp
 from tests.simulation.host import Host
 from tests.simulation.log import SimulatedLogs, drawn_faults
-from tests.simulation.members import IDENTITY, SHARD, FollowingClient, Member, ShardClock
+from tests.simulation.members import IDENTITY, SHARD, FollowingClient, Member, Shard, ShardClock
 from tests.simulation.model import ACCEPTED, Model, Sending, Sent
 from tests.simulation.network import Network, Weather
+from tests.simulation.ordering import Ordering
+from tests.simulation.publishing import Publishing
 from tests.simulation.shard_judge import ShardJudge
 from tests.simulation.threads import SimulatedWorkers
 from tests.simulation.timeliness import Timeliness
 from tests.simulation.trace import Trace
+from tests.simulation.transactions import Books, Dealer
+from tests.simulation.workload import Workload
 from tests.simulation.world import BALANCE, TIMER_US, producer_pause
 
 MEMBERS = ("a", "b", "c")
@@ -41,6 +46,9 @@ APART_MS = (0, 0, 300, 5_000, 3_600_000)
 # How many faults a seed meets, with the work around them.
 EPISODES = (4, 5, 6, 8, 12)
 HOPS_MAX = 300
+# Seeds in which messages go to the broker in the members; of those, what else it is asked for.
+EMBEDDED_SHARE = 0.7
+DEALING_SHARE, PUBLISHING_SHARE, GIVING_UP_SHARE, ORDERING_SHARE = 0.4, 0.5, 0.3, 0.3
 # With a log that answers and a member that runs, somebody leads within this time.
 LEADER_S_MAX = 60.0
 # At the end all members are at the end of the log within this time.
@@ -94,9 +102,10 @@ class ClusterWorld:
         trace.wall_us = self.clock.now_us
         names = NODES[: chance.choice([1, 1, 2])]
         self.nodes = [self._node(seed, name, offset_us) for name in names]
-        group = GroupSettings("remote", tuple(NodeSettings(node.address) for node in self.nodes))
-        settings = settings_of.server_settings(chance, (group,), (RouteSettings("*", ("remote",)),))
-        storage = replace(settings.storage, durability="sync", retention_ms=KEPT_MS)
+        remote = GroupSettings("remote", tuple(NodeSettings(node.address) for node in self.nodes))
+        self.embedded = Random(f"{seed}:embedded").random() < EMBEDDED_SHARE
+        settings = settings_of.server_settings(chance, *self._groups(remote))
+        storage = replace(settings.storage, durability="sync")
         settings = replace(settings, storage=storage)
         self.members = [self._member(seed, number, settings, clock) for number, clock in enumerate(clocks)]
         damage = Damage(self.members[0].disk, Random(f"{seed}:flips"), storage.window_ms, self.note)
@@ -108,10 +117,13 @@ class ClusterWorld:
         self.model.disturbed = True
         self.timely = Timeliness(self.clock, 0, lambda _: False)
         addresses = [member.address for member in self.members]
-        brokers = {subject: {node.address for node in self.nodes} for subject in SUBJECTS}
+        self.whole = Shard(self.members, self.clock, self._life)
+        own = {subject for subject in SUBJECTS if self.embedded and subject not in REMOTE_SUBJECTS}
+        remotes = {node.address for node in self.nodes}
+        brokers = {subject: {*addresses} if subject in own else remotes for subject in SUBJECTS}
         self.producers = [
             ShardProducer(
-                FollowingClient(self.network, addresses, f"producer-{number}", Random(f"{seed}:follows:{number}")),
+                self._client(seed, f"producer-{number}"),
                 self.model,
                 self.clock,
                 Random(f"{seed}:producer:{number}"),
@@ -136,10 +148,76 @@ class ClusterWorld:
             )
             for node in self.nodes
             for subject in SUBJECTS
+            if subject not in own
         ]
+        self.consumers += [
+            Consumer(
+                self._client(seed, f"shard/{subject}"),
+                self.model,
+                self.whole,
+                self.clock,
+                Random(f"{seed}:consumer:shard:{subject}"),
+                self.note,
+                subject,
+                "one",
+                self.timely,
+                self._look_at_bounds,
+            )
+            for subject in sorted(own)
+        ]
+        self.dealer = self._dealer(seed)
+        self.workloads = self._workloads(seed)
         self.checker = FollowingClient(self.network, addresses, "checker", chance)
-        self.bounds = Bounds(40 * len(self.producers), 16)
+        self.bounds = Bounds(40 * len(self.producers), 24)
         self.calm = False
+
+    def _groups(self, remote: GroupSettings) -> tuple[tuple[GroupSettings, ...], tuple[RouteSettings, ...]]:
+        """Where messages go: in most seeds also to the broker in the members."""
+        if not self.embedded:
+            return (remote,), (RouteSettings("*", ("remote",)),)
+        default = GroupSettings("default", (NodeSettings(),))
+        return (default, remote), (RouteSettings("remote.*", ("remote",)), RouteSettings("*", ("default",)))
+
+    def _client(self, seed: int, name: str) -> FollowingClient:
+        addresses = [member.address for member in self.members]
+        return FollowingClient(self.network, addresses, name, Random(f"{seed}:follows:{name}"))
+
+    def _dealer(self, seed: int) -> Dealer | None:
+        chance = Random(f"{seed}:deals")
+        if not self.embedded or chance.random() >= DEALING_SHARE:
+            return None
+        books = Books(self.model, self.whole, self.note)
+        self.model.deals.append(books.range_of)
+        self.model.others_due.append(books.due_times_ms)
+        self.model.timers_ahead_ms.append(books.timers_ahead_ms)
+        clients: list[Client] = [self._client(seed, f"dealer-{role}") for role in ("one", "two", "three")]
+        return Dealer(clients, self.whole, books, chance, self.note)
+
+    def _workloads(self, seed: int) -> list[Workload]:
+        """What else the broker in the members is asked for."""
+        found: list[Workload] = []
+        if not self.embedded:
+            return found
+        damage = self.model.damage
+        chance = Random(f"{seed}:publishing")
+        if chance.random() < PUBLISHING_SHARE:
+            producers: list[Client] = [self._client(seed, f"publisher-{number}") for number in range(2)]
+            readers = self._client(seed, "readers")
+            found.append(Publishing(producers, readers, self.whole, damage, chance, self.note))
+        chance = Random(f"{seed}:giving up")
+        if chance.random() < GIVING_UP_SHARE:
+            found.append(GivingUp(self._client(seed, "giving-up"), self.model, self.whole, chance, self.note))
+        chance = Random(f"{seed}:ordering")
+        if chance.random() < ORDERING_SHARE:
+            workers: list[Client] = [self._client(seed, f"worker-{number}") for number in range(2)]
+            orderer = self._client(seed, "orderer")
+            policy = {"attempts": chance.choice([1, 2, 8]), "failed_key": "skip", "first_ms": 100}
+            found.append(
+                Ordering(
+                    orderer, workers, self.whole, damage, chance, self.note, policy if chance.random() < 0.5 else None
+                )
+            )
+        return found
 
     def _node(self, seed: int, name: str, offset_us: int) -> Host:
         chance = Random(f"{seed}:settings of {name}")
@@ -193,10 +271,19 @@ class ClusterWorld:
             await self._leader()
             for consumer in self.consumers:
                 nursery.start_soon(consumer.run)
+            if self.dealer is not None:
+                nursery.start_soon(self.dealer.consume)
+                nursery.start_soon(self.dealer.answer)
+            for workload in self.workloads:
+                workload.start(nursery)
             for _ in range(self.chance.choice(EPISODES)):
                 await self._episode()
             await self._calm_down()
             await self._deliver_all()
+            if self.dealer is not None:
+                await self.dealer.finish(self._leap)
+            for workload in self.workloads:
+                await workload.settle(self._leap)
             await self._verdict()
             nursery.cancel_scope.cancel()
 
@@ -228,6 +315,8 @@ class ClusterWorld:
         async with trio.open_nursery() as nursery:
             for producer in self.producers:
                 nursery.start_soon(self._requests, producer, chance.randrange(1, 6))
+            if self.dealer is not None:
+                nursery.start_soon(self.dealer.act)
             for _ in range(chance.choice([1, 1, 2])):
                 nursery.start_soon(self._fault)
             await self.time.sleep(chance.choice([0.01, 0.3, 1.5]))
@@ -337,6 +426,8 @@ class ClusterWorld:
             host.disk.no_more_faults()
         for consumer in self.consumers:
             consumer.careful = True
+        if self.dealer is not None:
+            self.dealer.careful = True
         self.checker.close()
         await self.time.sleep(20)
         for host in (*self.members, *self.nodes):

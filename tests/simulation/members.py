@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from random import Random
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import trio
 
@@ -34,6 +34,8 @@ NOT_HERE = ("not_ready", "not_primary", "log_unavailable", "shutting_down")
 # So often a client asks the next member, with a pause before each, until it gives up.
 TRIES = 60
 PAUSE_S = 0.25
+# Pulls wait up to 20 s.
+PULL_S_MAX = 25.0
 
 Delivered = Callable[["Member", "DeliverFrame"], None]
 
@@ -196,6 +198,7 @@ class FollowingClient(Client):
 
     async def request(self, operation: str, arguments: dict[str, object], timeout_s: float = 8.0) -> dict[str, object]:
         """As of a `Client`. What certainly was not done is asked of the next member."""
+        timeout_s = max(timeout_s, PULL_S_MAX) if operation == "pull" else timeout_s
         for _ in range(TRIES):
             try:
                 result = await super().request(operation, arguments, timeout_s)
@@ -213,9 +216,52 @@ class FollowingClient(Client):
             await self.sleep(PAUSE_S)
         raise Lost("no member serves", sent=False)
 
+    async def request_all(
+        self, operation: str, many: list[dict[str, Any]], timeout_s: float = 8.0
+    ) -> list[dict[str, Any] | DelayServerError | None]:
+        """As of a `Client`, likewise."""
+        for _ in range(TRIES):
+            try:
+                answers = await super().request_all(operation, many, timeout_s)
+                not_here = [isinstance(each, DelayServerError) and each.name in NOT_HERE for each in answers]
+                if any(not_here) or None in answers:
+                    self._go_on()
+                if not all(not_here):
+                    return answers
+            except Lost:
+                self._go_on()
+            await self.sleep(PAUSE_S)
+        raise Lost("no member serves", sent=False)
+
     def _go_on(self) -> None:
         self.close()
         self._address = self._addresses[(self._addresses.index(self._address) + 1) % len(self._addresses)]
+
+
+class Shard(Host):
+    """All members, for clients and books that know one server."""
+
+    def __init__(self, members: Sequence[Member], clock: ShardClock, epochs: Callable[[], int]) -> None:
+        first = members[0]
+        super().__init__("shard", 1, first.settings, clock, first._network, Random("shard"), first._note)
+        self._members = members
+        self._epochs = epochs
+        self.up.set()
+        self.open.set()
+
+    @property
+    def lives(self) -> int:
+        """Each epoch begins one, and each end of a process: what it had told and not appended may be gone."""
+        return self._epochs() + sum(member.deaths for member in self._members) + 1
+
+    @lives.setter
+    def lives(self, _count: int) -> None:
+        """Nobody counts them."""
+
+    async def serves(self) -> bool:
+        """A client looks itself which member does."""
+        await trio.lowlevel.checkpoint()
+        return True
 
 
 class ShardClock(WallClock):

@@ -28,7 +28,7 @@ UNKNOWN, STORED, REFUSED = "unknown", "stored", "refused"
 # Published without a reply, and read by a server that did not refuse it: it arrives, unless that server dies.
 POSTED = "posted"
 # An error of these does not say that nothing was stored.
-_NOT_CERTAIN = ("storage_failed", "internal_error")
+_NOT_CERTAIN = ("storage_failed", "internal_error", "in_doubt")
 # Messages that no group takes go after a week.
 KEPT_US = 6 * 86_400 * 1_000_000
 TURNS_MAX = 300
@@ -98,7 +98,7 @@ class Publishing(Workload):
         ]
         requests = [self._rows(group) if self._chance.random() < 0.6 else self._columns(group) for group in groups]
         clock = self._host.clock
-        now_ms, steps = clock.now_ms(), clock.step_count
+        now_ms, steps = clock.lowest_us // 1000, clock.step_count
         for request in requests:
             if self._chance.random() < 0.15:
                 request["deadline_ms"] = max(now_ms + self._chance.choice([-5, 1, 40, 2_000]), 1)

@@ -29,7 +29,7 @@ COMMITTED, ROLLED_BACK = "committed", "rolled_back"
 CHECK_AFTER_MS = (1_000, 1_000, 20_000, 600_000)
 CHECKS_MAX = (0, 1, 1, 3)
 # A reply of these says for certain that nothing happened.
-_IN_DOUBT = ("storage_failed", "internal_error")
+_IN_DOUBT = ("storage_failed", "internal_error", "in_doubt")
 _POSITION = (1 << 48) - 1
 # Answers of a lookup about records that cannot be read, and about those of which nothing is left.
 DAMAGED = ("message_damaged", "unknown")
