@@ -6,8 +6,11 @@ As in `mistakes.py`, each is a change of one function while a block runs.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+from delayserver.broker.service import shared_broker
+from delayserver.broker.service.commit import BrokerCommit
 from delayserver.follow.follower import Follower
 from delayserver.follow.shard_outcome_writer import ShardOutcomeWriter
 from delayserver.replay.replayer import Replayer
@@ -131,14 +134,41 @@ def sequences_of_its_own() -> list[Change]:
     return [(ShardSequences, "take", mistaken)]
 
 
+def follows_behind_its_end() -> list[Change]:
+    """A primary that was superseded takes what its successor wrote, with a memory that ran ahead of the log."""
+
+    def mistaken(right: Any) -> Any:
+        def arrived(self: Any, log: Any, records: Any) -> None:
+            for record in records:
+                self._superseded = False
+                right(self, log, [record])
+
+        return arrived
+
+    return [(Follower, "_arrived", mistaken)]
+
+
+def acks_beside_the_log() -> list[Change]:
+    """A primary answers acks that the log does not have."""
+    return [(shared_broker, "_envelopes", lambda right: lambda plan: right(replace(plan, rows=type(plan.rows)())))]
+
+
+def published_before_it_came_back() -> list[Change]:
+    """A publish is answered before its record came back."""
+    return [(BrokerCommit, "when_stored", lambda _: lambda self, _end, done: (done(None), self.soon()))]
+
+
 # Each with a seed that notices it.
 CLUSTER_MISTAKES: tuple[tuple[Callable[[], list[Change]], int], ...] = (
     (outcomes_written_before_they_came_back, 4),
     (zombies_count, 4),
-    (copies_count, 6),
+    (copies_count, 3),
     (horizon_forgotten, 4),
-    (no_lease, 14),
+    (no_lease, 4),
     (from_the_beginning, 4),
     (outcomes_of_others_ignored, 4),
     (sequences_of_its_own, 4),
+    (follows_behind_its_end, 202),
+    (acks_beside_the_log, 3),
+    (published_before_it_came_back, 15),
 )

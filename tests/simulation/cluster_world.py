@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -24,7 +25,7 @@ from tests.simulation.damage import Damage
 from tests.simulation.failures import SimulationFailure
 from tests.simulation.files import SUBJECT, count_files
 from tests.simulation.giving_up import GivingUp
-from tests.simulation.host import Host
+from tests.simulation.host import Host, SimulatedDisk
 from tests.simulation.log import SimulatedLogs, drawn_faults
 from tests.simulation.members import IDENTITY, SHARD, FollowingClient, Member, Shard, ShardClock
 from tests.simulation.model import ACCEPTED, Model, Sending, Sent
@@ -57,7 +58,7 @@ EQUAL_S_MAX = 30.0
 KEPT_MS = 400 * 86_400_000
 FAULTS = (
     "kill", "kill", "power", "power", "crash", "crash", "stop", "stop", "cut", "cut", "stall", "unreachable",
-    "clean stop", "clock", "weather", "node", "none",
+    "clean stop", "clock", "weather", "node", "none", "trim", "trim", "lost", "full",
 )  # fmt: skip
 
 
@@ -290,6 +291,14 @@ class ClusterWorld:
     async def _tend(self, host: Host) -> None:
         """Start a host again and again, some time after each death."""
         while True:
+            while isinstance(host, Member) and host.lost:
+                others = [each for each in self.members if each.open.is_set() and not each.disk.dead]
+                if others:
+                    other = self.chance.choice(others)
+                    self.note("world", "begins with what another one has", host=host.name, other=other.name)
+                    host.begin_from(other)
+                else:
+                    await self.time.sleep(0.5)
             host.start()
             await host.down.wait()
             self.note("world", "is down", host=host.name, died_of=host.died_of[:80])
@@ -363,12 +372,25 @@ class ClusterWorld:
                 drop=chance.choice([0, 0.02, 0.1]),
                 short_write=chance.choice([0, 0.3]),
             )
+        elif kind == "trim":
+            self.shard.trim(min(member.kept for member in self.members))
+        elif kind == "lost" and member.open.is_set() and not any(each.lost for each in self.members):
+            member.lost = True
+            member.crash(power=False)
+        elif kind == "full":
+            member.disk.capacity_bytes = member.disk.used_bytes + chance.choice([0, 40, 400]) * 1024
+            disk = member.disk
+            self.time.at(self.time.now_s + chance.choice([1, 10, 60]), partial(self._has_room, disk))
         elif kind == "node":
             self._node_fault(chance.choice(self.nodes))
 
     def _continue(self, member: Member, life: int) -> None:
         if member.stopped and member.lives == life:
             member.continue_process()
+
+    @staticmethod
+    def _has_room(disk: SimulatedDisk) -> None:
+        disk.capacity_bytes = None
 
     def _node_fault(self, node: Host) -> None:
         chance, network = self.chance, self.network
@@ -423,6 +445,7 @@ class ClusterWorld:
             while member.stopped:
                 member.continue_process()
         for host in (*self.members, *self.nodes):
+            host.disk.capacity_bytes = None
             host.disk.no_more_faults()
         for consumer in self.consumers:
             consumer.careful = True

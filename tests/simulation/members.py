@@ -99,6 +99,7 @@ class Member(Host):
     """One of the hosts of a shard."""
 
     may_die_of = (StoreError, SharedLogError, LeadershipLost)
+    dies_of_a_full_disk = True
 
     def __init__(
         self,
@@ -120,6 +121,22 @@ class Member(Host):
         self._instances = chance
         self._logs = logs
         self._stops = 0
+        self._kept = 0
+        # Its machine is lost, and its next life begins with what another member has.
+        self.lost = False
+
+    @property
+    def kept(self) -> int:
+        """It never reads the log again before this position."""
+        server = self.server
+        if server is not None and server.is_open and server.parts.cluster is not None:
+            self._kept = max(self._kept, server.parts.cluster.standing.kept.value)
+        return self._kept
+
+    def begin_from(self, other: Member) -> None:
+        """Its next life begins on a copy of another member's disk."""
+        self.disk = other.disk.copied()
+        self.lost = False
 
     def clock_of_process(self) -> Clock:
         return StoppableClock(self.clock, self.gate)

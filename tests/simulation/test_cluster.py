@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import pytest
@@ -20,7 +21,7 @@ def test_all_promises_are_kept_by_a_shard(seed: int) -> None:
 
 
 def test_a_seed_of_a_shard_repeats_exactly() -> None:
-    assert run_seed(1, cluster=True).digest == run_seed(1, cluster=True).digest
+    assert run_seed(3, cluster=True).digest == run_seed(3, cluster=True).digest
 
 
 @pytest.mark.parametrize(("mistake", "seed"), CLUSTER_MISTAKES, ids=lambda each: getattr(each, "__name__", str(each)))
@@ -33,4 +34,10 @@ def _failed(mistake: Callable[[], list[Change]], seed: int) -> bool:
     with made(mistake):
         failure = run_seed(seed, cluster=True).failure
     assert not any(name in failure for name in ("TypeError", "AttributeError", "NameError")), failure
-    return bool(failure) and not run_seed(seed, cluster=True).failure
+    return bool(failure) and _is_kept(seed)
+
+
+@functools.cache
+def _is_kept(seed: int) -> bool:
+    """Mistakes share seeds, and a seed always ends in the same way."""
+    return not run_seed(seed, cluster=True).failure
