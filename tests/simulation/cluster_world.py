@@ -118,7 +118,7 @@ class ClusterWorld:
         self.model.disturbed = True
         self.timely = Timeliness(self.clock, 0, lambda _: False)
         addresses = [member.address for member in self.members]
-        self.whole = Shard(self.members, self.clock, self._life)
+        self.whole = Shard(self.members, self.clock, self.network, self._life, self.note)
         own = {subject for subject in SUBJECTS if self.embedded and subject not in REMOTE_SUBJECTS}
         remotes = {node.address for node in self.nodes}
         brokers = {subject: {*addresses} if subject in own else remotes for subject in SUBJECTS}

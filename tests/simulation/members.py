@@ -258,9 +258,15 @@ class FollowingClient(Client):
 class Shard(Host):
     """All members, for clients and books that know one server."""
 
-    def __init__(self, members: Sequence[Member], clock: ShardClock, epochs: Callable[[], int]) -> None:
-        first = members[0]
-        super().__init__("shard", 1, first.settings, clock, first._network, Random("shard"), first._note)
+    def __init__(
+        self,
+        members: Sequence[Member],
+        clock: ShardClock,
+        network: Network,
+        epochs: Callable[[], int],
+        note: Callable[..., None],
+    ) -> None:
+        super().__init__("shard", 1, members[0].settings, clock, network, Random("shard"), note)
         self._members = members
         self._epochs = epochs
         self.up.set()
