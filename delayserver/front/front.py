@@ -29,6 +29,7 @@ from delayserver.runtime.steps import Step
 from delayserver.state.connections.connections import Connections
 from delayserver.state.connections.parties import Party
 from delayserver.state.positions.readiness import Readiness, Stage
+from delayserver.state.shard.cluster_map import ClusterMap
 from delayserver.state.shard.leading import Leading
 
 T = TypeVar("T")
@@ -233,6 +234,15 @@ class Front:
             frame = encode_notice({CLOCK_STEPPED: self._clock.now_us()})
             for connection in list(self._serving):
                 connection.notice(frame)
+
+    async def end_when_divided(self, shards: ClusterMap) -> None:
+        """When the cluster gets its second shard, end all connections: clients learn by `hello` that there are several."""
+        while len(shards.shown.shards) <= 1:
+            before = len(shards.shown.shards)
+            await shards.version.reached(shards.version.value + 1)
+            if before == 1 < len(shards.shown.shards):
+                for connection in list(self._serving):
+                    connection.close()
 
     # -- connections
 

@@ -192,6 +192,8 @@ class DelayServer:
         failure: StoreError | OSError | None = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.front.accept, listener, nursery)
+            if self._outside.membership is not None:
+                nursery.start_soon(self.front.end_when_divided, self._outside.membership.map)
             with self._starting:
                 try:
                     await self._open_when_there_is_room()

@@ -38,6 +38,8 @@ def move(shard: int, former: str, heir: str, path: str | None, as_json: bool) ->
     """
     from delayserver.members.member_map import Forgotten
 
+    if former == heir:
+        raise click.UsageError("--from and --to name the same member")
     found = on_kafka(path, _map)
     goes, comes = _member(found, former, shard), _member(found, heir, shard)
     _wait_until_it_follows(comes)

@@ -14,7 +14,7 @@ from delayserver.cli.cluster.covered import Covered, find_covered
 from delayserver.cli.kafka.on_kafka import on_kafka
 from delayserver.cli.terminal import options
 from delayserver.cli.terminal.output import print_json, visible
-from delayserver.protocol.schema.shard_map import OPEN
+from delayserver.protocol.schema.shard_map import CLOSED, OPEN
 
 if TYPE_CHECKING:
     from delayserver.config.cluster_file import ClusterFile
@@ -58,7 +58,11 @@ def status(path: str | None, servers: str | None, place: str | None, as_json: bo
     if found is None:
         return
     if not as_json:
-        for shard in set(range(len(found.logs))) - {each.shard for each in found.map.members.values()}:
+        empty = set(range(len(found.logs))) - {each.shard for each in found.map.members.values()}
+        for shard in sorted(empty):
+            if states.get(shard) == CLOSED:
+                click.echo(f"shard {shard} is closed")
+                continue
             click.echo(f"shard {shard} has no members: delayserver serve --cluster FILE --shard {shard}")
         for shard, log in enumerate(found.logs):
             click.echo(_health(f"shard {shard}", log))

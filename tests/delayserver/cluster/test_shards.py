@@ -108,12 +108,15 @@ async def test_every_member_gives_the_map_when_it_changes(boot: Boot) -> None:
     standby = await cluster.hosts["b"].client()
     assert await standby.request("map") == {"version": 0, "slots": [], "shards": []}
     asked = await standby.ask("map", {"after": 0, "wait_ms": 60_000})
+    await cluster.hosts["b"].sleep_ms(100)
     cluster.maps["b"].take(two_shards())
     shown = await standby.reply(asked)
     assert shown == await client.request("map")
     assert (shown["version"], [each["primary"] for each in shown["shards"]]) == (7, ["a:1", "c:1", ""])
     # Without a change the present one comes at the end of the time.
+    begun_ms = cluster.hosts["b"].now_ms
     assert await standby.request("map", {"after": 7, "wait_ms": 1_000}) == shown
+    assert cluster.hosts["b"].now_ms >= begun_ms + 1_000
     assert await standby.refused("map", {"after": 7, "wait_ms": 60_001}) == "invalid_argument"
     assert (await client.request("hello", {"versions": [1]}))["shards"] == 3
 
@@ -135,3 +138,22 @@ async def test_a_takeover_is_told_to_the_map(boot: Boot) -> None:
     await first.kill()
     await second.wait_up()
     assert (cluster.maps["a"].led.value, cluster.maps["b"].led.value) == (1, 2)
+
+
+async def test_connections_end_when_a_second_shard_comes(boot: Boot) -> None:
+    cluster = Cluster(boot, "a")
+    (only,) = cluster.hosts.values()
+    one, two = two_shards(1), two_shards(2)
+    cluster.maps["a"].take(ShardMap(1, [[0, 1023, 0]], one.shards[:1]))
+    client = await only.start_connected()
+    cluster.maps["a"].take(ShardMap(2, [[0, 1023, 0]], one.shards[:1]))
+    assert (await client.request("hello", {"versions": [1]}))["shards"] == 1
+    cluster.maps["a"].take(ShardMap(3, [[0, 1023, 0]], two.shards))
+    await only.sleep_ms(1)
+    with pytest.raises(ConnectionResetError):
+        await client.request("ping")
+    client = await only.client()
+    assert (await client.request("hello", {"versions": [1]}))["shards"] == 3
+    cluster.maps["a"].take(two_shards(4))
+    await only.sleep_ms(1)
+    await client.request("ping")
