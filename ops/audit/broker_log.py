@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ops.audit.capture import Captured, Part
+from ops.audit.capture import PROGRESS_LOG, Captured, Part
 from ops.audit.directories import ServerDirectory
 from ops.audit.engines import Engine
 from ops.audit.grouping import Table, concatenated
@@ -128,7 +128,7 @@ def read_acked(fs: FileSystem, directory: ServerDirectory) -> dict[Key, I64]:
         file.close()
     if header.kind != FILE_PROGRESS:
         raise FormatError(path, f"file kind {header.kind} where {FILE_PROGRESS} is expected")
-    part = Part(directory.path, path, header.server_id, FILE_HEADER_BYTES, size, FILE_HEADER_BYTES, 0, 0)
+    part = Part(directory.path, path, header.server_id, FILE_HEADER_BYTES, size, FILE_HEADER_BYTES, 0, 0, PROGRESS_LOG)
     gathered: dict[Key, list[NDArray[np.int64]]] = {}
     for chunk in PartReader(fs, part, _progress_columns, (), []):
         columns = chunk.columns

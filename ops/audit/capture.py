@@ -17,11 +17,13 @@ from itertools import pairwise
 from ops.audit.boundaries import cut_points
 from store.disk.filesystem import FileSystem
 from store.errors import CorruptionError, FormatError
+from store.records.batches import KIND_CANCELS, KIND_MESSAGES
 from store.records.file_header import FILE_HEADER_BYTES, FileHeader, decode_file_header, is_unfinished
 from store.records.segment import FILE_DISPATCH, FILE_MESSAGE_LOG, FILE_SCHEDULE, FILE_STORE
 from store.tables.identity import read_identity
 
 DISPATCH_LOG, SCHEDULE_LOG, MESSAGE_LOG, BROKER_LOG = "dispatch_log", "schedule_log", "message_log", "broker_log"
+PROGRESS_LOG = "progress_log"
 # The order described above.
 CAPTURE_ORDER = (DISPATCH_LOG, BROKER_LOG, SCHEDULE_LOG, MESSAGE_LOG)
 _FOLDERS = {
@@ -44,7 +46,7 @@ PART_BYTES = 64 << 20
 @dataclass(frozen=True, slots=True)
 class Part:
     """Records of one file from `start` to `stop`. The file was durable up to `synced`, so damage below is corruption.
-    `base` and `span_ms` are the window of due times of the file (`span_ms` 0: any)."""
+    `base` and `span_ms` are the window of due times of the file (`span_ms` 0: any). `log` is the log that it is of."""
 
     directory: str
     path: str
@@ -54,11 +56,17 @@ class Part:
     synced: int
     base: int
     span_ms: int
+    log: str
 
     @property
     def size_bytes(self) -> int:
         """Bytes to read, blobs included."""
         return self.stop - self.start
+
+    def has_rows_in(self, kind: int) -> bool:
+        """Whether records of this kind are rows of the log. The message_log of a cluster's member has all that its shard
+        decided: what became of a message, and what its broker did, is in the member's other logs too."""
+        return self.log != MESSAGE_LOG or kind in (KIND_MESSAGES, KIND_CANCELS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +138,7 @@ def _parts(fs: FileSystem, directory: str, path: str, server_id: int, log: str, 
             raise
         _check_ours(header, path, log, server_id)
         whole = Part(
-            directory, path, server_id, FILE_HEADER_BYTES, size, FILE_HEADER_BYTES, header.base, header.span_ms
+            directory, path, server_id, FILE_HEADER_BYTES, size, FILE_HEADER_BYTES, header.base, header.span_ms, log
         )
         if size - FILE_HEADER_BYTES <= part_bytes:
             return [whole] if size > FILE_HEADER_BYTES else []

@@ -49,7 +49,8 @@ class ServerDirectory:
 def find_directories(fs: FileSystem, paths: Sequence[str]) -> list[ServerDirectory]:
     """The directories at these paths; a repeated path counts once.
 
-    Raises FormatError for no data directory, or two directories of one server (a copy beside its original).
+    Raises FormatError for no data directory, or two directories of one server (a copy beside its original, or two
+    members of a shard).
     """
     found: dict[str, ServerDirectory] = {}
     owners: dict[int, str] = {}
@@ -58,7 +59,10 @@ def find_directories(fs: FileSystem, paths: Sequence[str]) -> list[ServerDirecto
             raise FormatError(path, "there is no such directory")
         server_id = read_identity(fs, path)
         if server_id in owners:
-            detail = f"is of the same server ({server_id:012x}) as {owners[server_id]}; give the original or the copy"
+            detail = (
+                f"is of the same server ({server_id:012x}) as {owners[server_id]}: a copy, or another member of its shard; "
+                "give one of them"
+            )
             raise FormatError(path, detail)
         owners[server_id] = path
         found[path] = _look(fs, path, server_id)

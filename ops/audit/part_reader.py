@@ -68,7 +68,7 @@ class PartReader:
             reader = FastReader(file, part.start, stop, min(part.synced, stop), mode)
             for records in reader:
                 self._refuse_damage(reader)
-                for kind in np.unique(records.kinds).tolist():
+                for kind in filter(part.has_rows_in, np.unique(records.kinds).tolist()):
                     yield self._chunk(records.of_kind(kind), BATCHES[kind], reader.report.end)
             self._refuse_damage(reader)
             if reader.newer:

@@ -57,6 +57,17 @@ def test_a_check_compares_a_directory_with_the_log(cluster: Cluster) -> None:
     assert log["records"] > 0, "of message_log: an envelope of the log may have several"
 
 
+def test_an_audit_of_any_member_finds_each_message_once(cluster: Cluster) -> None:
+    for member in cluster.members.values():
+        done = run("report", "completeness", str(member.folder / member.name), "--json")
+        assert done.code == 0, (done.out[-2000:], done.err)
+        found = json.loads(done.out)
+        assert found["balanced"]
+        assert found["accepted"] - found["deduplicated"] == len(cluster.sent)
+    both = run("report", "completeness", *[str(member.folder / member.name) for member in cluster.members.values()])
+    assert "another member of its shard" in both.err
+
+
 def test_a_primary_that_was_stopped_goes_on_as_a_standby(cluster: Cluster) -> None:
     first = cluster.primary()
     with cluster.under_load():

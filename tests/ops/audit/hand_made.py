@@ -13,8 +13,9 @@ from store.disk.filesystem import RealFileSystem
 from store.logs.dispatch_log import DispatchKey, DispatchLog
 from store.logs.message_log import MessageLog
 from store.logs.schedule_log import ScheduleKey, ScheduleLog, ScheduleSource
-from store.records.batches import CancelBatch, LedgerBatch, MessageBatch, OutcomeBatch
+from store.records.batches import CancelBatch, LedgerBatch, MessageBatch, OutcomeBatch, ProgressBatch, StoredBatch
 from store.records.shared_column import ATTEMPTS
+from store.shared.followed import FollowedTo
 from store.tables import checkpoint as checkpoint_file
 from store.tables.checkpoint import Checkpoint
 from store.tables.identity import DataDirectory
@@ -30,6 +31,7 @@ class HandMade:
     """`messages` go to message_log, those of them in `scheduled` to schedule_log too, and behind them `unreplayed` ones, to
     which the replay of the checkpoint has not come; `cancels` are control records of them. `outcomes` are rows of (sequence,
     outcome, lateness in microseconds), `coarse` such rows in the file of the day, which `start_ms` must be the start of.
+    In a `member` of a cluster stands behind them what its shard decided.
     `unanswered` has the hand-overs to other nodes without an answer, by sequence; `retries` are internal.
     Message n is due n milliseconds after `start_ms`."""
 
@@ -46,6 +48,7 @@ class HandMade:
     unanswered: dict[int, int] = field(default_factory=dict)
     retries: list[int] = field(default_factory=list)
     retired: dict[str, int] = field(default_factory=dict)
+    member: bool = False
 
     def write(self) -> str:
         fs, path = RealFileSystem(), str(self.path)
@@ -61,6 +64,11 @@ class HandMade:
         replayed = log.end
         for sequence in self.unreplayed:
             log.append([self._messages([sequence])])
+        if self.member:
+            decided = [self._outcome(*outcome, group) for outcome in self.outcomes]
+            log.append(
+                [*decided, StoredBatch.filled(1, sequence=1), ProgressBatch.filled(1), FollowedTo(5, 1, 4).batch()]
+            )
         log.sync()
         schedule = ScheduleLog(fs, f"{path}/schedule_log", self.server_id, WINDOW_MS)
         for sequence in self.scheduled:

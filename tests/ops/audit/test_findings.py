@@ -59,14 +59,14 @@ class Audited:
         return {name: [row for row in rows if row["server_id"] == f"{server:012x}"] for name, rows in listed}
 
 
-WRONG, TWO_ENDS, CANCELLED, DAMAGED, RETIRED, EAST, WEST = range(11, 18)
+WRONG, TWO_ENDS, CANCELLED, DAMAGED, RETIRED, EAST, WEST, MEMBER = range(11, 19)
 
 
 @pytest.fixture(scope="module")
 def audited(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Audited:
     """Spark joins the logs of all servers at once. What it does for one takes as long as for all."""
     folder = tmp_path_factory.mktemp("servers")
-    servers = (_wrong, _two_ends, _cancelled, _damaged, _retired, _east, _west)
+    servers = (_wrong, _two_ends, _cancelled, _damaged, _retired, _east, _west, _member)
     paths = {made.server_id: made.write() for made in [server(folder / server.__name__) for server in servers]}
     checkpoint = Path(paths[DAMAGED], "checkpoint")
     checkpoint.write_bytes(checkpoint.read_bytes()[:-1])
@@ -140,6 +140,18 @@ def _cancelled(path: Path) -> HandMade:
 def test_a_cancel_of_a_message_that_is_gone_counts_as_no_message(audited: Audited) -> None:
     found = audited.balance(CANCELLED)
     assert (found["accepted"], found["pending"], found["orphaned"], found["lost"]) == (1, 1, 0, 0)
+
+
+def _member(path: Path) -> HandMade:
+    outcomes = [(1, Outcome.DELIVERED, 900), (2, Outcome.CANCELLED, 0)]
+    return HandMade(path, MEMBER, messages=[1, 2, 3], scheduled=[1, 2, 3], cancels=[2], outcomes=outcomes, member=True)
+
+
+def test_what_the_log_of_a_cluster_decided_counts_once_in_a_members_directory(audited: Audited) -> None:
+    found = audited.balance(MEMBER)
+    names = ("accepted", "delivered", "cancelled", "pending", "duplicated", "lost", "orphaned")
+    assert [found[name] for name in names] == [3, 1, 1, 1, 0, 0, 0]
+    assert not [row for row in audited.found["corrupt"] if row["server_id"] == f"{MEMBER:012x}"]
 
 
 def _damaged(path: Path) -> HandMade:
