@@ -552,7 +552,11 @@ def make_error(
     request_id: int = 0,
     details: Mapping[str, Any] | None = None,
 ) -> DelayServerError:
-    """The exception for an error name of the wire. An unknown name gives `UnknownError`."""
+    """The exception for an error name of the wire. An unknown name gives `UnknownError`.
+
+    A client that has joined the replies of several servers may have the exception itself in the place of its name."""
+    if isinstance(name, DelayServerError):
+        return name
     known = ERRORS.get(name) if isinstance(name, str) else None
     return (known or UnknownError)(
         str(message),

@@ -44,9 +44,11 @@ RETRIES: Final = 2
 
 
 class StayingClient(AsyncClient):
-    """A client of the one server that this gateway belongs to. Callers go to another member of a cluster themselves."""
+    """A client of the one server that this gateway belongs to. Callers go to another member of a cluster, or to another
+    shard, themselves."""
 
     _FOLLOWS = False
+    _SPREADS = False
 
 
 def _kind_for(server: str) -> type[AsyncClient]:

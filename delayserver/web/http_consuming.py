@@ -9,8 +9,6 @@ from typing import Any, Final, TypeVar
 
 import anyio
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
@@ -61,7 +59,10 @@ from delayserver.web.trace_context import trace_of, with_trace
 T = TypeVar("T")
 
 REQUEST_BYTES_MAX: Final = 1024 * 1024
-"""A request of a consumer. The largest one names 16,384 deliveries of 19 digits each."""
+"""A request of a consumer. The largest one names 16,384 deliveries of up to 22 digits each."""
+
+DELIVERY_BITS_MAX: Final = 73
+"""63 bits of the server, and the number of the shard in a cluster of up to 1,024."""
 
 STREAM_WAIT_MS: Final = 15_000
 """A stream without messages sends a comment as often, so that proxies keep it and a client that is gone is noticed."""
@@ -410,12 +411,12 @@ def pulled(delivery: Delivery, form: PullForm) -> Pulled:
     )
 
 
-def numbers_of(deliveries: Sequence[str | int]) -> NDArray[np.int64]:
-    """Deliveries as i64[n]. Raises `Problem`."""
-    try:
-        return np.array([int(delivery) for delivery in deliveries], np.int64)
-    except OverflowError:
-        raise invalid("deliveries: a number is above 63 bits") from None
+def numbers_of(deliveries: Sequence[str | int]) -> list[int]:
+    """The numbers of deliveries. Raises `Problem`."""
+    numbers = [int(delivery) for delivery in deliveries]
+    if any(abs(number) >> DELIVERY_BITS_MAX for number in numbers):
+        raise invalid(f"deliveries: a number is above {DELIVERY_BITS_MAX} bits")
+    return numbers
 
 
 def _duration(delay_ms: int) -> timedelta:

@@ -11,13 +11,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, ClassVar, Final, Self, TypeVar
 
 import anyio
 import anyio.abc
 import sniffio
 
 from delayserver.client.asynchronous.operations import AsyncOperations
+from delayserver.client.asynchronous.shards import SPREAD, Shards
 from delayserver.client.calls import pull_calls
 from delayserver.client.calls.core import Call
 from delayserver.client.calls.retry_policy import CallAttempts
@@ -46,7 +47,11 @@ class AsyncClient(AsyncOperations):
     A cancelled pull ends at the server too, and the client gives back the messages that it was just given. The end of the
     block waits for that, ``timeout_s`` at most.
     The block ends when the server has taken all one-way messages, or after ``timeout_s``.
+    In a cluster of several shards it is a client of all of them.
     """
+
+    _SPREADS: ClassVar[bool] = True
+    """Whether it goes to all shards of a cluster. Otherwise it is a client of the shard whose member it was given."""
 
     def __init__(
         self,
@@ -77,6 +82,7 @@ class AsyncClient(AsyncOperations):
         # Clients of other nodes, where this one publishes.
         self._nodes: dict[str, AsyncClient] = {}
         self._making_nodes = anyio.Lock()
+        self._shards: Shards | None = None
 
     async def __aenter__(self) -> Self:
         await self._start()
@@ -113,6 +119,9 @@ class AsyncClient(AsyncOperations):
                         await self._connection.late_replies()  # also those to the nacks of what came
             if kind is None and self._posted:
                 await self._pass_ping()
+            if kind is None and self._shards is not None:
+                with suppress(DelayServerError):
+                    await self._shards.pass_posted()
         finally:
             await self._close()
 
@@ -120,6 +129,7 @@ class AsyncClient(AsyncOperations):
         assert self._tasks is not None
         tasks, self._tasks = self._tasks, None
         self._blocks_left += 1
+        self._shards = None
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -174,7 +184,7 @@ class AsyncClient(AsyncOperations):
 
     def node_client(self, address: str) -> AsyncClient:
         """A client with the same settings for a node of a route, not connected yet. Consumers and listeners pull over it."""
-        return AsyncClient(
+        return _NodeClient(
             address,
             timeout_s=self._timeout_s,
             connect_timeout_s=self._connect_timeout_s,
@@ -183,8 +193,51 @@ class AsyncClient(AsyncOperations):
             tls=self._tls,
         )
 
+    async def _open_shard(self, addresses: str) -> AsyncClient:
+        tasks = self._tasks
+        if tasks is None:
+            raise RuntimeError("use the client inside its async with block")
+        client = self.node_client(addresses)
+        await tasks.start(self._hold, client)
+        return client
+
+    def _move_to(self, addresses: str) -> None:
+        """The server has these addresses from now on, with commas between. A connection that works stays."""
+        self._addresses.renew(addresses)
+
+    async def _all_shards(self) -> Shards:
+        """The shards, when the map of the cluster is read."""
+        shards, tasks = self._shards, self._tasks
+        if shards is None:
+            if tasks is None:
+                raise RuntimeError("use the client inside its async with block")
+            shards = self._shards = Shards(self._run, self._open_shard, self._core.limits.wait_ms_max)
+        if not shards.map.version and await shards.begin() and tasks is not None:
+            tasks.start_soon(shards.follow)
+        return shards
+
+    async def ping(self) -> int:
+        """The server's time in microseconds. The client also learns its clock."""
+        server_us = await super().ping()
+        if self._shards is not None:
+            await self._shards.pass_posted()
+        return server_us
+
+    def take_one_way_refused(self) -> OneWayRefused | None:
+        """The number of one-way messages that were refused since the last call of this method, and the first error."""
+        for client in [] if self._shards is None else self._shards.clients:
+            refused = client.take_one_way_refused()
+            if refused is not None:
+                self._core.note_refused(refused)
+        return super().take_one_way_refused()
+
+    def _shard_prefix(self) -> str:
+        return "" if self._shards is None else self._shards.prefix()
+
     def end_waits(self) -> None:
         """End the pulls that wait now. Each returns the messages that it was just given, mostly none."""
+        for client in [] if self._shards is None else self._shards.clients:
+            client.end_waits()
         for request_id, connection in self._waits.items():
             connection.post(self._core.encode(pull_calls.cancel_wait_call(request_id))[1])
 
@@ -196,6 +249,8 @@ class AsyncClient(AsyncOperations):
             sent = False
             try:
                 connection = await self._connected()
+                if self._core.has_shards and self._SPREADS and call.operation in SPREAD:
+                    break
                 request_id, frame = self._core.encode(call)
                 sent = True
                 if call.wait_s or call.give_back is not None:
@@ -212,6 +267,7 @@ class AsyncClient(AsyncOperations):
                 if pause_s is None:
                     raise
             await anyio.sleep(pause_s)
+        return await (await self._all_shards()).run(call)
 
     def _leave(self, connection: StreamConnection, error: DelayServerError) -> None:
         """The next attempt connects to another server, if the error says that one may serve it."""
@@ -257,6 +313,9 @@ class AsyncClient(AsyncOperations):
 
     async def _post(self, call: Call[T]) -> None:
         connection = await self._connected()
+        if self._core.has_shards and self._SPREADS:
+            await (await self._all_shards()).post(call)
+            return
         self._posted = True
         await connection.send(self._core.encode(call)[1], self._timeout_s)
 
@@ -336,3 +395,9 @@ class AsyncClient(AsyncOperations):
             connection.close()
             raise
         return connection
+
+
+class _NodeClient(AsyncClient):
+    """A client of one node, or of the members of one shard."""
+
+    _SPREADS = False

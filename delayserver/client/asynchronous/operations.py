@@ -113,6 +113,10 @@ class AsyncOperations(
         """
 
     @abstractmethod
+    def _shard_prefix(self) -> str:
+        """The begin of an id that the client makes now. It names a shard where the cluster has several."""
+
+    @abstractmethod
     def _batching_client(self) -> AsyncSender[SendResult]:
         """The client over which a batcher sends."""
 
@@ -340,7 +344,7 @@ class AsyncOperations(
         if tell_duplicates and message_id is None:
             raise InvalidArgument("tell_duplicates needs a message_id: a new one has no duplicates")
         if message_id is None and self._retries.retries:
-            message_id = send_calls.new_message_id()
+            message_id = send_calls.new_message_id(self._shard_prefix())
         with tracing.sending("send", subject, properties, due_ms) as made:
             return await self._run(
                 send_calls.send_call(
@@ -371,7 +375,11 @@ class AsyncOperations(
         make_ids = self._retries.retries > 0
         with tracing.sending_many("send", messages) as traced:
             call = send_calls.send_many_call(
-                traced, self._core.clock, make_ids=make_ids, tell_duplicates=tell_duplicates
+                traced,
+                self._core.clock,
+                make_ids=make_ids,
+                prefix=self._shard_prefix(),
+                tell_duplicates=tell_duplicates,
             )
             return await self._run(call)
 

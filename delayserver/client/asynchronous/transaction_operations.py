@@ -41,6 +41,10 @@ class AsyncTransactionOperations(ABC):
         """The result of a call, after as many attempts as it needs."""
 
     @abstractmethod
+    def _shard_prefix(self) -> str:
+        """The begin of an id that the client makes now."""
+
+    @abstractmethod
     async def _learn_clock(self) -> None:
         """Make the server's clock fit to resolve a delay."""
 
@@ -84,7 +88,7 @@ class AsyncTransactionOperations(ABC):
             delay_ms = 0
         due_ms = await self.resolve_due_ms(due_ms, delay_ms, at, delay)
         if message_id is None and self._retries.retries:
-            message_id = send_calls.new_message_id()
+            message_id = send_calls.new_message_id(self._shard_prefix())
         send = send_calls.send_call(
             subject,
             body,
@@ -121,7 +125,8 @@ class AsyncTransactionOperations(ABC):
         )
         if any(m.delay_ms is not None or m.delay is not None for m in messages):
             await self._learn_clock()
-        send = send_calls.send_many_call(messages, self._core.clock, make_ids=self._retries.retries > 0)
+        make_ids = self._retries.retries > 0
+        send = send_calls.send_many_call(messages, self._core.clock, make_ids=make_ids, prefix=self._shard_prefix())
         return await self._run(transaction_calls.prepare_call(send, terms))
 
     async def commit(self, receipt: str, *, due_ms: Instant | None = None) -> Ended:

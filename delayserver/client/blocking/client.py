@@ -7,11 +7,13 @@ the ``*_calls`` modules give them their meaning.
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Final, Self, TypeVar
+from typing import ClassVar, Final, Self, TypeVar
 
 from delayserver.client.asynchronous.client import AsyncClient
-from delayserver.client.blocking.line import Line, LineConnection
+from delayserver.client.asynchronous.shards import SPREAD
+from delayserver.client.blocking.line import InShards, Line, LineConnection
 from delayserver.client.blocking.operations import BlockingOperations
+from delayserver.client.blocking.shard_thread import ShardThread
 from delayserver.client.calls.core import Call
 from delayserver.client.connections.server_addresses import Given, HostAndPort, none_connects
 from delayserver.client.connections.socket_connection import SocketConnection
@@ -19,6 +21,7 @@ from delayserver.client.connections.tls import TLS, context_of
 from delayserver.client.connections.tls_connection import TlsConnection
 from delayserver.client.values.timing import Seconds, span_s
 from delayserver.protocol.errors import ConnectionLost
+from delayserver.protocol.frames import OneWayRefused
 from delayserver.protocol.operation_names import PING
 
 T = TypeVar("T")
@@ -42,7 +45,12 @@ class Client(BlockingOperations):
     A pull that timed out or was interrupted gives back what the server has just handed out, in a second or two.
     `close` ends a call that waits, such as a long `pull`, from another thread or a signal handler. A signal handler that
     interrupts a call needs a client of its own for calls.
+    In a cluster of several shards it is a client of all of them. It then runs an `AsyncClient` in a thread of its own, and
+    calls of several threads do not wait for each other.
     """
+
+    _SPREADS: ClassVar[bool] = True
+    """As `AsyncClient._SPREADS`."""
 
     def __init__(
         self,
@@ -63,6 +71,7 @@ class Client(BlockingOperations):
         # The second connection is made when a thread calls while another one waits in a long pull. `setdefault` of a
         # dictionary is one step for all threads, and needs no lock that a fork could leave locked.
         self._lines = {"main": self._main}
+        self._shards = ShardThread(self.asynchronous, self._timeout_s)
         # Clients of other nodes, where this one publishes.
         self._nodes: dict[str, Client] = {}
 
@@ -82,6 +91,7 @@ class Client(BlockingOperations):
         A call in progress ends with `ConnectionLost`, in another thread as well as one that a signal handler has
         interrupted. A call that is just connecting ends once the attempt to connect is over.
         """
+        self._shards.close()
         for line in list(self._lines.values()):
             line.let_posted_arrive()
         for node in list(self._nodes.values()):
@@ -121,7 +131,7 @@ class Client(BlockingOperations):
         return self._nodes.get(address) or self._nodes.setdefault(address, self._node_client(address))
 
     def _node_client(self, address: str) -> Client:
-        return Client(
+        return _NodeClient(
             address,
             timeout_s=self._timeout_s,
             connect_timeout_s=self._connect_timeout_s,
@@ -131,6 +141,16 @@ class Client(BlockingOperations):
         )
 
     def _run(self, call: Call[T], close_count: int | None = None) -> T:
+        try:
+            return self._run_here(call, close_count)
+        except InShards:
+            pass
+        if close_count is not None and close_count != self._close_count:
+            raise ConnectionLost("the client was closed")
+        result: T = self._shards.call(lambda client: client._run, call)
+        return result
+
+    def _run_here(self, call: Call[T], close_count: int | None) -> T:
         if call.wait_s:
             return self._main.run(call, close_count)
         if close_count is not None and close_count != self._close_count:
@@ -142,7 +162,31 @@ class Client(BlockingOperations):
     def _reach(self) -> None:
         self._free_line().reach()
 
+    def ping(self) -> int:
+        """The server's time in microseconds. The client also learns its clock."""
+        if self._shards.client is not None:
+            self._shards.call(lambda client: client.ping)
+        return super().ping()
+
+    def take_one_way_refused(self) -> OneWayRefused | None:
+        """The number of one-way messages that were refused since the last call of this method, and the first error."""
+        client = self._shards.client
+        refused = None if client is None else client.take_one_way_refused()
+        if refused is not None:
+            self._core.note_refused(refused)
+        return super().take_one_way_refused()
+
+    def _shard_prefix(self) -> str:
+        client = self._shards.client
+        return "" if client is None else client._shard_prefix()
+
     def _post(self, call: Call[T]) -> None:
+        try:
+            self._post_here(call)
+        except InShards:
+            self._shards.call(lambda client: client._post, call)
+
+    def _post_here(self, call: Call[T]) -> None:
         # Once some were posted on the side line, all are: they keep their order.
         (self._side_line() if _SIDE in self._lines else self._free_line()).post(call)
 
@@ -154,7 +198,8 @@ class Client(BlockingOperations):
         return self._lines.get(_SIDE) or self._lines.setdefault(_SIDE, self._new_line())
 
     def _new_line(self) -> Line:
-        return Line(self._core, self._retries, self._addresses, self._new_connection, self._timeout_s)
+        spread = SPREAD if self._SPREADS else ()
+        return Line(self._core, self._retries, self._addresses, self._new_connection, self._timeout_s, spread)
 
     def _read_notices(self) -> bool:
         open_lines = [line for line in list(self._lines.values()) if line.read_notices()]
@@ -179,3 +224,9 @@ class Client(BlockingOperations):
         if self._tls is not None:
             return TlsConnection(place, self._connect_timeout_s, self._core.take_notice, self._tls)
         return SocketConnection(place, self._connect_timeout_s, self._core.take_notice)
+
+
+class _NodeClient(Client):
+    """A client of one node."""
+
+    _SPREADS = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
@@ -22,6 +22,10 @@ T = TypeVar("T")
 
 _CLOSE_WAIT_S: Final = 0.1  # For a call of another thread, which the close has just ended.
 _LOOK_S: Final = 0.01  # A call that waits for the line looks this often whether a long pull has taken it.
+
+
+class InShards(Exception):
+    """The server has said that its cluster has several shards. The call has not left, and is one for all of them."""
 
 
 class LineConnection(Protocol):
@@ -50,13 +54,16 @@ class Line:
         addresses: Addresses,
         connect: Callable[[], LineConnection],
         timeout_s: float,
+        spread: Container[str] = (),
     ) -> None:
+        """``spread``: the operations that end as `InShards` where the cluster has several."""
         self.turns = CallTurns()
         self._core = core
         self._retries = retries
         self._addresses = addresses
         self._connect = connect
         self._timeout_s = timeout_s
+        self._spread = spread
         self._connection: LineConnection | None = None
         # Whether one-way requests were sent that the server may not have read.
         self._posted = False
@@ -76,7 +83,7 @@ class Line:
         return True
 
     def run(self, call: Call[T], close_count: int | None) -> T:
-        """The result of a call, after as many attempts as it needs."""
+        """The result of a call, after as many attempts as it needs. Raises `InShards`."""
         turns = self.turns
         if close_count is None:
             close_count = turns.close_count
@@ -93,6 +100,7 @@ class Line:
                         connection = self._connection
                         if connection is None or not connection.usable(repeatable=call.repeatable):
                             connection = self._reconnect(close_count)
+                        self._check(call)
                         request_id, frame = self._core.encode(call)
                         sent = True
                         late = (
@@ -119,6 +127,10 @@ class Line:
                 if turns.close_count != close_count:
                     self._let_go()
 
+    def _check(self, call: Call[Any]) -> None:
+        if self._core.has_shards and call.operation in self._spread:
+            raise InShards
+
     def _leave(self, error: DelayServerError) -> None:
         """The next attempt connects to another server, if the error says that one may serve it."""
         if self._retries.follows and self._addresses.leave(error):
@@ -134,7 +146,7 @@ class Line:
                 self._core.finish(back, connection.exchange(*self._core.encode(back), GIVE_BACK_S))
 
     def post(self, call: Call[T]) -> None:
-        """Send a request that gets no reply."""
+        """Send a request that gets no reply. Raises `InShards`."""
         turns, close_count = self.turns, self.turns.close_count
         with turns.lock:
             turns.refuse_inner(call.operation)
@@ -143,6 +155,7 @@ class Line:
                 connection = self._connection
                 if connection is None or not connection.usable(repeatable=False):
                     connection = self._reconnect(close_count)
+                self._check(call)
                 self._posted = True
                 connection.send(self._core.encode(call)[1], self._timeout_s)
             finally:

@@ -42,6 +42,10 @@ class BlockingTransactionOperations(ABC):
         """The result of a call, after as many attempts as it needs."""
 
     @abstractmethod
+    def _shard_prefix(self) -> str:
+        """The begin of an id that the client makes now."""
+
+    @abstractmethod
     def _learn_clock(self) -> None:
         """Make the server's clock fit to resolve a delay."""
 
@@ -85,7 +89,7 @@ class BlockingTransactionOperations(ABC):
             delay_ms = 0
         due_ms = self.resolve_due_ms(due_ms, delay_ms, at, delay)
         if message_id is None and self._retries.retries:
-            message_id = send_calls.new_message_id()
+            message_id = send_calls.new_message_id(self._shard_prefix())
         send = send_calls.send_call(
             subject,
             body,
@@ -122,7 +126,8 @@ class BlockingTransactionOperations(ABC):
         )
         if any(m.delay_ms is not None or m.delay is not None for m in messages):
             self._learn_clock()
-        send = send_calls.send_many_call(messages, self._core.clock, make_ids=self._retries.retries > 0)
+        make_ids = self._retries.retries > 0
+        send = send_calls.send_many_call(messages, self._core.clock, make_ids=make_ids, prefix=self._shard_prefix())
         return self._run(transaction_calls.prepare_call(send, terms))
 
     def commit(self, receipt: str, *, due_ms: Instant | None = None) -> Ended:

@@ -90,6 +90,11 @@ class ClientCore:
         self._frame_bytes_max = DEFAULT_LIMITS.frame_bytes_max
 
     @property
+    def has_shards(self) -> bool:
+        """Whether the server is in a cluster of several shards, as far as it has said hello."""
+        return self.server is not None and self.server.shards > 1
+
+    @property
     def limits(self) -> Limits:
         """The server's limits, or the defaults before the first hello."""
         return self.server.limits if self.server is not None else DEFAULT_LIMITS
@@ -263,4 +268,13 @@ def _integer(result: dict[str, Any], name: str) -> int:
     return value
 
 
+def read_joined(call: Call[T], result: dict[str, Any]) -> T:
+    """The result of a call from what several shards answered, as one reply. Raises `MalformedFrame`."""
+    try:
+        return call.read(result, SEVERAL_SHARDS)
+    except (KeyError, TypeError, ValueError, IndexError) as exc:
+        raise MalformedFrame(f"the replies of the shards to {call.operation} cannot be read: {exc!r}") from exc
+
+
 NO_SERVER: Final = ServerInfo(version=0, server_id="0" * 12, server_us=0, role="", software="", limits=DEFAULT_LIMITS)
+SEVERAL_SHARDS: Final = ServerInfo(version=0, server_id="", server_us=0, role="", software="", limits=DEFAULT_LIMITS)

@@ -26,7 +26,6 @@ from delayserver.client.values.timing import Instant
 from delayserver.protocol.columns import I64, unpack_column
 from delayserver.protocol.errors import DelayServerError, InvalidArgument, error_from_map
 from delayserver.protocol.operation_names import PUBLISH
-from delayserver.protocol.receipts import derived_message_ids
 from delayserver.protocol.schema.greetings import ServerInfo
 
 
@@ -61,7 +60,9 @@ def publish_columns_call(columns: SendColumns) -> Call[ColumnsPublished]:
     def read(result: dict[str, Any], server: ServerInfo) -> ColumnsPublished:
         accepted, rejected = read_accepted(result, count)
         position = unpack_column(result["position"], accepted, I64, "position")
-        return ColumnsPublished(server.server_id, accepted, int(result["first_sequence"]), position, rejected)
+        return ColumnsPublished(
+            server.server_id, accepted, int(result["first_sequence"]), position, rejected, result.get("placed")
+        )
 
     def doubt(published: ColumnsPublished, unknown: DelayServerError) -> ColumnsPublished:
         return replace(published, rejected=rows_in_doubt(published.rejected, unknown))
@@ -89,8 +90,7 @@ def _rows_of(
     published: ColumnsPublished, messages: Sequence[Message], message_ids: list[str]
 ) -> list[PublishResult | DelayServerError]:
     errors = {rejected.index: rejected.error for rejected in published.rejected}
-    derived_ids = derived_message_ids(published.server_id, published.sequence)
-    accepted = zip(derived_ids, published.position.tolist(), strict=True)
+    accepted = zip(published.derived_ids(), published.position.tolist(), strict=True)
     rows: list[PublishResult | DelayServerError] = []
     for index, message in enumerate(messages):
         if index in errors:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Final, TypeAlias, TypedDict
 
@@ -23,6 +23,9 @@ Deliveries: TypeAlias = PulledColumns | NDArray[np.int64] | Iterable[Delivery | 
 """Deliveries to ack or nack: pulled columns, an i64 array, or rows or their ``delivery`` numbers."""
 
 NO_DELAY: Final = timedelta(0)
+
+_SHARD_BIT: Final = 63
+_WIRE_MASK: Final = (1 << _SHARD_BIT) - 1
 
 GIVE_BACK_S: Final = 1.0
 """So long a consumer that ends waits for its node when it gives deliveries back. If the node does not answer, they come
@@ -85,9 +88,9 @@ def pull_call(
     if where is not None:
         arguments["where"] = where
     if ack is not None:
-        numbers = delivery_numbers(ack)
-        if len(numbers):
-            arguments["ack"] = {"count": len(numbers), "deliveries": pack_column(numbers, I64)}
+        named = _deliveries(ack)
+        if named["count"]:
+            arguments["ack"] = named
 
     def read(result: dict[str, Any], _: ServerInfo) -> PulledColumns:
         return read_pulled(result, max_messages)
@@ -106,11 +109,16 @@ def cancel_wait_call(request_id: int) -> Call[bool]:
 
 def ack_call(subject: str, group: str, deliveries: Deliveries) -> Call[AckResult]:
     """Settle deliveries. A repeated ack only counts them as unknown."""
-    return Call(
-        ACK,
-        _delivery_arguments(subject, group, deliveries),
-        lambda result, _: AckResult(int(result["acked"]), int(result["unknown"])),
-    )
+    return Call(ACK, _delivery_arguments(subject, group, deliveries), _read_acked)
+
+
+def ack_call_of(arguments: dict[str, Any]) -> Call[AckResult]:
+    """The ack in the arguments of a pull, as a call of its own."""
+    return Call(ACK, {"subject": arguments["subject"], "group": arguments["group"], **arguments["ack"]}, _read_acked)
+
+
+def _read_acked(result: dict[str, Any], _: ServerInfo) -> AckResult:
+    return AckResult(int(result["acked"]), int(result["unknown"]))
 
 
 def nack_call(
@@ -160,20 +168,52 @@ def extend_call(
     return Call(EXTEND, arguments, lambda result, _: ExtendResult(int(result["extended"]), int(result["unknown"])))
 
 
-def delivery_numbers(deliveries: Deliveries) -> NDArray[np.int64]:
-    """The delivery numbers, i64[n]. Raises `InvalidArgument`."""
+def of_shard(pulled: PulledColumns, shard: int) -> PulledColumns:
+    """What a shard has handed out. Its number is in each delivery number above the 63 bits of the wire, so that an ack finds
+    the way back. The numbers of shard 0 stay as they are.
+    """
+    if not shard or not pulled.count:
+        return pulled
+    return replace(pulled, delivery=pulled.delivery.astype(object) + (shard << _SHARD_BIT))
+
+
+def deliveries_by_shard(arguments: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    """The arguments of an ack, nack or extension, for each shard that gave some of the deliveries."""
+    deliveries = arguments["deliveries"]
+    if not isinstance(deliveries, _OfShards):
+        return {0: arguments}
+    return {
+        shard: arguments | {"count": len(numbers), "deliveries": pack_column(np.array(numbers, I64), I64)}
+        for shard, numbers in deliveries.numbers.items()
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _OfShards:
+    """Delivery numbers by shard. No server takes them as they are."""
+
+    numbers: dict[int, list[int]]
+
+
+def _deliveries(deliveries: Deliveries) -> dict[str, Any]:
+    """The delivery numbers as arguments. Raises `InvalidArgument`."""
     if isinstance(deliveries, PulledColumns):
-        return deliveries.delivery
-    if isinstance(deliveries, np.ndarray):
+        deliveries = deliveries.delivery
+    if isinstance(deliveries, np.ndarray) and deliveries.dtype != object:
         if deliveries.dtype != I64 or deliveries.ndim != 1:
             raise InvalidArgument("deliveries as an array must be i64 of one dimension")
-        return deliveries
+        return {"count": len(deliveries), "deliveries": pack_column(deliveries, I64)}
     numbers = [entry.delivery if isinstance(entry, Delivery) else entry for entry in deliveries]
     if not all(type(number) is int for number in numbers):
         raise InvalidArgument("deliveries must be Delivery objects or their numbers")
-    return np.array(numbers, I64)
+    try:
+        return {"count": len(numbers), "deliveries": pack_column(np.array(numbers, I64), I64)}
+    except OverflowError:
+        by_shard: dict[int, list[int]] = {}
+        for number in numbers:
+            by_shard.setdefault(number >> _SHARD_BIT, []).append(number & _WIRE_MASK)
+        return {"count": len(numbers), "deliveries": _OfShards(by_shard)}
 
 
 def _delivery_arguments(subject: str, group: str, deliveries: Deliveries) -> dict[str, Any]:
-    numbers = delivery_numbers(deliveries)
-    return {"subject": subject, "group": group, "count": len(numbers), "deliveries": pack_column(numbers, I64)}
+    return {"subject": subject, "group": group, **_deliveries(deliveries)}

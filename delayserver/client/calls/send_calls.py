@@ -30,7 +30,6 @@ from delayserver.protocol.errors import (
 from delayserver.protocol.limits import LIST_ITEMS_MAX
 from delayserver.protocol.operation_names import SEND
 from delayserver.protocol.outcomes import OUTCOMES_BY_LABEL, Outcome
-from delayserver.protocol.receipts import derived_message_ids
 from delayserver.protocol.schema.greetings import ServerInfo
 
 T = TypeVar("T")
@@ -53,15 +52,16 @@ ROWS_MAX: Final = 16
 _pack = msgpack.Packer(use_bin_type=True).pack
 
 
-def new_message_id() -> str:
-    """A random id (UUID 4, 32 hex digits), by which the server recognises a retry of the message."""
-    return uuid.uuid4().hex
+def new_message_id(prefix: str = "") -> str:
+    """A random id (UUID 4, 32 hex digits), by which the server recognises a retry of the message. With a ``prefix`` it names
+    a shard."""
+    return prefix + uuid.uuid4().hex
 
 
-def new_message_ids(count: int) -> list[str]:
-    """``count`` random ids of 32 hex digits, drawn at once."""
+def new_message_ids(count: int, prefix: str = "") -> list[str]:
+    """``count`` random ids as `new_message_id`, drawn at once."""
     digits = secrets.token_bytes(16 * count).hex()
-    return [digits[start : start + 32] for start in range(0, 32 * count, 32)]
+    return [prefix + digits[start : start + 32] for start in range(0, 32 * count, 32)]
 
 
 def send_call(
@@ -178,6 +178,7 @@ def send_columns_call(columns: SendColumns) -> Call[ColumnsSent]:
             rejected,
             message_ids,
             None if duplicates is None else [DuplicateRow(a, b, outcome_of(c)) for a, b, c in duplicates],
+            result.get("placed"),
         )
 
     def doubt(sent: ColumnsSent, unknown: DelayServerError) -> ColumnsSent:
@@ -272,13 +273,19 @@ def _check_types(
 
 
 def send_many_call(
-    messages: Sequence[Message], clock: ServerClock, *, make_ids: bool, tell_duplicates: bool = False
+    messages: Sequence[Message],
+    clock: ServerClock,
+    *,
+    make_ids: bool,
+    prefix: str = "",
+    tell_duplicates: bool = False,
 ) -> Call[list[SendResult | DelayServerError]]:
     """Send messages in one request: a few as rows, more as columns. The result has one result or error for each message,
     in order.
 
-    With ``make_ids`` a message without an id gets a random one, and the call is repeatable. ``tell_duplicates``: the results
-    say which messages are copies. Raises the errors of `check_message` before anything is sent.
+    With ``make_ids`` a message without an id gets a random one, with ``prefix``, and the call is repeatable.
+    ``tell_duplicates``: the results say which messages are copies. Raises the errors of `check_message` before anything is
+    sent.
     """
     for message in messages:
         check_message(message)
@@ -287,7 +294,7 @@ def send_many_call(
     ]
     message_ids = [message.message_id or "" for message in messages]
     if make_ids:
-        spare = new_message_ids(len(messages))
+        spare = new_message_ids(len(messages), prefix)
         message_ids = [given or made for given, made in zip(message_ids, spare, strict=True)]
     if len(messages) <= ROWS_MAX:
         return _send_rows_call(messages, due_ms, message_ids, tell_duplicates)
@@ -398,7 +405,7 @@ def _rows_of(
     errors = {rejected.index: rejected.error for rejected in sent.rejected}
     accepted = zip(
         sent.receipts(),
-        derived_message_ids(sent.server_id, sent.sequence),
+        sent.derived_ids(),
         sent.due_ms.tolist(),
         sent.sequence.tolist(),
         sent.told(),

@@ -62,6 +62,11 @@ class Addresses:
         self._failed: HostAndPort | None = None
         self._passed_over = 0
 
+    def renew(self, given: Given) -> None:
+        """The server has these addresses from now on. It stays with the current one."""
+        self.given = addresses_of(given)
+        self._places = tuple(parse_address(address) for address in self.given)
+
     @property
     def current(self) -> HostAndPort:
         """The address that worked last. Before the first connection it is the first one."""

@@ -6,7 +6,7 @@ server's clock. The ``*_calls`` modules translate these values to and from the w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from delayserver.client.values.timing import Instant, Span
 from delayserver.protocol.errors import DelayServerError
 from delayserver.protocol.outcomes import Outcome
-from delayserver.protocol.receipts import format_receipt, format_receipts
+from delayserver.protocol.receipts import derived_message_ids, format_receipt, format_receipts
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +108,37 @@ class RejectedRow:
 
 
 @dataclass(frozen=True, slots=True)
+class Placed:
+    """Where the accepted rows of a columnar request are that went to several shards of a cluster.
+
+    ``server_index`` u32[accepted] points into ``server_ids``, and ``sequence`` i64[accepted] has the sequences there.
+    ``duplicates`` has the place of each duplicate among the accepted rows.
+    """
+
+    server_ids: list[str]
+    server_index: NDArray[np.uint32]
+    sequence: NDArray[np.int64]
+    duplicates: list[int]
+
+    def texts(self, made: Callable[[str, NDArray[np.intp]], list[str]]) -> list[str]:
+        """A text for each accepted row. ``made`` gets the server and the places of its rows."""
+        texts = [""] * len(self.sequence)
+        for index, server_id in enumerate(self.server_ids):
+            places = np.flatnonzero(self.server_index == index)
+            for place, text in zip(places.tolist(), made(server_id, places), strict=True):
+                texts[place] = text
+        return texts
+
+
+@dataclass(frozen=True, slots=True)
 class ColumnsSent:
     """The answer to a columnar send.
 
     ``accepted`` rows got the sequences from ``first_sequence`` on, in row order; ``due_ms`` is i64[accepted]. All other
     rows are in ``rejected``. ``message_ids`` are the ids of all rows that were sent (None: the server derives ids).
     ``duplicates``: the accepted rows that the server has already (None: not asked, or not known in time).
+    ``placed``: the servers and sequences of rows that went to several shards of a cluster. ``server_id`` is empty then, and
+    ``first_sequence`` -1.
     """
 
     server_id: str
@@ -123,24 +148,37 @@ class ColumnsSent:
     rejected: list[RejectedRow]
     message_ids: list[str] | None
     duplicates: list[DuplicateRow] | None = None
+    placed: Placed | None = None
 
     @property
     def sequence(self) -> NDArray[np.int64]:
         """i64[accepted]: the sequences of the accepted rows."""
+        if self.placed is not None:
+            return self.placed.sequence
         return np.arange(self.first_sequence, self.first_sequence + self.accepted, dtype=np.int64)
 
     def receipts(self) -> list[str]:
         """The receipts of the accepted rows. Each call makes them anew: about 0.2 µs each."""
+        if self.placed is not None:
+            due_ms, sequence = self.due_ms, self.placed.sequence
+            return self.placed.texts(lambda server, rows: format_receipts(server, due_ms[rows], sequence[rows]))
         return format_receipts(self.server_id, self.due_ms, self.sequence)
+
+    def derived_ids(self) -> list[str]:
+        """The ids of the accepted rows that have none from the client."""
+        return _derived_ids(self)
 
     def told(self) -> list[Told]:
         """For each accepted row whether it is a duplicate, and of which message."""
         if self.duplicates is None:
             return [(None, None, None)] * self.accepted
         rows: list[Told] = [(False, None, None)] * self.accepted
-        for each in self.duplicates:
-            place = each.sequence - self.first_sequence
-            original = format_receipt(self.server_id, int(self.due_ms[place]), each.original_sequence)
+        for number, each in enumerate(self.duplicates):
+            server_id, place = self.server_id, each.sequence - self.first_sequence
+            if self.placed is not None:
+                place = self.placed.duplicates[number]
+                server_id = self.placed.server_ids[self.placed.server_index[place]]
+            original = format_receipt(server_id, int(self.due_ms[place]), each.original_sequence)
             rows[place] = (True, original, each.outcome)
         return rows
 
@@ -150,7 +188,8 @@ class ColumnsPublished:
     """The answer to a columnar publish.
 
     ``accepted`` rows are durable. ``position`` i64[accepted] has their places in the queues of their subjects, in row
-    order; their sequences count from ``first_sequence``. All other rows are in ``rejected``.
+    order; their sequences count from ``first_sequence``. All other rows are in ``rejected``. ``placed`` as in
+    `ColumnsSent`.
     """
 
     server_id: str
@@ -158,11 +197,25 @@ class ColumnsPublished:
     first_sequence: int
     position: NDArray[np.int64]
     rejected: list[RejectedRow]
+    placed: Placed | None = None
 
     @property
     def sequence(self) -> NDArray[np.int64]:
         """i64[accepted]: the sequences of the accepted rows."""
+        if self.placed is not None:
+            return self.placed.sequence
         return np.arange(self.first_sequence, self.first_sequence + self.accepted, dtype=np.int64)
+
+    def derived_ids(self) -> list[str]:
+        """The ids of the accepted rows that have none from the client."""
+        return _derived_ids(self)
+
+
+def _derived_ids(answer: ColumnsSent | ColumnsPublished) -> list[str]:
+    placed, sequence = answer.placed, answer.sequence
+    if placed is None:
+        return derived_message_ids(answer.server_id, sequence)
+    return placed.texts(lambda server, rows: derived_message_ids(server, sequence[rows]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,3 +83,12 @@ class Route(Reply, frozen=True):
         nodes = [replace(node, address=reached(node.address, node.here)) for node in self.nodes]
         key_node = None if self.key_node is None else reached(self.key_node, self.key_node in here)
         return Route(self.group, nodes, key_node)
+
+
+class RouteOfShards(Route, frozen=True):
+    """A route that a client has put together for a cluster of several shards. The node of each shard has the addresses of
+    its members, with commas between, and is marked as ``here``."""
+
+    def from_server_at(self, host: str, port: int) -> Route:
+        """The same: the map has addresses at which clients reach the members."""
+        return self

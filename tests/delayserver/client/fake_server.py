@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import msgpack
+import msgspec
 import numpy as np
 
 from delayserver.protocol.columns import I64, U32, pack_column, pack_ragged, unpack_column, unpack_ragged
@@ -40,6 +41,7 @@ from delayserver.protocol.frames import (
 )
 from delayserver.protocol.limits import Limits
 from delayserver.protocol.receipts import derived_message_id, format_receipt, parse_receipt
+from delayserver.state.shard.cluster_map import ClusterMap
 
 SERVER_ID = "0123456789ab"
 TOO_FAR_MS = 2**50
@@ -111,6 +113,8 @@ class FakeServer:
     wrong_replies: dict[str, dict[str, Any]] = field(default_factory=dict)
     nodes: list[str] = field(default_factory=list)
     groups: list[dict[str, Any]] = field(default_factory=list)
+    server_id: str = SERVER_ID
+    map: ClusterMap | None = None  # of a cluster of shards; it is a member of one
     leases: bool = False  # hand a message out once, and never again; otherwise at every pull until it is acked
 
     def __post_init__(self) -> None:
@@ -251,12 +255,20 @@ class FakeServer:
     def _on_hello(self, _: dict[str, Any]) -> dict[str, Any]:
         return {
             "version": 1,
-            "server_id": SERVER_ID,
+            "server_id": self.server_id,
             "server_us": self.now_us(),
             "role": "server",
             "software": "fake",
             "limits": {**self.limits.to_map(), "a_bound_of_the_future": 1},
+            **({"shards": len(self.map.shown.shards)} if self.map is not None else {}),
         }
+
+    def _on_map(self, _: dict[str, Any]) -> dict[str, Any]:
+        """It never waits: a client that asks for a later map gets the one that there is."""
+        if self.map is None:
+            raise UnknownOperation("map")
+        reply: dict[str, Any] = msgspec.to_builtins(self.map.shown)
+        return reply
 
     def _on_ping(self, _: dict[str, Any]) -> dict[str, Any]:
         return {"server_us": self.now_us()}
@@ -285,6 +297,8 @@ class FakeServer:
 
     def _on_route(self, arguments: dict[str, Any]) -> dict[str, Any]:
         nodes = [{"address": address, "weight": 1} for address in self.nodes or [self.address]]
+        if self.map is not None:
+            nodes = [{"address": self.address, "weight": 1, "here": True}]
         return {"group": arguments.get("group", "main"), "nodes": nodes}
 
     def _store(self, subject: str, body: bytes, due_ms: int, **rest: Any) -> Stored:
@@ -294,8 +308,11 @@ class FakeServer:
             raise TooFar("beyond delay_ms_max")
         if subject == "not-ready-once":
             raise NotReady("recovering", retry_after_ms=1)
+        key, named = rest.pop("order_key", b""), (rest.get("message_id") or "").encode()
+        if self.map is not None and (refusal := self.map.refusal(subject, key, named)) is not None:
+            raise refusal
         sequence = len(self.messages)
-        message_id = rest.pop("message_id", None) or derived_message_id(SERVER_ID, sequence)
+        message_id = rest.pop("message_id", None) or derived_message_id(self.server_id, sequence)
         stored = Stored(subject, body, due_ms, sequence, message_id, **rest)
         if any((m.subject, m.due_ms, m.message_id) == (subject, due_ms, message_id) for m in self.messages):
             stored.outcome = "deduplicated"
@@ -317,13 +334,14 @@ class FakeServer:
                     message_id=row.get("message_id"),
                     properties=row.get("properties", {}),
                     expires_ms=row.get("expires_ms", 0),
+                    order_key=row.get("order_key", "").encode(),
                 )
             except DelayServerError as error:
                 results.append(error_to_map(error))
                 continue
             results.append(
                 {
-                    "receipt": format_receipt(SERVER_ID, stored.due_ms, stored.sequence),
+                    "receipt": format_receipt(self.server_id, stored.due_ms, stored.sequence),
                     "message_id": stored.message_id,
                     "subject": stored.subject,
                     "due_ms": stored.due_ms,
@@ -346,6 +364,7 @@ class FakeServer:
         bodies = ragged("bodies", "body_length")
         message_ids = ragged("message_ids", "message_id_length")
         properties = ragged("properties", "properties_length")
+        order_keys = ragged("order_keys", "order_key_length")
         first, accepted, rejected = len(self.messages), [], []
         for row in range(count):
             try:
@@ -356,6 +375,7 @@ class FakeServer:
                     message_id=message_ids[row].decode(),
                     properties=msgpack.unpackb(properties[row]) if properties[row] else {},
                     expires_ms=int(expires_ms[row]),
+                    order_key=order_keys[row],
                 )
                 accepted.append(stored.due_ms)
             except DelayServerError as error:
@@ -433,7 +453,7 @@ class FakeServer:
                 properties=item.get("properties", stored.properties),
                 expires_ms=item.get("expires_ms", stored.expires_ms),
             )
-            result["new_receipt"] = format_receipt(SERVER_ID, moved.due_ms, moved.sequence)
+            result["new_receipt"] = format_receipt(self.server_id, moved.due_ms, moved.sequence)
             result |= {"message_id": moved.message_id, "due_ms": moved.due_ms, "sequence": moved.sequence}
         return {"results": [result]}
 
@@ -446,7 +466,7 @@ class FakeServer:
         ready = [m for m in ready if not (self.leases and m.leased)][: arguments["max_messages"]]
         for message in ready:
             message.leased = True
-        derived = [m.message_id == derived_message_id(SERVER_ID, m.sequence) for m in ready]
+        derived = [m.message_id == derived_message_id(self.server_id, m.sequence) for m in ready]
         ids = pack_ragged([b"" if own else m.message_id.encode() for m, own in zip(ready, derived, strict=True)])
         properties = pack_ragged([msgpack.packb(m.properties) if m.properties else b"" for m in ready])
         bodies = pack_ragged([m.body for m in ready])
@@ -455,7 +475,7 @@ class FakeServer:
         return {
             "count": len(ready),
             "subject": arguments["subject"],
-            "server_ids": [SERVER_ID],
+            "server_ids": [self.server_id],
             "server_index": 0,
             "sequence": sequence,
             "due_ms": pack_column(np.array([m.due_ms for m in ready], I64)),
