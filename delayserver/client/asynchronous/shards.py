@@ -17,7 +17,7 @@ import anyio.abc
 
 from delayserver.client.calls.core import Call, described_call, read_joined
 from delayserver.client.calls.pull_calls import GIVE_BACK_S, ack_call_of, deliveries_by_shard, of_shard
-from delayserver.client.calls.shard_parts import Parts, RowParts, Rows, by_shard, parts_of
+from delayserver.client.calls.shard_parts import RowParts, Rows, ShardRows, by_shard, parts_of
 from delayserver.client.calls.slot_owners import NO_MAP, SlotOwners
 from delayserver.client.values.pulled_columns import PulledColumns
 from delayserver.protocol.errors import DelayServerError, InvalidArgument, NotPrimary, WrongShard
@@ -243,7 +243,7 @@ class Shards:
         else:
             await anyio.sleep((refusal.retry_after_ms or 100) / 1000)
 
-    async def _send_parts(self, call: Call[T], parts: Parts, rows_of: dict[int, Rows]) -> None:
+    async def _send_parts(self, call: Call[T], parts: ShardRows, rows_of: dict[int, Rows]) -> None:
         async def part(shard: int, rows: Rows) -> None:
             try:
                 taken = Call(call.operation, parts.take(rows), _as_it_is, call.repeatable, doubt=parts.doubt)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from delayserver.client.calls.core import in_doubt
 from delayserver.client.calls.slot_owners import SlotOwners
-from delayserver.client.values.messages import Placed
+from delayserver.client.values.messages import RowPlaces
 from delayserver.protocol.columns import I64, U32, Ragged, pack_column, pack_ragged, unpack_column, unpack_ragged
 from delayserver.protocol.errors import DelayServerError, WrongShard, error_from_map, make_error
 
@@ -34,7 +34,7 @@ _COLUMNS: Final[dict[str, np.dtype[Any]]] = {"due_ms": I64, "expires_ms": I64, "
 _LISTS: Final = ("messages", "receipts", "items")
 
 
-class Parts(ABC):
+class ShardRows(ABC):
     """The rows of one request, and what the shards answered of them."""
 
     @abstractmethod
@@ -70,7 +70,7 @@ class Parts(ABC):
         """One reply for all rows."""
 
 
-class RowParts(Parts):
+class RowParts(ShardRows):
     """A request in rows: messages, receipts or items."""
 
     def __init__(self, arguments: dict[str, Any]) -> None:
@@ -126,7 +126,7 @@ class RowParts(Parts):
         return {"results": self._results}
 
 
-class ColumnParts(Parts):
+class ColumnParts(ShardRows):
     """A request in columns: `send`, `prepare` or `publish`."""
 
     def __init__(self, arguments: dict[str, Any]) -> None:
@@ -223,7 +223,7 @@ class ColumnParts(Parts):
         if duplicates is not None:
             joined["duplicates"] = duplicates
         servers = [part.server_id for part in self._accepted]
-        joined["placed"] = Placed(servers, index.astype(U32), sequence, places)
+        joined["placed"] = RowPlaces(servers, index.astype(U32), sequence, places)
         return joined
 
 

@@ -108,7 +108,7 @@ class RejectedRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class RowPlaces:
     """Where the accepted rows of a columnar request are that went to several shards of a cluster.
 
     ``server_index`` u32[accepted] points into ``server_ids``, and ``sequence`` i64[accepted] has the sequences there.
@@ -148,7 +148,7 @@ class ColumnsSent:
     rejected: list[RejectedRow]
     message_ids: list[str] | None
     duplicates: list[DuplicateRow] | None = None
-    placed: Placed | None = None
+    placed: RowPlaces | None = None
 
     @property
     def sequence(self) -> NDArray[np.int64]:
@@ -197,7 +197,7 @@ class ColumnsPublished:
     first_sequence: int
     position: NDArray[np.int64]
     rejected: list[RejectedRow]
-    placed: Placed | None = None
+    placed: RowPlaces | None = None
 
     @property
     def sequence(self) -> NDArray[np.int64]:
