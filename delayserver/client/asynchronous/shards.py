@@ -224,7 +224,7 @@ class Shards:
         for _ in range(AGAIN_MAX):
             free = self.free() if call.operation in PLACED else self.map.all[0]
             await self._send_parts(call, parts, by_shard(parts.owners(self.map), todo, free))
-            refused = parts.refused()
+            refused = parts.wrong_rows()
             if not refused:
                 break
             todo = list(refused)

@@ -58,7 +58,7 @@ class ShardRows(ABC):
         """The result of a shard whose earlier attempt ended `unknown`: a refusal may hide that it was carried out."""
 
     @abstractmethod
-    def refused(self) -> dict[int, WrongShard]:
+    def wrong_rows(self) -> dict[int, WrongShard]:
         """The rows whose last answer was `wrong_shard`."""
 
     @abstractmethod
@@ -99,7 +99,7 @@ class RowParts(ShardRows):
         ]
         return result | {"results": rows}
 
-    def refused(self) -> dict[int, WrongShard]:
+    def wrong_rows(self) -> dict[int, WrongShard]:
         found = {}
         for row, answer in enumerate(self._results):
             if "error" in answer and isinstance(error := error_from_map(answer), WrongShard):
@@ -189,7 +189,7 @@ class ColumnParts(ShardRows):
         ]
         return result | {"rejected": rows}
 
-    def refused(self) -> dict[int, WrongShard]:
+    def wrong_rows(self) -> dict[int, WrongShard]:
         return {row: error for row, error in self._errors.items() if isinstance(error, WrongShard)}
 
     def error(self) -> DelayServerError | None:
