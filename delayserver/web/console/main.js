@@ -4,6 +4,7 @@ import { showing } from "./address.js";
 import { call, onUnauthenticated, session } from "./api.js";
 import { heard } from "./clock.js";
 import { Cases } from "./cases.js";
+import { ClusterPanel } from "./cluster.js";
 import { ComingPanel } from "./coming.js";
 import { ConsumersPanel } from "./consumers.js";
 import { DeliveryPanel } from "./delivery.js";
@@ -28,6 +29,7 @@ const letters = new LettersPanel();
 const consumers = new ConsumersPanel(() => render(), (group) => letters.open(group));
 const cases = new Cases({ again: () => render(), remove: (group) => consumers.remove(group), letters: (group) => letters.open(group) });
 const message = new MessagePanel();
+const cluster = new ClusterPanel();
 
 let latest = null;
 let hours = null;
@@ -59,10 +61,13 @@ function render() {
   now.update(metrics, history, view);
   hour.update(metrics);
   lateness.update(metrics, history, view);
+  // A standby of a cluster does not count what is to come.
+  show(byId("coming"), Boolean(minutes || hours));
   if (minutes) coming.minutes(minutes, view.nowMs);
   if (hours) coming.hours(hours, view.nowMs);
   delivery.update(metrics, history, view);
   consumers.update(metrics, view);
+  cluster.update(metrics, view);
   showPulls(metrics.groups);
   message.tick();
   show(byId("welcome"), metrics.accepted === 0 && !(metrics.broker?.published > 0));
@@ -82,6 +87,8 @@ let refused = null;
 function refuse(why) {
   refused = why;
   for (const id of FIGURES) show(byId(id), !refused);
+  // With the next figures it comes back, if the server has a cluster.
+  if (refused) for (const id of ["cluster", "cluster-way"]) show(byId(id), false);
 }
 
 function trouble(text, health = "No connection") {
@@ -214,8 +221,10 @@ const KEYS = {
   "?": openHelp,
 };
 const ways = [...document.querySelectorAll(".ways a")];
-ways.forEach((way, place) => {
+ways.forEach((_, place) => {
   KEYS[String(place + 1)] = () => {
+    const way = ways.filter((each) => !each.hidden)[place];
+    if (!way) return;
     way.click();
     byId(way.hash.slice(1)).querySelector("h2").setAttribute("tabindex", "-1");
     byId(way.hash.slice(1)).querySelector("h2").focus({ preventScroll: true });

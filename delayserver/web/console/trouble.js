@@ -86,7 +86,8 @@ export const CONDITIONS = [
     severity: "warn",
     runbook: "5. The server does not start",
     says: "The server is not ready yet.",
-    when: (m) => (!m.ready && !/bytes/.test(m.waits_for) ? [m.waits_for ? `It says: ${m.waits_for}.` : "It takes up its data directory."] : null),
+    // A standby of a cluster is as it must be.
+    when: (m) => (!m.ready && m.cluster?.[0]?.role !== "standby" && !/bytes/.test(m.waits_for) ? [m.waits_for ? `It says: ${m.waits_for}.` : "It takes up its data directory."] : null),
     act: ["Wait: requests are answered `not_ready`, and it goes on by itself.", "If it ends, its last line names the file. Run `delayserver recover check data`."],
   },
   {

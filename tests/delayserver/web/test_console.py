@@ -769,6 +769,8 @@ def test_each_condition_shows_itself_and_no_other(page: Page) -> None:
         wrongNow(metrics, view).map(({condition, facts}) => [condition.id, facts.join(' ')]))"""
     assert page.evaluate(judge, [HEALTHY, VIEW]) == []
     assert page.evaluate(judge, [HEALTHY | {"consumer_groups": ASKED}, VIEW]) == []
+    standby = {"ready": False, "waits_for": "another member leads", "cluster": [{"role": "standby"}]}
+    assert page.evaluate(judge, [HEALTHY | standby, VIEW]) == []
     for name, (metrics, view, told) in WRONG.items():
         ((found, facts),) = page.evaluate(judge, [HEALTHY | metrics, VIEW | view])
         assert found == name

@@ -1,0 +1,108 @@
+"""The part of the console that shows the member of a cluster: on a primary, on a standby, and not without a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from tests.delayserver.client.fake_server import FakeServer
+from tests.delayserver.metrics.replies import reply
+from tests.delayserver.web.chromium import WAIT_MS, chromium
+from tests.delayserver.web.test_console import Desk, violations
+from tests.delayserver.web.web_server import Web, gateway_alone
+
+expect.set_options(timeout=WAIT_MS)
+
+MEMBER = {
+    "shard": 0, "member": "b", "role": "standby", "epoch": 7, "lag_records": 12, "lag_ms": 1_500, "lease_left_ms": 0,
+    "beat_age_ms": None, "proposals": 0, "proposals_bytes": 0, "log_answers": True, "log_unanswered": 0, "log_copies": 3,
+    "log_in_sync": 3, "log_in_sync_min": 2, "log_kept": 123_456, "log_faults": [],
+}  # fmt: skip
+LEADS = {"role": "primary", "lag_records": 0, "lag_ms": 0, "lease_left_ms": 1_100, "beat_age_ms": 90, "proposals": 2}
+
+
+def metrics(**member: Any) -> dict[str, Any]:
+    """A reply of a member, ready if it is the primary."""
+    found = reply() | {"ready": member.get("role") == "primary", "cluster": [MEMBER | member]}
+    found["waits_for"] = "" if found["ready"] else "another member leads"
+    found["storage"]["last_backup_ms"] = found["clock"]["server_us"] // 1000 - 7_200_000
+    return found
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[tuple[FakeServer, Web]]:
+    with FakeServer() as server, gateway_alone(server.address) as web:
+        yield server, web
+
+
+@pytest.fixture(scope="module")
+def window() -> Iterator[Browser]:
+    with chromium() as running:
+        yield running
+
+
+@contextmanager
+def person(window: Browser, web: Web) -> Iterator[Desk]:
+    desk = Desk(window, web)
+    try:
+        yield desk
+    finally:
+        desk.close()
+    assert desk.complaints == []
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1440, False), (400, True)])
+def test_a_standby_shows_how_far_it_is_and_that_nothing_is_wrong(
+    window: Browser, gateway: tuple[FakeServer, Web], width: int, dark: bool
+) -> None:
+    server, web = gateway
+    server.wrong_replies["metrics"] = metrics()
+    with person(window, web) as desk:
+        page = desk.open(width=width, dark=dark, at=f"http://{web.host}:{web.port}/#cluster")
+        part = page.locator("#cluster")
+        expect(part).to_be_visible()
+        expect(part).to_be_in_viewport()
+        expect(page.locator("#cluster-lead")).to_have_text("This server is member b of shard 0.")
+        expect(page.locator("#cluster-role")).to_have_text("standby")
+        for text in ("7 epoch", "12 records behind", "If it dies now, nothing stops."):
+            expect(part).to_contain_text(text)
+        for text in ("3 copies", "3 in sync", "2 needed", "123,456 positions kept", "2 h ago last backup"):
+            expect(part).to_contain_text(text)
+        expect(page.locator("#cases")).not_to_contain_text("not ready")
+        expect(page.locator(".ways a[aria-current]")).to_have_text("Cluster")
+        assert page.url.endswith("/#cluster"), "a link to it stays one"
+        assert violations(page) == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_a_primary_shows_its_lease_and_what_is_wrong_with_its_log(
+    window: Browser, gateway: tuple[FakeServer, Web]
+) -> None:
+    server, web = gateway
+    server.wrong_replies["metrics"] = metrics(
+        **LEADS, log_answers=False, log_in_sync=2, log_faults=["retention.ms of topic t is 1, and must be -1"]
+    )
+    with person(window, web) as desk:
+        page = desk.open()
+        expect(page.locator("#cluster-role")).to_have_text("primary")
+        expect(page.locator("#cluster-facts")).to_contain_text("lease left")
+        expect(page.locator("#cluster-dies")).to_contain_text("a standby goes on after some two seconds")
+        assert page.locator("#cluster-faults li").all_inner_texts() == [
+            "A broker is gone, or lags.",
+            "It did not answer the last look.",
+            "retention.ms of topic t is 1, and must be -1",
+        ]
+
+
+def test_a_server_without_a_cluster_has_no_such_part(window: Browser, gateway: tuple[FakeServer, Web]) -> None:
+    server, web = gateway
+    server.wrong_replies["metrics"] = reply() | {"cluster": []}
+    with person(window, web) as desk:
+        page = desk.open()
+        expect(page.locator("#about")).to_contain_text("delayserver")
+        expect(page.locator("#cluster")).to_be_hidden()
+        expect(page.locator("#cluster-way")).to_be_hidden()
