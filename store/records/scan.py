@@ -97,7 +97,9 @@ class ScanReport:
 class Scan:
     """One pass over a file from `start` to `stop`. `synced`: what the caller knows to be durable and whole."""
 
-    __slots__ = ("_buffer", "_buffer_start", "_file", "_stop", "_synced_behind", "_written")
+    __slots__ = (
+        "_buffer", "_buffer_start", "_buffer_synced", "_file", "_known_synced", "_stop", "_synced_behind", "_written",
+    )  # fmt: skip
 
     def __init__(self, file: File, start: int, stop: int) -> None:
         assert start % ALIGN == 0, "records are aligned"
@@ -106,6 +108,8 @@ class Scan:
         self._buffer = memoryview(b"")
         self._buffer_start = start
         self._synced_behind: int | None = None
+        # The highest offset that was known to be durable at the last look, and when the buffer was read.
+        self._known_synced = self._buffer_synced = 0
         self._written = file.written_ranges(start)
 
     def records(
@@ -148,7 +152,7 @@ class Scan:
         if begin < 0 or begin + length > len(self._buffer):
             want = min(max(length, SCAN_BYTES), self._stop - position)
             self._buffer = memoryview(read_ahead(self._file, position, length, want))
-            self._buffer_start, begin = position, 0
+            self._buffer_start, self._buffer_synced, begin = position, self._known_synced, 0
         return self._buffer[begin : begin + length]
 
     def _judge(self, position: int, error: BadRecordError, report: ScanReport) -> int | None:
@@ -163,7 +167,7 @@ class Scan:
         if position >= report.synced:
             report.stop(detail if self._anything_from(position) else None)
             return None
-        if not errno_of(error) and self._verifies_now(position):
+        if not errno_of(error) and self._verifies_now(position, report.synced):
             return position
         # The damage ends at the synced offset: from there on a bad record may be torn, with whole ones behind it.
         later = next(self._headers_behind(position), None)
@@ -171,10 +175,12 @@ class Scan:
         report.pass_over(Damage(position, following, detail, errno_of(error)))
         return following
 
-    def _verifies_now(self, position: int) -> bool:
-        """Whether the record is whole in bytes that are read now. A running server may have written it between two reads. It
-        was whole before a header said that it is durable, so a record that is not whole behind that header is damaged."""
-        self._buffer = memoryview(b"")
+    def _verifies_now(self, position: int, synced: int) -> bool:
+        """Whether the record is whole in bytes that were read behind the proof that it was durable. A running server may
+        have written it between two reads."""
+        if position < self._buffer_synced:
+            return False
+        self._known_synced, self._buffer = synced, memoryview(b"")
         try:
             self._record(position)
         except BadRecordError as error:
