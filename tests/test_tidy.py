@@ -51,7 +51,7 @@ store.snapshots: store store.disk store.logs store.tables
 .broker.queues: store store.disk store.logs store.records .broker
 .client.asynchronous: .client.calls .client.connections .client.tracing .client.values .protocol .protocol.schema
 .runtime: store store.disk store.logs store.records .logs .protocol
-.members: store.shared .protocol .protocol.schema .runtime
+.members: store.disk store.shared .protocol .protocol.schema .runtime
 .kafka: .logs .runtime
 .targets: store.disk store.records .broker.queues .kafka .logs .net .protocol .runtime
 .config: store.logs .protocol .targets
@@ -102,8 +102,8 @@ delayserver: .client
 .cli.recover: store store.disk store.records store.tables .cli.terminal .client .client.calls .config .protocol
     .protocol.schema .recover.checking .recover.mending .recover.reading .recover.telling .runtime .cli.kafka
     .config .members
-.cli.cluster: .backup .cli.backup .cli.kafka .cli.terminal .client .config .members .protocol .protocol.schema
-    .runtime
+.cli.cluster: store.disk store.shared store.tables .backup .cli.backup .cli.kafka .cli.recover .cli.terminal .client
+    .config .members .protocol .protocol.schema .runtime
 .cli.backup: store.disk store.snapshots store.tables delayserver .backup .cli.recover .cli.terminal .client .config
     .protocol .runtime
 .cli.tokens: store.disk store.tables .cli.terminal .client.calls .config .protocol .protocol.schema .runtime .tokens

@@ -76,9 +76,12 @@ class Coverage:
         return said
 
 
-def find_coverage(repository: Repository, server_id: int, first: int, end: int, members: Mapping[str, int]) -> Coverage:
-    """What covers the log of the shard with this server id. Raises BackupError (backups of another one), CorruptionError,
-    FormatError, StoreError."""
+def find_coverage(
+    repository: Repository, server_id: int, first: int, end: int, members: Mapping[str, int], healed: int = -1
+) -> Coverage:
+    """What covers the log of the shard with this server id. `healed`: the log was healed in this epoch, so backups of it and
+    of earlier ones do not go on there. Raises BackupError (backups of another shard), CorruptionError, FormatError,
+    StoreError."""
     verified = repository.verified()
     foreign = [name for name, backup in verified.items() if backup.server_id != server_id]
     if foreign:
@@ -86,5 +89,5 @@ def find_coverage(repository: Repository, server_id: int, first: int, end: int, 
         raise BackupError(
             f"{repository.name}: the backup {name} is of server {other:012x}, and the shard is {server_id:012x}"
         )
-    last = list(verified.items())[-NEEDED:]
+    last = [(name, backup) for name, backup in verified.items() if backup.epoch > healed][-NEEDED:]
     return Coverage(repository.name, first, end, dict(last), members)

@@ -21,7 +21,7 @@ from store.logs.message_log import LogEntry
 from store.records.record_image import RecordImage
 from store.records.segment import Appendable
 from store.shared.envelope import Envelope, EnvelopeKind, ForeignRecordError, Unwrapped, unwrap
-from store.shared.followed import FollowedTo
+from store.shared.followed import FollowedTo, marker
 from store.shared.log_order import LogOrder, Validity
 from store.shared.payload import BarrierNote, ClaimNote, Note, decode_note, decode_records
 
@@ -48,12 +48,13 @@ class _Taken:
     """What is appended with one write: valid records, and the place of the log behind them."""
 
     valid: list[_Valid]
+    came: list[tuple[FollowedTo, int]]
     place: FollowedTo
     size_bytes: int
 
     @property
     def records(self) -> list[Appendable]:
-        return [*(record for each in self.valid for record in each.records), self.place.batch()]
+        return [*(record for each in self.valid for record in each.records), marker(self.came, self.place)]
 
 
 class Follower:
@@ -77,12 +78,17 @@ class Follower:
         self._proposals = proposals
         self._damage = damage
         self._waiting: deque[_Valid] = deque()
+        # The place behind each record of the log that waits, and how many records it brought. Also those which
+        # message_log has already.
+        self._came: list[tuple[FollowedTo, int]] = []
+        # The epoch of the last place in message_log.
+        self._marked_epoch = start.epoch
         self._waiting_bytes = 0
         self._appending = False
         self._paused = False
         # Whether another member has taken this process over: what it knows ran ahead of the log, so it takes no more.
         self._superseded = False
-        self._came = Bell()
+        self._ring = Bell()
         # Records that did not count, by the reason; and those that were none of this shard.
         self.void: Counter[Validity] = Counter()
         self.foreign = 0
@@ -114,7 +120,7 @@ class Follower:
             taken = self._take()
             self._accept(taken, self._appender.append_now(taken.records, taken.size_bytes))
         else:
-            self._came.ring()
+            self._ring.ring()
             if self._waiting_bytes > WAITING_BYTES_MAX and not self._paused:
                 self._paused = True
                 log.pause()
@@ -158,10 +164,11 @@ class Follower:
             records, accepted, names = proposal.records, proposal.accepted, proposal.names
         else:
             records = decode_records(found.payload, position)
-            if self._place.ahead:
-                known = min(self._place.ahead, len(records))
-                records = records[known:]
-                self._place = replace(self._place, ahead=self._place.ahead - known)
+        self._came.append((self._place, len(records)))
+        if self._place.ahead:
+            known = min(self._place.ahead, len(records))
+            records = records[known:]
+            self._place = replace(self._place, ahead=self._place.ahead - known)
         if records:
             self._waiting.append(_Valid(records, accepted, names))
             self._waiting_bytes += size_bytes
@@ -193,14 +200,18 @@ class Follower:
 
     @property
     def _waits(self) -> bool:
-        """Whether something is to be appended."""
-        return bool(self._waiting) or self._place.position - self._standing.kept.value >= MARKS_APART
+        """Whether something is to be appended. A new epoch is: from then on the log is one that goes on."""
+        place = self._place
+        return bool(self._waiting) or (
+            not place.ahead
+            and (place.epoch != self._marked_epoch or place.position - self._standing.kept.value >= MARKS_APART)
+        )
 
     async def _append_waiting(self, log: SharedLog) -> None:
         while True:
-            self._came.hush()
+            self._ring.hush()
             if not self._waits:
-                await self._came.rung()
+                await self._ring.rung()
                 continue
             taken = self._take()
             self._appending = True
@@ -218,7 +229,9 @@ class Follower:
         valid, size = list(self._waiting), self._waiting_bytes
         self._waiting.clear()
         self._waiting_bytes = 0
-        return _Taken(valid, self._place, size)
+        came, self._came = self._came, []
+        self._marked_epoch = self._place.epoch
+        return _Taken(valid, came, self._place, size)
 
     def _accept(self, taken: _Taken, appended: AppendedRecords) -> None:
         entries, first = [_as_batch(entry) for entry in appended.entries], 0

@@ -72,7 +72,45 @@ class ShardState(msgspec.Struct, frozen=True, tag_field="kind", tag="state"):
     state: str
 
 
-Note: TypeAlias = Founded | Announced | Forgotten | Led | ShardAdded | ShardState
+class Stranded(msgspec.Struct, frozen=True, tag_field="kind", tag="stranded"):
+    """A member whose log has lost records is stopped, and waits to be healed. It had followed the log up to record `index`
+    of `epoch`. `records_epoch` and `records_index` are those of the last one that had more than a note. The writer of the
+    former is a member's number, and the instance of its process in 16 hex digits."""
+
+    name: str
+    shard: int
+    epoch: int
+    index: int
+    writer: int
+    instance: str
+    records_epoch: int
+    records_index: int
+    ahead: int
+    """So many records more it has, which a crash has cut off from their place."""
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The last record that it has read."""
+        return self.epoch, self.index
+
+    @property
+    def records_place(self) -> tuple[int, int]:
+        """The last record that brought it anything."""
+        return self.records_epoch, self.records_index
+
+
+class Healed(msgspec.Struct, frozen=True, tag_field="kind", tag="healed"):
+    """The log of a shard had lost records, and was made whole: from `position` on it has all behind the record `index` of
+    `epoch`, up to the last epoch `until`. A member that has read no later epoch reads from there."""
+
+    shard: int
+    position: int
+    epoch: int
+    index: int
+    until: int
+
+
+Note: TypeAlias = Founded | Announced | Forgotten | Led | ShardAdded | ShardState | Stranded | Healed
 """A record of the map."""
 
 encode_note: Final = msgspec.json.Encoder().encode
@@ -83,7 +121,8 @@ _decode: Final = msgspec.json.Decoder(Note).decode
 class MemberMap:
     """What the map says. `members` has the last start of each, but for those that are gone. `numbers` has all that ever
     came, from 1 on in the order in which they came. `shards` has the server ids of the shards, `states` those that are not
-    open, `leaders` the last takeover of each. `version` is the place behind the last record."""
+    open, `leaders` the last takeover of each. `stranded` are the members that wait to be healed, and `healed` has the last
+    healing of each shard. `version` is the place behind the last record."""
 
     founded: Founded | None = None
     members: dict[str, Announced] = field(default_factory=dict)
@@ -91,6 +130,8 @@ class MemberMap:
     shards: list[str] = field(default_factory=list)
     states: dict[int, str] = field(default_factory=dict)
     leaders: dict[int, Led] = field(default_factory=dict)
+    stranded: dict[str, Stranded] = field(default_factory=dict)
+    healed: dict[int, Healed] = field(default_factory=dict)
     version: int = 0
 
     def identity(self, shard: int) -> ShardIdentity:
@@ -144,10 +185,12 @@ class MemberMap:
         if isinstance(note, Announced):
             self.numbers.setdefault(note.name, len(self.numbers) + 1)
             self.members[note.name] = note
+            self.stranded.pop(note.name, None)
         elif isinstance(note, Forgotten):
             known = self.members.get(note.name)
             if known is not None and known.instance == note.instance:
                 del self.members[note.name]
+                self.stranded.pop(note.name, None)
         elif isinstance(note, Led):
             known_leader = self.leaders.get(note.shard)
             if known_leader is None or known_leader.epoch < note.epoch:
@@ -157,6 +200,12 @@ class MemberMap:
                 self.shards.append(note.server_id)
         elif isinstance(note, ShardState):
             self.states[note.shard] = note.state
+        elif isinstance(note, Stranded):
+            if note.name in self.members:
+                self.stranded[note.name] = note
+        elif isinstance(note, Healed):
+            self.healed[note.shard] = note
+            self.stranded = {name: each for name, each in self.stranded.items() if each.shard != note.shard}
         elif self.founded is None:
             if note.format != FORMAT:
                 raise LogUnusable(f"the cluster in topic {topic} has format {note.format}: install a newer version")

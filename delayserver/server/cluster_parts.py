@@ -11,6 +11,7 @@ from delayserver.follow.proposing import Proposing
 from delayserver.follow.shard_writer import ShardWriter
 from delayserver.lead.beating import Beating
 from delayserver.lead.claiming import Claiming
+from delayserver.members.healing import place_after
 from delayserver.runtime.log_appender import LogAppender
 from delayserver.runtime.shared_log import SharedLog
 from delayserver.server.ground import Ground
@@ -44,12 +45,13 @@ class ClusterParts:
 
 
 def build_cluster(ground: Ground, state: StateParts, appender: LogAppender) -> ClusterParts | None:
-    """None for a single server. Raises CorruptionError where damage hides how far the log was followed."""
+    """None for a single server. Raises CorruptionError where damage hides how far the log was followed, LogTrimmed."""
     membership = ground.outside.membership
     if membership is None:
         return None
     runtime, positions = ground.runtime, state.positions
     start = followed_to(ground.files.log, ground.opened.found.checkpoint.replay_offset)
+    start = place_after(start, membership.healed)
     log = membership.engine.open(membership.seat.shard)
     standing = Standing(membership.seat, start, __version__)
     proposals = Proposals(log, membership.seat, ground.names, runtime.clock)

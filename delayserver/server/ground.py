@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from delayserver.config.cluster_settings import ClusterSettings
 from delayserver.config.pacing import Pacing
 from delayserver.config.settings import Settings
+from delayserver.members.member_map import Healed
 from delayserver.net.transport import Connect, connect_socket
 from delayserver.operations.access.tokens import OwnTokens
 from delayserver.operations.nodes.reload import Reread
@@ -31,7 +32,7 @@ from store.tables.names import Names
 class Membership:
     """What makes a server a member of a cluster: its seat, and the engine of the shared log. `names` are those of all
     members, by their numbers. `following` is called with the name of the primary, when this member is its standby and
-    hears it. `map` has all shards, for all lives of the process."""
+    hears it. `map` has all shards, for all lives of the process. `healed`: how the log was made whole of late."""
 
     engine: LogEngine
     seat: Seat
@@ -39,6 +40,7 @@ class Membership:
     names: Mapping[int, str] = field(default_factory=dict)
     following: Callable[[str], object] = lambda _primary: None
     map: ClusterMap = field(default_factory=ClusterMap)
+    healed: Healed | None = None
 
     def leader_of(self, standing: Standing) -> str:
         """The name of whoever leads. Its claim has it. Where an earlier process read the claim, `names` have it."""

@@ -55,7 +55,8 @@ class Joined:
 
         settings = ClusterSettings(rank=min(found.rank(self.own.name), RANK_MAX))
         names = {number: name for name, number in found.numbers.items()}
-        return Membership(self.engines.shards, seat, settings, names, following, self.shards)
+        healed = found.healed.get(self.file.shard)
+        return Membership(self.engines.shards, seat, settings, names, following, self.shards, healed)
 
 
 async def join(file: ClusterFile, engines: Engines, address: str, http: str, chance: Random) -> Joined:

@@ -244,11 +244,13 @@ class IndexBatch(ColumnBatch, kind=KIND_INDEX, version=1):
 
 
 @dataclass(frozen=True, slots=True)
-class FollowedBatch(ColumnBatch, kind=KIND_FOLLOWED, version=1):
-    """How far a member of a cluster has followed its shared log: in its message_log, behind the records up to there.
+class FollowedBatch(ColumnBatch, kind=KIND_FOLLOWED, version=2, fields_before=(6,)):
+    """How far a member of a cluster has followed its shared log: in its message_log, behind the records up to there. A row
+    for each record of the shared log that brought some of them, and the last row for the place behind all.
 
     `position` is the next one to read. `epoch`, `record_index`, `member` and `instance` are those of the last record before
-    it that counts. Nothing that is due later than `horizon_ms` was attempted before it."""
+    it that counts. Nothing that is due later than `horizon_ms` was attempted before it. `records`: so many records of
+    message_log came with that record of the shared log; 0 in the last row."""
 
     position: I64
     epoch: U32
@@ -256,6 +258,7 @@ class FollowedBatch(ColumnBatch, kind=KIND_FOLLOWED, version=1):
     member: U32
     instance: U64
     horizon_ms: I64
+    records: U32
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,8 +46,6 @@ class EnvelopeKind(IntEnum):
     """Records of the kinds that files have."""
     BARRIER = 7
     """Older programs must not read on."""
-    RESTORED = 8
-    """A whole envelope that the log had lost."""
 
 
 _KINDS: Final = {int(kind): kind for kind in EnvelopeKind}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from store.disk.filesystem import FileSystem
 from store.errors import CorruptionError
 from store.logs.log_scan import LogScan
@@ -29,25 +31,37 @@ class FollowedTo:
     horizon_ms: int = 0
     ahead: int = 0
 
-    def batch(self) -> FollowedBatch:
-        """As a record of message_log, which stands behind all records before this place."""
-        return FollowedBatch.filled(
-            1,
-            position=self.position,
-            epoch=self.epoch,
-            record_index=self.index,
-            member=self.writer.member,
-            instance=self.writer.instance,
-            horizon_ms=self.horizon_ms,
-        )
+
+def marker(came: Sequence[tuple[FollowedTo, int]], place: FollowedTo) -> FollowedBatch:
+    """The record of message_log that stands behind all records before a place. `came` has the place behind each record of
+    the shared log that brought some of them, and how many."""
+    rows = [*came, (place, 0)]
+    places = [each for each, _ in rows]
+    return FollowedBatch.filled(
+        len(rows),
+        position=np.array([each.position for each in places], np.int64),
+        epoch=np.array([each.epoch for each in places], np.uint32),
+        record_index=np.array([each.index for each in places], np.uint64),
+        member=np.array([each.writer.member for each in places], np.uint32),
+        instance=np.array([each.writer.instance for each in places], np.uint64),
+        horizon_ms=np.array([each.horizon_ms for each in places], np.int64),
+        records=np.array([count for _, count in rows], np.uint32),
+    )
+
+
+def places_in(batch: FollowedBatch) -> list[tuple[FollowedTo, int]]:
+    """The places that a record of message_log names, in order, and how many of the records in front came up to each."""
+    columns = (batch.position, batch.epoch, batch.record_index, batch.member, batch.instance, batch.horizon_ms)
+    rows = zip(*[column.tolist() for column in (*columns, batch.records)], strict=True)
+    return [
+        (FollowedTo(position, epoch, index, LogWriter(member, instance), horizon_ms), count)
+        for position, epoch, index, member, instance, horizon_ms, count in rows
+    ]
 
 
 def place_in(batch: FollowedBatch) -> FollowedTo:
-    """The place that a record of message_log names."""
-    writer = LogWriter(int(batch.member.item(-1)), int(batch.instance.item(-1)))
-    columns = (batch.position, batch.epoch, batch.record_index, batch.horizon_ms)
-    position, epoch, index, horizon_ms = [int(column.item(-1)) for column in columns]
-    return FollowedTo(position, epoch, index, writer, horizon_ms)
+    """The last place that a record of message_log names."""
+    return places_in(batch)[-1][0]
 
 
 def followed_to(log: MessageLog, offset: int) -> FollowedTo:

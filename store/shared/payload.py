@@ -74,14 +74,7 @@ class BarrierNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return _numbers(program) >= _numbers(self.program)
 
 
-class RestoredNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A record that the log had lost, from a member that has it."""
-
-    record: bytes
-    """The whole record with its envelope, byte for byte."""
-
-
-Note: TypeAlias = ClaimNote | BeatNote | EndNote | BarrierNote | RestoredNote
+Note: TypeAlias = ClaimNote | BeatNote | EndNote | BarrierNote
 """What a map says."""
 
 _NOTES: Final[dict[EnvelopeKind, type[Note]]] = {
@@ -89,7 +82,6 @@ _NOTES: Final[dict[EnvelopeKind, type[Note]]] = {
     EnvelopeKind.BEAT: BeatNote,
     EnvelopeKind.END: EndNote,
     EnvelopeKind.BARRIER: BarrierNote,
-    EnvelopeKind.RESTORED: RestoredNote,
 }
 _KINDS: Final = {note: kind for kind, note in _NOTES.items()}
 _DECODERS: Final[dict[EnvelopeKind, Any]] = {kind: msgspec.msgpack.Decoder(note) for kind, note in _NOTES.items()}

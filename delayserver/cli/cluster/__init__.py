@@ -1,4 +1,4 @@
-"""`delayserver cluster`: founds a cluster, shows its members and shards, moves them, and forgets members."""
+"""`delayserver cluster`: founds a cluster, shows its members and shards, moves them, forgets members, and heals a log."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import click
 from delayserver.cli.cluster.add_shard import add_shard
 from delayserver.cli.cluster.drain_shard import drain_shard
 from delayserver.cli.cluster.forget import forget
+from delayserver.cli.cluster.heal import heal
 from delayserver.cli.cluster.init import init
 from delayserver.cli.cluster.move import move
 from delayserver.cli.cluster.status import status
@@ -21,5 +22,5 @@ def cluster() -> None:
     """Found a cluster, show its members and shards, and move them."""
 
 
-for command in (add_shard, drain_shard, forget, init, move, status, switch, trim):
+for command in (add_shard, drain_shard, forget, heal, init, move, status, switch, trim):
     cluster.add_command(command)

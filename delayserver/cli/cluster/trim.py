@@ -49,7 +49,9 @@ def trim(path: str, place: str, without: tuple[str, ...], dry_run: bool, as_json
     members = _positions([each for each in found.of_shard(shard) if each.name not in without])
     server_id = found.identity(shard).server_id
     with backups_in(place) as repository:
-        coverage = find_coverage(repository, server_id, log.first, log.end, members)
+        healed = found.healed.get(shard)
+        until = -1 if healed is None else healed.until
+        coverage = find_coverage(repository, server_id, log.first, log.end, members, until)
     removes = 0 if dry_run else coverage.trims_to - log.first
     if removes:
         on_kafka(path, remove)

@@ -116,7 +116,8 @@ def _against_log(taken: Capture, findings: Findings, path: str) -> LogCompared:
         if server_id not in shards:
             raise click.UsageError(f"the cluster of {path} has no shard {server_id}, of which this directory is")
         shard = shards.index(server_id)
-        log = AgainstLog(taken, map_.identity(shard), findings)
+        healed = map_.healed.get(shard)
+        log = AgainstLog(taken, map_.identity(shard), findings, -1 if healed is None else healed.until)
         return await log.run(engines.shards.open(shard), place.position)
 
     return on_kafka(path, work)

@@ -51,9 +51,14 @@ def _describe(error: BaseException) -> tuple[int, str] | None:
     # Imported here, because only failures need them.
     from delayserver.config.toml_file import ConfigError
     from delayserver.protocol.errors import DelayServerError
-    from delayserver.runtime.shared_log import LogLost, LogUnusable, SharedLogError
+    from delayserver.runtime.shared_log import LogLost, LogTrimmed, LogUnusable, SharedLogError
     from store.errors import StoreError, UpgradeNeededError
 
+    if isinstance(error, LogLost) and not isinstance(error, LogTrimmed):
+        return (
+            LOG_LOST,
+            f"log_lost: {error}. Stop all members of the shard, then call delayserver cluster heal for each",
+        )
     if isinstance(error, LogLost | LogUnusable | UpgradeNeededError):
         return LOG_LOST, str(error)
     if isinstance(error, SharedLogError):

@@ -69,7 +69,9 @@ def captured_place(taken: Capture) -> FollowedTo | None:
 class AgainstLog:
     """One comparison. The first difference is a finding, and ends it."""
 
-    def __init__(self, taken: Capture, shard: ShardIdentity, findings: Findings) -> None:
+    def __init__(self, taken: Capture, shard: ShardIdentity, findings: Findings, healed: int = -1) -> None:
+        """`healed`: the log was healed in this epoch. Positions of it and of earlier ones are of no use."""
+        self._healed = healed
         self._folder = f"{taken.path}/message_log"
         self._shard = shard
         self._findings = findings
@@ -106,10 +108,11 @@ class AgainstLog:
     def _begin(self, first: int) -> int | None:
         """Go to the first place that both have. Returns its position."""
         self._advance()
-        place = FollowedTo() if self._whole and first == 0 else None
+        place = FollowedTo() if self._whole and first == 0 and self._healed < 0 else None
         while place is None and self._next is not None:
             here = self._next.place
-            place = here if here is not None and here.position >= first else None
+            usable = here is not None and here.position >= first and here.epoch > self._healed
+            place = here if usable else None
             self._advance()
         if place is None:
             return None

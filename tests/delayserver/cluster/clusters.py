@@ -6,6 +6,7 @@ from functools import partial
 
 from delayserver.config.cluster_settings import ClusterSettings
 from delayserver.config.settings import Settings
+from delayserver.members.member_map import Healed
 from delayserver.server.ground import Membership
 from delayserver.state.shard.cluster_map import ClusterMap
 from delayserver.state.shard.seat import Seat
@@ -47,6 +48,7 @@ class Cluster:
         self.network = FakeNetwork()
         self.lives = 0
         self.maps = {name: ClusterMap(0) for name in names}
+        self.healed: Healed | None = None
         self.hosts = {
             name: boot(
                 settings or faked_settings(),
@@ -65,7 +67,7 @@ class Cluster:
     def _membership(self, name: str, number: int) -> Membership:
         self.lives += 1
         seat = Seat(0, self._identity, LogWriter(number, self.lives), name, f"{name}:1", f"http://{name}:2")
-        return Membership(self.engine, seat, ClusterSettings(rank=number), map=self.maps[name])
+        return Membership(self.engine, seat, ClusterSettings(rank=number), map=self.maps[name], healed=self.healed)
 
     @property
     def node(self) -> FakeBroker:

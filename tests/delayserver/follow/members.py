@@ -23,6 +23,7 @@ from delayserver.runtime.shared_log import (
     RECORD_BYTES_MAX,
     AppendFailed,
     LogDescription,
+    LogLost,
     LogRecord,
     LogTrimmed,
     LogUnavailable,
@@ -99,6 +100,8 @@ class ListLog:
 
     async def run(self, position: int, arrived: Callable[[Sequence[LogRecord]], None]) -> NoReturn:
         self.began_at = position
+        if position > len(self._records.data):
+            raise LogLost(0, len(self._records.data), position, "it has less than it had")
         while True:
             grown = self._records.grown
             if self._failed:

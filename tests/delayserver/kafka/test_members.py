@@ -155,8 +155,9 @@ def test_a_primary_that_ends_hands_over(cluster: Cluster) -> None:
     require_all_once(cluster, "ended")
 
 
-def test_a_lost_log_ends_all_members_by_name(one_node: KafkaNodes, cluster: Cluster) -> None:
+def test_a_lost_log_ends_all_members_by_name_and_they_heal_it(one_node: KafkaNodes, cluster: Cluster) -> None:
     primary = cluster.primary()
+    cluster.send(5, delay_ms=20_000)
     text = cluster.members[primary].file.read_text()
     topic = text.partition('topic = "')[2].partition('"')[0]
     delete(one_node, topic)
@@ -169,3 +170,27 @@ def test_a_lost_log_ends_all_members_by_name(one_node: KafkaNodes, cluster: Clus
     assert code == 3
     assert "does not exist" in said
     assert "delayserver cluster init" in said
+    assert cluster.run("init").code == 0
+    member.begin()
+    code, said = member.end()
+    assert (code, "delayserver cluster heal" in said) == (3, True), said
+    healing = [
+        start("cluster", "heal", "--cluster", str(each.file), "--data-dir", str(each.folder / each.name), "--json")
+        for each in cluster.members.values()
+    ]
+    for process in healing:
+        out, err = process.communicate(timeout=UNHURRIED_S)
+        assert (process.returncode, json.loads(out)["position"]) == (0, 0), err
+    for each in cluster.members.values():
+        each.begin()
+        each.ready()
+    cluster.send(5)
+    first = cluster.primary()
+    cluster.members[first].signal(signal.SIGKILL)
+    cluster.members[first].end()
+    assert cluster.primary() != first
+    require_all_once(cluster, "healed")
+    cluster.members[first].begin()
+    cluster.members[first].ready()
+    works = cluster.run("heal", "--data-dir", str(next(iter(cluster.members.values())).folder / "a"))
+    assert (works.code, "in use" in works.err) == (1, True), works.err

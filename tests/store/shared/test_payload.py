@@ -16,7 +16,6 @@ from store.shared.payload import (
     ClaimNote,
     EndNote,
     Note,
-    RestoredNote,
     decode_note,
     decode_records,
     encode_note,
@@ -29,7 +28,6 @@ NOTES: list[Note] = [
     BeatNote(12, 1200, b"digest", 5),
     EndNote("c", 9),
     BarrierNote("1.5"),
-    RestoredNote(b"DLOG"),
 ]
 
 

@@ -9,11 +9,11 @@ from store.disk.filesystem import RealFileSystem
 from store.logs.message_log import MessageLog
 from store.records.batches import LedgerBatch, OutcomeBatch
 from store.records.column_batch import ColumnBatch
-from store.shared.followed import FollowedTo
+from store.shared.followed import FollowedTo, marker
 from tests.delayserver.recover.directories import Made
 
 DECIDED, STRANGE = OutcomeBatch.filled(1, sequence=1), LedgerBatch.filled(1)
-PLACE = FollowedTo(5, 1, 4).batch()
+PLACE = marker([], FollowedTo(5, 1, 4))
 
 
 @pytest.mark.parametrize(

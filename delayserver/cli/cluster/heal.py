@@ -1,0 +1,111 @@
+"""`delayserver cluster heal`: makes the log of a shard whole again, after Kafka has lost records of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from delayserver.cli.cluster.cluster_options import cluster_file
+from delayserver.cli.kafka.on_kafka import on_kafka
+from delayserver.cli.recover.recover_options import usage_of_directory
+from delayserver.cli.terminal import options
+from delayserver.cli.terminal.output import print_json, visible
+
+if TYPE_CHECKING:
+    from delayserver.config.cluster_file import ClusterFile
+    from delayserver.members.founding import Engines
+    from delayserver.members.member_map import Healed
+    from store.disk.filesystem import FileSystem
+    from store.shared.copied import CopiedPiece
+
+AGAIN_S: Final = 1.0
+_SEGMENT: Final = re.compile(r"\d{20}\.log")
+
+
+@click.command
+@cluster_file
+@click.option("--data-dir", required=True, type=click.Path(), metavar="DIR", help="The directory of this member.")
+@options.as_json
+def heal(path: str | None, data_dir: str, as_json: bool) -> None:
+    """Make the log of a shard whole again, after Kafka has lost records that members have.
+
+    Stop all members of the shard, and call this on each machine with the file and the directory of its member. The calls
+    wait for each other. The one that has most then writes what is missing, and all end. Start the members again, and make a
+    backup: older ones do not go on from the healed log.
+    """
+    from delayserver.members.healing import HealingRefusedError
+    from store.disk.filesystem import RealFileSystem
+    from store.shared.copied import UncountedError
+    from store.tables.identity import LOCK, read_identity
+
+    fs, root = RealFileSystem(), data_dir.rstrip("/") or "/"
+    with usage_of_directory():
+        server_id = read_identity(fs, root)
+
+    async def work(file: ClusterFile, engines: Engines) -> Healed:
+        return await _heal(file, engines, fs, root, server_id)
+
+    lock = fs.lock(f"{root}/{LOCK}", b"delayserver cluster heal")
+    try:
+        healed = on_kafka(path, work)
+    except HealingRefusedError as error:
+        raise click.ClickException(visible(str(error))) from None
+    except UncountedError:
+        raise click.ClickException(f"{root}: an older program wrote it, which did not count its records") from None
+    finally:
+        lock.close()
+    if as_json:
+        print_json({"shard": healed.shard, "position": healed.position, "until": healed.until})
+    else:
+        click.echo(f"shard {healed.shard} is healed, from position {healed.position} on. Start the members.")
+
+
+async def _heal(file: ClusterFile, engines: Engines, fs: FileSystem, root: str, server_id: int) -> Healed:
+    import trio
+
+    from delayserver.members.healing import Healing, look, place_after, require_part_of, who_heals
+    from delayserver.runtime.chance import system_chance
+    from delayserver.runtime.clock import SystemClock
+    from store.shared.envelope import LogWriter
+
+    found = await engines.read_map()
+    own = found.members.get(file.member)
+    if own is None or found.identity(own.shard).server_id != server_id:
+        raise click.ClickException(
+            visible(f"{root} is not the directory of member {file.member} of this cluster, as {file.topic} has it")
+        )
+    mine, place = look(own, _pieces(fs, root, server_id))
+    await engines.note(mine)
+    waits_for: list[str] = []
+    identity = found.identity(own.shard)
+    while True:
+        found = await engines.read_map()
+        if own.name not in found.stranded:
+            return found.healed[own.shard]
+        stranded = [found.stranded[each.name] for each in found.of_shard(own.shard) if each.name in found.stranded]
+        absent = [each.name for each in found.of_shard(own.shard) if each.name not in found.stranded]
+        healer = who_heals(stranded)
+        if not absent and healer == mine:
+            break
+        if waits_for != (absent or [healer.name]):
+            waits_for = absent or [healer.name]
+            click.echo(visible(f"waits for {', '.join(waits_for)}"), err=True)
+        await trio.sleep(AGAIN_S)
+    me = LogWriter(found.number(own.name), system_chance().getrandbits(64))
+    healing = Healing(lambda: engines.shards.open(own.shard), identity, own, me)
+    require_part_of(_pieces(fs, root, server_id), mine, stranded)
+    await healing.require_lost(place_after(place, found.healed.get(own.shard)))
+    healed = await healing.write(_pieces(fs, root, server_id), stranded, SystemClock().now_us())
+    await engines.note(healed)
+    return healed
+
+
+def _pieces(fs: FileSystem, root: str, server_id: int) -> Iterator[CopiedPiece]:
+    from store.shared.copied import log_records, pieces_in
+
+    names = sorted(filter(_SEGMENT.fullmatch, fs.listdir(f"{root}/message_log")))
+    whole = bool(names) and int(names[0].partition(".")[0]) == 0
+    return pieces_in(log_records(fs, [f"{root}/message_log/{name}" for name in names], server_id), whole=whole)

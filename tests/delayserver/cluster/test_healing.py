@@ -1,0 +1,228 @@
+"""A log that lost acknowledged records is made whole by the member that has most. All go on where they were."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from delayserver.members.healing import Healing, HealingRefusedError, look, require_part_of, who_heals
+from delayserver.members.member_map import Announced, Healed, Stranded
+from delayserver.runtime.shared_log import LogLost, LogTrimmed
+from store.logs.log_scan import LogScan
+from store.records.batches import FollowedBatch
+from store.records.column_batch import ColumnBatch
+from store.records.segment import Appendable, encode_appendable
+from store.shared.copied import CopiedPiece, log_records, pieces_in
+from store.shared.envelope import LogWriter, unwrap
+from store.shared.followed import FollowedTo, followed_to
+from tests.delayserver.cluster.clusters import Cluster
+from tests.delayserver.follow.members import IDENTITY, ListLog, Records
+from tests.fakes.host import DATA_DIR, Boot, Host
+
+MINUTE_MS = 60_000
+FOLDER = f"{DATA_DIR}/message_log"
+
+
+def pieces(host: Host) -> Iterator[CopiedPiece]:
+    paths = [f"{FOLDER}/{name}" for name in sorted(host.disk.listdir(FOLDER)) if name.endswith(".log")]
+    return pieces_in(log_records(host.disk, paths, IDENTITY.server_id), whole=True)
+
+
+async def heal(cluster: Cluster) -> str:
+    """As the command does on the machines of all members. Returns who healed."""
+    looked = {name: look(Announced(name, 0, "h:1", "", "1", ""), pieces(host)) for name, host in cluster.hosts.items()}
+    stranded = [mine for mine, _ in looked.values()]
+    healer = who_heals(stranded)
+    host = cluster.hosts[healer.name]
+    require_part_of(pieces(host), healer, stranded)
+    own = Announced(healer.name, 0, "h:1", "", "1", "")
+    healing = Healing(lambda: ListLog(cluster.engine.records), IDENTITY, own, LogWriter(0, 1))
+    await healing.require_lost(looked[healer.name][1])
+    cluster.healed = await healing.write(pieces(host), stranded, 0)
+    return healer.name
+
+
+def contents(host: Host) -> list[bytes]:
+    """The records of the shared log that a member has."""
+    log = host.server.parts.files.log
+    batches = [entry.batch for entry in LogScan(log, log.first, log.end)]
+    return [_encoded(batch) for batch in batches if not isinstance(batch, FollowedBatch)]
+
+
+def _encoded(record: Appendable) -> bytes:
+    return b"".join(encode_appendable(record, 0, 0).buffers)
+
+
+@pytest.mark.parametrize("left", [0, 40, -10])
+async def test_what_the_log_lost_is_made_whole_and_nobody_loses_anything(boot: Boot, left: int) -> None:
+    cluster = Cluster(boot, "abc")
+    a, b, c = cluster.hosts.values()
+    client = await a.start_connected()
+    b.begin()
+    c.begin()
+    for number in range(10):
+        await client.put(f"{number}", a.now_ms + 5 * MINUTE_MS)
+    await a.sleep_ms(2_000)
+    await c.kill()
+    for number in range(10, 20):
+        await client.put(f"{number}", a.now_ms + 5 * MINUTE_MS)
+    await a.sleep_ms(2_000)
+    await a.kill()
+    await b.wait_up()
+    other = await b.client()
+    for number in range(20, 25):
+        await other.put(f"{number}", b.now_ms + 5 * MINUTE_MS)
+    await b.kill()
+    del cluster.engine.records.data[left:]
+    b.begin()
+    await b.wait_down()
+    assert isinstance(cause(b), LogLost)
+    b.disk.kill()
+    assert await heal(cluster) == "b"
+    for host in (c, a, b):
+        host.begin()
+    await a.sleep_ms(MINUTE_MS)
+    assert cluster.healed is not None
+    for host in (a, b, c):  # from now on its positions are those of the healed log, also for its backups
+        log = host.server.parts.files.log
+        assert followed_to(log, log.first).epoch > cluster.healed.until
+    await a.sleep_ms(5 * MINUTE_MS)
+    assert sorted(map(int, cluster.delivered)) == list(range(25))
+    assert contents(a) == contents(b) == contents(c)
+
+
+async def test_a_log_that_lost_nothing_is_not_healed(boot: Boot) -> None:
+    cluster = Cluster(boot, "ab")
+    a, b = cluster.hosts.values()
+    client = await a.start_connected()
+    b.begin()
+    await client.put("one", a.now_ms + MINUTE_MS)
+    await a.sleep_ms(1_000)
+    await b.kill()
+    await client.put("only a knows it", a.now_ms + MINUTE_MS)
+    await a.kill()
+    end = len(cluster.engine.records.data)
+    with pytest.raises(HealingRefusedError, match="nothing is to be healed"):
+        await heal(cluster)
+    assert (cluster.engine.records.first, len(cluster.engine.records.data)) == (0, end)
+
+
+async def test_a_log_that_went_on_without_what_it_lost_is_not_healed(boot: Boot) -> None:
+    """Messages of both would have the same sequences."""
+    cluster = Cluster(boot, "ab")
+    a, b = cluster.hosts.values()
+    client = await a.start_connected()
+    b.begin()
+    await client.put("one", a.now_ms + MINUTE_MS)
+    await a.sleep_ms(1_000)
+    await b.kill()
+    end = len(cluster.engine.records.data)
+    await client.put("lost", a.now_ms + MINUTE_MS)
+    await a.kill()
+    del cluster.engine.records.data[end:]
+    b.begin()
+    await b.wait_up()
+    await (await b.client()).put("instead of it", b.now_ms + MINUTE_MS)
+    await b.kill()
+    with pytest.raises(HealingRefusedError, match=r"a has records .* that b does not have"):
+        await heal(cluster)
+
+
+async def test_a_member_that_was_not_healed_with_the_others_needs_a_backup(boot: Boot) -> None:
+    cluster = Cluster(boot, "ab")
+    a, b = cluster.hosts.values()
+    client = await a.start_connected()
+    await client.put("one", a.now_ms + MINUTE_MS)
+    await a.kill()
+    cluster.engine.records.data.clear()
+    assert cluster.hosts.pop("b") is b
+    assert await heal(cluster) == "a"
+    b.begin()
+    await b.wait_down()
+    assert isinstance(cause(b), LogTrimmed)
+
+
+ONE, TWO, THREE = LogWriter(1, 1), LogWriter(2, 2), LogWriter(3, 3)
+BATCH = FollowedBatch.filled(1)
+
+
+def had(epoch: int, index: int, writer: LogWriter, records: int = 0) -> CopiedPiece:
+    batches: list[ColumnBatch] = [BATCH] * records
+    return CopiedPiece(FollowedTo(9, epoch, index, writer), batches)
+
+
+def stranded(name: str, *had: CopiedPiece) -> Stranded:
+    return look(Announced(name, 0, "h:1", "", "1", ""), iter(had))[0]
+
+
+WHOLE = [had(1, 2, ONE, 1), had(1, 5, ONE, 2), had(2, 1, TWO, 1), had(2, 4, TWO)]
+YOUNG = [had(1, 5, ONE), *WHOLE[2:]]
+AHEAD = CopiedPiece(None, [BATCH])
+
+
+@pytest.mark.parametrize(
+    ("healer", "other", "refused"),
+    [
+        (WHOLE, [], ""),
+        (WHOLE, WHOLE, ""),
+        (WHOLE, WHOLE[:1], ""),
+        (WHOLE, [*WHOLE, had(2, 9, TWO)], ""),  # beats
+        (WHOLE, [*WHOLE, had(3, 2, THREE)], ""),  # an epoch of beats
+        (WHOLE, [*WHOLE[:2], had(1, 7, ONE, 1)], "does not have"),
+        (WHOLE, [*WHOLE[:1], had(1, 4, ONE, 1)], "does not have"),
+        (WHOLE, [*WHOLE[:2], had(2, 1, THREE)], "does not have"),
+        (YOUNG, WHOLE[:2], ""),
+        (YOUNG, [*WHOLE[:2], had(1, 6, ONE)], ""),
+        (YOUNG, WHOLE[:1], "no longer what came next"),
+        (YOUNG, [], "no longer what came next"),
+    ],
+)
+def test_members_are_healed_together_whose_logs_are_one(
+    healer: list[CopiedPiece], other: list[CopiedPiece], refused: str
+) -> None:
+    mine, others = stranded("a", *healer), stranded("b", *other)
+    assert who_heals([mine, others]) in (mine, others)
+    if not refused:
+        require_part_of(iter(healer), mine, [mine, others])
+        return
+    with pytest.raises(HealingRefusedError, match=refused):
+        require_part_of(iter(healer), mine, [mine, others])
+
+
+def test_the_member_heals_that_has_most() -> None:
+    names = [
+        stranded("a", *WHOLE[:2], had(3, 9, ONE)),
+        stranded("b", *WHOLE),
+        stranded("c", *WHOLE, AHEAD),
+        stranded("d", *WHOLE, had(2, 9, TWO)),
+    ]
+    assert who_heals(names).name == "c"
+    assert who_heals(names[:2]).name == "b"
+
+
+async def test_the_healed_log_is_in_order() -> None:
+    """Beats stand where notes were, and records without a place come in an epoch of their own."""
+    records = Records()
+    records.add(b"what is left of the log")
+    own = Announced("a", 0, "h:1", "", "1", "")
+    healing = Healing(lambda: ListLog(records), IDENTITY, own, THREE)
+    laggard = stranded("b", had(1, 2, ONE, 1))
+    members = [stranded("a", *WHOLE, AHEAD), laggard]
+    healed = await healing.write(iter([*WHOLE, AHEAD]), members, 7)
+    assert healed == Healed(0, 1, 1, 2, 3)
+    assert records.first == 1
+    found = [unwrap(data, IDENTITY, 0).envelope for data in records.data[1:]]
+    kinds = [(each.kind.name, each.epoch, each.index, each.writer.member) for each in found]
+    assert kinds == [
+        ("BEAT", 1, 3, 1), ("BEAT", 1, 4, 1), ("RECORDS", 1, 5, 1),
+        ("CLAIM", 2, 0, 2), ("RECORDS", 2, 1, 2), ("BEAT", 2, 2, 2), ("BEAT", 2, 3, 2), ("BEAT", 2, 4, 2),
+        ("CLAIM", 3, 0, 3), ("RECORDS", 3, 1, 3),
+    ]  # fmt: skip
+
+
+def cause(host: Host) -> BaseException | None:
+    error: BaseException | None = host.died_of
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
