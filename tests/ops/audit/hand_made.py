@@ -15,7 +15,7 @@ from store.logs.message_log import MessageLog
 from store.logs.schedule_log import ScheduleKey, ScheduleLog, ScheduleSource
 from store.records.batches import CancelBatch, LedgerBatch, MessageBatch, OutcomeBatch, ProgressBatch, StoredBatch
 from store.records.shared_column import ATTEMPTS
-from store.shared.followed import FollowedTo
+from store.shared.followed import FollowedTo, marker
 from store.tables import checkpoint as checkpoint_file
 from store.tables.checkpoint import Checkpoint
 from store.tables.identity import DataDirectory
@@ -67,7 +67,7 @@ class HandMade:
         if self.member:
             decided = [self._outcome(*outcome, group) for outcome in self.outcomes]
             log.append(
-                [*decided, StoredBatch.filled(1, sequence=1), ProgressBatch.filled(1), FollowedTo(5, 1, 4).batch()]
+                [*decided, StoredBatch.filled(1, sequence=1), ProgressBatch.filled(1), marker([], FollowedTo(5, 1, 4))]
             )
         log.sync()
         schedule = ScheduleLog(fs, f"{path}/schedule_log", self.server_id, WINDOW_MS)
