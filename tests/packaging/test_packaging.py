@@ -143,7 +143,7 @@ def test_the_wheel_holds_the_four_packages_and_nothing_else(built: Built) -> Non
 def test_the_wheel_has_the_documents_of_operators_beside_the_packages(built: Built) -> None:
     names = zipfile.ZipFile(built.wheel).namelist()
     data = f"{next(name for name in names if '.dist-info/' in name).partition('.dist-info/')[0]}.data/data/share"
-    of_the_wire = [f"docs/reference/protocol-{name}.md" for name in ("operators", "changes", "examples")]
+    of_the_wire = [f"docs/reference/protocol-{name}.md" for name in ("operators", "shards", "changes", "examples")]
     of_the_root = ("delayserver.sample.toml", "CHANGELOG.md", "PROTOCOL.md", "HTTP.md", "VERSIONING.md", "RUNBOOK.md")
     for name in (*of_the_root, *of_the_wire, "docs/reference/filters.md"):
         assert f"{data}/doc/delayserver/{name}" in names
