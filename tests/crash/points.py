@@ -134,6 +134,7 @@ POINTS: tuple[Point, ...] = tuple(
     + _points(COARSE, "schedule_day", "create", "torn after")
     + _points(COARSE, "schedule_day", "append", ALL_MOMENTS, hit=5)
     + _points(COARSE, "schedule_day", "sync", "before after", hit=2)
+    + _points(COARSE, "dispatch_day", "create", "torn after")
     + _points(COARSE, "dispatch_day", "append", ALL_MOMENTS, hit=2)
     + _points(COARSE, "dispatch_day", "sync", "before after", hit=2)
     # It becomes windows.
