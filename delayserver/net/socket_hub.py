@@ -39,7 +39,10 @@ class SocketHub:
         self._alone = -1
 
     def add(self, fd: int, read: Callable[[], None]) -> None:
-        """Call `read` in a step whenever the socket is readable."""
+        """Call `read` in a step whenever the socket is readable. Nothing, behind `close`: a connection may come in the step
+        that ends its server, and is ended with the others."""
+        if self._epoll.closed:
+            return
         self._readers[fd] = read
         self._epoll.register(fd, select.EPOLLIN)
 

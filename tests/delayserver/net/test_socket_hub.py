@@ -217,6 +217,17 @@ async def test_connections_outlive_a_listener_that_stopped_reading() -> None:
     near.close()
 
 
+async def test_a_connection_that_comes_in_the_step_that_ends_its_server_ends_with_it() -> None:
+    async with listening(lambda: None, lambda: None) as listener:
+        near, far = await pair(listener)
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await far.feed(lambda _: None)
+    assert scope.cancelled_caught
+    far.close()
+    near.close()
+
+
 async def test_a_paused_connection_hands_over_nothing_until_it_is_resumed() -> None:
     async with listening(lambda: None, lambda: None) as listener:
         (near, far), (other_near, other_far) = await pair(listener), await pair(listener)
