@@ -7,6 +7,7 @@ It asks for the map once, and then waits for each change of it. `slot_owners` sa
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import astuple, replace
@@ -148,7 +149,7 @@ class Shards:
     def _best(self, shards: list[int]) -> int:
         if not shards:
             raise NotPrimary("no shard of the cluster takes new messages", retry_after_ms=1_000)
-        now_s, turn = anyio.current_time() if self._doubted_s else 0.0, next(self._turn)
+        now_s, turn = time.monotonic(), next(self._turn)  # a blocking client calls it where no event loop runs
         rank = {shard: (turn + place) % len(shards) for place, shard in enumerate(shards)}
         return min(shards, key=lambda each: (self._doubted(each, now_s), self._busy.get(each, 0), rank[each]))
 
@@ -157,19 +158,18 @@ class Shards:
 
     def _in_turn(self) -> list[int]:
         """All shards, another one first each time. Those that failed come last."""
-        shards, now_s = self.map.all, anyio.current_time()
+        shards, now_s = self.map.all, time.monotonic()
         begin = next(self._turn) % max(1, len(shards))
         return sorted(shards[begin:] + shards[:begin], key=lambda each: self._doubted(each, now_s))
 
     async def _at(self, shard: int, call: Call[T]) -> T:
         """The result of a call at one shard."""
-        client = await self._client(shard)
         self._busy[shard] = self._busy.get(shard, 0) + 1
         try:
-            result = await client._run(call)
+            result = await (await self._client(shard))._run(call)
         except DelayServerError as error:
             if error.retriable:
-                self._doubted_s[shard] = anyio.current_time() + DOUBT_S
+                self._doubted_s[shard] = time.monotonic() + DOUBT_S
             raise
         finally:
             self._busy[shard] -= 1
@@ -239,9 +239,11 @@ class Shards:
     async def _newer_map(self, refusal: WrongShard) -> None:
         """Waits until the refused rows may be sent again: with a later map, or to a member that is behind."""
         if refusal.version > self.map.version:
-            self._take(await self._ask(_map_call(self.map.version, 1_000)))
-        else:
-            await anyio.sleep((refusal.retry_after_ms or 100) / 1000)
+            # Other rows of the call may be stored: their results are not lost to a failure here.
+            with suppress(DelayServerError):
+                self._take(await self._ask(_map_call(self.map.version, 1_000)))
+                return
+        await anyio.sleep((refusal.retry_after_ms or 100) / 1000)
 
     async def _send_parts(self, call: Call[T], parts: ShardRows, rows_of: dict[int, Rows]) -> None:
         async def part(shard: int, rows: Rows) -> None:
@@ -332,7 +334,7 @@ class Shards:
         arguments = {name: value for name, value in call.arguments.items() if name != "ack"}
         call = replace(call, arguments=arguments)
         look = replace(call, arguments=arguments | {"wait_ms": 0}, wait_s=0.0)
-        shards, now_s, answered = self._in_turn(), anyio.current_time(), None
+        shards, now_s, answered = self._in_turn(), time.monotonic(), None
         for shard in shards:
             if answered is not None and self._doubted(shard, now_s):
                 continue  # The others answer.
@@ -342,7 +344,7 @@ class Shards:
                     if answered.count:
                         return of_shard(answered, shard)
                 if scope.cancelled_caught:
-                    self._doubted_s[shard] = anyio.current_time() + DOUBT_S
+                    self._doubted_s[shard] = time.monotonic() + DOUBT_S
             except DelayServerError as error:
                 if not error.retriable:
                     raise
@@ -358,14 +360,23 @@ class Shards:
 
         async with anyio.create_task_group() as tasks:
 
+            async def end_soon() -> None:
+                """The time of the call is over. A shard that fails must not make it longer."""
+                await anyio.sleep(LOOK_S)
+                tasks.cancel_scope.cancel()
+
             async def wait(shard: int) -> None:
                 try:
                     pulled = await self._at(shard, call)
                 except DelayServerError as error:
                     errors.append(error)
-                    return
-                if not pulled.count:
-                    empty.append(pulled)
+                    pulled = None
+                if pulled is None or not pulled.count:
+                    if pulled is not None:
+                        empty.append(pulled)
+                        tasks.start_soon(end_soon)
+                    if len(empty) + len(errors) == len(shards):
+                        tasks.cancel_scope.cancel()
                 elif taken:
                     await self._give_back(call, pulled, shard)
                 else:

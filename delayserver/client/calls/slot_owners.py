@@ -14,6 +14,10 @@ from delayserver.protocol.slots import NAMED_CHARACTERS, SLOTS
 NO_MAP: Final = ShardMap(0, [], [])
 
 
+def _has_members(place: ShardPlace) -> bool:
+    return bool(place.primary or place.standbys)
+
+
 class SlotOwners:
     """One version of the map."""
 
@@ -23,10 +27,11 @@ class SlotOwners:
         self._owners = [shard for first, last, shard in shown.slots for _ in range(first, last + 1)]
         self._named = {f"{place.server_id}.".encode(): place.shard for place in shown.shards}
         self._of_server = {place.server_id: place.shard for place in shown.shards}
-        self.open = [place.shard for place in shown.shards if place.state == OPEN]
-        """The shards that take new messages."""
-        self.all = [place.shard for place in shown.shards if place.state != CLOSED]
+        self.all = [place.shard for place in shown.shards if place.state != CLOSED and _has_members(place)]
         """The shards that have messages."""
+        opened = [place for place in shown.shards if place.state == OPEN and _has_members(place)]
+        self.open = [place.shard for place in opened if place.epoch] or [place.shard for place in opened]
+        """The shards that take new messages. One that was just added has no primary yet."""
 
     def addresses(self, shard: int) -> str:
         """The members of a shard, with commas between: the same text after a takeover. Empty: it has none yet."""

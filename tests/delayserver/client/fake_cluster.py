@@ -36,6 +36,12 @@ class FakeCluster:
         self.shown = replace(self.shown, version=self.shown.version + 1, shards=places)
         self.tell(*range(len(self.members)))
 
+    def add(self, server_id: str) -> None:
+        """All members show a later map, with a shard more that has no member yet."""
+        added = ShardPlace(len(self.shown.shards), server_id, OPEN, 0, "", [])
+        self.shown = replace(self.shown, shards=[*self.shown.shards, added])
+        self.show()
+
     def tell(self, *shards: int) -> None:
         """The members of these shards read the present map."""
         for shard in shards:

@@ -205,6 +205,36 @@ def test_a_shard_that_does_not_answer_delays_no_pull_of_the_others(cluster: Fake
         assert len(client.pull("a", "g", wait_s=20)) == 1
 
 
+def test_messages_that_any_shard_may_take_avoid_one_that_has_failed(cluster: FakeCluster, connect: Connect) -> None:
+    with connect(cluster.members[0].address, retries=0) as client:
+        client.send("orders", b"", due_ms=1, message_id="o-0")
+        cluster.members[2].misbehave("send", Drop())
+        lost = next(f"o-{n}" for n in range(99) if owner("orders", f"o-{n}") == 2)
+        with pytest.raises(DelayServerError):
+            client.send("orders", b"", due_ms=1, message_id=lost)
+        before = len(cluster.bodies()[2])
+        for _ in range(6):
+            client.send("orders", b"", due_ms=1)
+        assert len(cluster.bodies()[2]) == before
+
+
+def test_a_shard_that_was_added_and_has_no_member_gets_nothing(cluster: FakeCluster, connect: Connect) -> None:
+    cluster.add("f" * 12)
+    for member in cluster.members:
+        member.wrong_replies["remove_group"] = {}
+    with connect(cluster.members[0].address) as client:
+        for _ in range(8):
+            client.send("orders", b"", due_ms=1)
+        client.remove_group("orders", "g")
+        assert client.lookup(MessageKey("orders", "nobody", due_ms=5)).outcome is Outcome.UNKNOWN
+
+
+def test_a_pull_ends_at_its_time_though_a_shard_does_not_answer(cluster: FakeCluster, connect: Connect) -> None:
+    with connect(cluster.members[0].address, timeout_s=3_000) as client:
+        cluster.members[1].misbehave("pull", *[Wait()] * 20)
+        assert client.pull("a", "g", wait_s=1) == []
+
+
 @on_each_loop
 async def test_a_consumer_takes_from_all_shards() -> None:
     with fake_cluster() as cluster:
