@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from delayserver.cli.cluster.cluster_options import cluster_file, find_left
-from delayserver.cli.kafka.on_kafka import on_kafka
+from delayserver.cli.kafka.on_kafka import read_map, write_note
 from delayserver.cli.terminal import options
 from delayserver.cli.terminal.output import print_json
 from delayserver.protocol.schema.shard_map import CLOSED, DRAINING, ShardPlace
 
 if TYPE_CHECKING:
-    from delayserver.config.cluster_file import ClusterFile
-    from delayserver.members.founding import Engines
     from delayserver.members.member_map import MemberMap
 
 WAIT_S: Final = 15.0
@@ -35,7 +33,7 @@ def drain_shard(shard: int, path: str | None, as_json: bool) -> None:
     What no consumer group has asked for does not count as left.
     A shard of the founding cannot be drained: messages with ids and order keys belong to it. Move its members instead.
     """
-    found = on_kafka(path, _map)
+    found = read_map(path)
     if found.founded is None or shard >= len(found.shards):
         raise click.ClickException(f"the cluster has no shard {shard}: delayserver cluster status")
     if shard < len(found.founded.shards):
@@ -62,10 +60,6 @@ def drain_shard(shard: int, path: str | None, as_json: bool) -> None:
         click.echo(f"shard {shard} is draining: {what}")
 
 
-async def _map(_file: ClusterFile, engines: Engines) -> MemberMap:
-    return await engines.read_map()
-
-
 def _place(map_: MemberMap, shard: int) -> ShardPlace:
     return map_.shown().shards[shard]
 
@@ -80,10 +74,7 @@ def _set(path: str | None, shard: int, state: str) -> str:
     """Write the state, and wait until the primary acts by it."""
     from delayserver.members.member_map import ShardState
 
-    async def work(_file: ClusterFile, engines: Engines) -> MemberMap:
-        return await engines.note(ShardState(shard, state))
-
-    map_ = on_kafka(path, work)
+    map_ = write_note(path, ShardState(shard, state))
     place = _place(map_, shard)
     until_s = time.monotonic() + WAIT_S
     while place.epoch and _version_of(place.primary) < map_.version:

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from delayserver.cli.cluster.cluster_options import ask_member, cluster_file
-from delayserver.cli.kafka.on_kafka import on_kafka
+from delayserver.cli.kafka.on_kafka import read_map, write_note
 from delayserver.cli.terminal import options
 from delayserver.cli.terminal.output import print_json, visible
-
-if TYPE_CHECKING:
-    from delayserver.config.cluster_file import ClusterFile
-    from delayserver.members.founding import Engines
-    from delayserver.members.member_map import MemberMap
 
 
 @click.command
@@ -31,7 +24,7 @@ def forget(name: str, down: bool, path: str | None, as_json: bool) -> None:
     """
     from delayserver.members.member_map import Forgotten
 
-    known = on_kafka(path, _map).members.get(name)
+    known = read_map(path).members.get(name)
     if known is None:
         raise click.ClickException(visible(f"the cluster has no member {name}: delayserver cluster status"))
     if not down:
@@ -40,17 +33,9 @@ def forget(name: str, down: bool, path: str | None, as_json: bool) -> None:
             raise click.ClickException(
                 visible(f"{name} answers at {known.address}. Stop it first, or give --down if it will be stopped")
             )
-
-    async def work(_file: ClusterFile, engines: Engines) -> MemberMap:
-        return await engines.note(Forgotten(name, known.instance))
-
-    if name in on_kafka(path, work).members:
+    if name in write_note(path, Forgotten(name, known.instance)).members:
         raise click.ClickException(visible(f"{name} has been started again meanwhile, so it stays a member"))
     if as_json:
         print_json({"member": name, "shard": known.shard, "address": known.address})
     else:
         click.echo(visible(f"{name} of shard {known.shard} is no member any more."))
-
-
-async def _map(_file: ClusterFile, engines: Engines) -> MemberMap:
-    return await engines.read_map()

@@ -9,13 +9,11 @@ import click
 
 from delayserver.cli.cluster.cluster_options import Asked, ask_member, cluster_file
 from delayserver.cli.cluster.switch import switch_to
-from delayserver.cli.kafka.on_kafka import on_kafka
+from delayserver.cli.kafka.on_kafka import read_map, write_note
 from delayserver.cli.terminal import options
 from delayserver.cli.terminal.output import print_json, visible
 
 if TYPE_CHECKING:
-    from delayserver.config.cluster_file import ClusterFile
-    from delayserver.members.founding import Engines
     from delayserver.members.member_map import Announced, MemberMap
 
 LOOK_S: Final = 0.5
@@ -40,28 +38,20 @@ def move(shard: int, former: str, heir: str, path: str | None, as_json: bool) ->
 
     if former == heir:
         raise click.UsageError("--from and --to name the same member")
-    found = on_kafka(path, _map)
+    found = read_map(path)
     goes, comes = _member(found, former, shard), _member(found, heir, shard)
     _wait_until_it_follows(comes)
     standing = _ask(goes).standing
     led = standing is not None and standing.role != "standby"
     if led:
         switch_to(_ask(goes), _ask(comes))
-
-    async def work(_file: ClusterFile, engines: Engines) -> MemberMap:
-        return await engines.note(Forgotten(former, goes.instance))
-
-    if former in on_kafka(path, work).members:
+    if former in write_note(path, Forgotten(former, goes.instance)).members:
         raise click.ClickException(visible(f"{former} has been started again meanwhile, so it stays a member"))
     if as_json:
         print_json({"shard": shard, "from": former, "to": heir, "led": led})
     else:
         done = f"{heir} leads shard {shard} in the place of {former}" if led else f"{heir} follows shard {shard}"
         click.echo(visible(f"{done}. {former} is no member any more: stop it."))
-
-
-async def _map(_file: ClusterFile, engines: Engines) -> MemberMap:
-    return await engines.read_map()
 
 
 def _member(map_: MemberMap, name: str, shard: int) -> Announced:

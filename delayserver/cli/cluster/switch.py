@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
 from delayserver.cli.cluster.cluster_options import ANSWER_S, Asked, ask_members, cluster_file, members
-from delayserver.cli.kafka.on_kafka import on_kafka
+from delayserver.cli.kafka.on_kafka import read_map
 from delayserver.cli.terminal import options
 from delayserver.cli.terminal.output import print_json, visible
-
-if TYPE_CHECKING:
-    from delayserver.config.cluster_file import ClusterFile
-    from delayserver.members.founding import Engines
-    from delayserver.members.member_map import MemberMap
 
 WAIT_S: Final = 15.0
 """A takeover takes a second or two at the worst."""
@@ -37,7 +32,7 @@ def switch(shard: int, heir: str, path: str | None, servers: str | None, as_json
     """
     if path is None and servers is None:
         raise click.UsageError("say which cluster: --cluster FILE, or --server HOST:PORT,HOST:PORT")
-    map_ = None if path is None or servers is not None else on_kafka(path, _map)
+    map_ = None if path is None or servers is not None else read_map(path)
     asked = [each for each in ask_members(servers, map_) if each.standing is not None and each.shard == shard]
     to = next((each for each in asked if each.name == heir), None)
     if to is None:
@@ -61,10 +56,6 @@ def switch_to(primary: Asked, to: Asked) -> int:
     if primary.name != to.name:
         _hand_over(primary, to)
     return _wait_until_it_leads(to)
-
-
-async def _map(_file: ClusterFile, engines: Engines) -> MemberMap:
-    return await engines.read_map()
 
 
 def _hand_over(primary: Asked, to: Asked) -> None:

@@ -10,6 +10,7 @@ import click
 if TYPE_CHECKING:
     from delayserver.config.cluster_file import ClusterFile
     from delayserver.members.founding import Engines
+    from delayserver.members.member_map import MemberMap, Note
 
 T = TypeVar("T")
 
@@ -39,3 +40,21 @@ def on_kafka(path: str | None, work: Callable[[ClusterFile, Engines], Awaitable[
         return await work(file, engines)
 
     return trio.run(try_it)
+
+
+def read_map(path: str | None) -> MemberMap:
+    """The map of the cluster of a file."""
+
+    async def read(_file: ClusterFile, engines: Engines) -> MemberMap:
+        return await engines.read_map()
+
+    return on_kafka(path, read)
+
+
+def write_note(path: str | None, note: Note) -> MemberMap:
+    """Write a note into the map of the cluster of a file; the map that has it."""
+
+    async def write(_file: ClusterFile, engines: Engines) -> MemberMap:
+        return await engines.note(note)
+
+    return on_kafka(path, write)
