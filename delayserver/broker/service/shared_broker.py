@@ -93,11 +93,6 @@ class SharedBroker:
         """Whether this process has taken over."""
         return self._confirmed is not None
 
-    @property
-    def _leading(self) -> tuple[int, int]:
-        assert self._confirmed is not None, "a standby stores nothing of its own"
-        return self._confirmed
-
     def take_over(self, epoch: int) -> None:
         """This process leads, and has followed all that came before its claim."""
         self._core.take_over(epoch, self._clock.now_us())
@@ -110,7 +105,8 @@ class SharedBroker:
         SyncFailedError."""
         async with self._lock:
             plan = self._core.durability.shared_plan()
-            end, _ = self._leading
+            assert self._confirmed is not None, "a standby stores nothing of its own"
+            end, _ = self._confirmed
             for records in _envelopes(plan):
                 end = await self._write(records)
             self._confirmed = end, plan.store_end

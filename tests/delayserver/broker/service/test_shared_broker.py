@@ -208,6 +208,17 @@ async def test_a_record_at_positions_that_a_queue_has_already_is_refused() -> No
         other.core.follow(leader.log[0], NOW_US)  # type: ignore[arg-type]
 
 
+async def test_positions_that_never_came_are_told() -> None:
+    leader, other = Member([]), Member([])
+    leader.lead(1)
+    for first in (1, 4, 9):
+        leader.core.arrivals.deliver(messages(first, 2), NOW_US)
+        await leader.shared.sync()
+    for place in (0, 2):
+        other.shared.follow(LogEntry(8 * place, 8 * place + 8, leader.log[place]))
+    assert other.core.state.damages.texts == ["positions 2 to 4 of a queue never came: messages are missing"]
+
+
 def test_the_files_of_a_server_that_was_no_member_are_not_cut() -> None:
     disk = FakeDisk()
     broker = open_broker(disk)
