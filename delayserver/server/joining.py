@@ -11,6 +11,8 @@ import trio
 from delayserver import __version__
 from delayserver.config.cluster_file import ClusterFile
 from delayserver.config.cluster_settings import ClusterSettings
+from delayserver.config.settings import Settings
+from delayserver.config.toml_file import ConfigError
 from delayserver.logs.events import EventLogger
 from delayserver.members.founding import Engines, require_fit
 from delayserver.members.member_map import Announced, MemberMap
@@ -57,6 +59,15 @@ class Joined:
         names = {number: name for name, number in found.numbers.items()}
         healed = found.healed.get(self.file.shard)
         return Membership(self.engines.shards, seat, settings, names, following, self.shards, healed)
+
+
+def require_durable(settings: Settings) -> None:
+    """Raises ConfigError for settings with which a member could skip records of its log, or take them twice."""
+    if settings.storage.durability != "sync":
+        raise ConfigError(
+            f"storage.durability = {settings.storage.durability!r} is not for a member of a cluster: after a loss of power "
+            "its files would not agree on how far they followed the log. Leave it at 'sync'"
+        )
 
 
 async def join(file: ClusterFile, engines: Engines, address: str, http: str, chance: Random) -> Joined:

@@ -30,7 +30,7 @@ from delayserver.server.delay_server import DelayServer, Ready
 from delayserver.server.encryption import Encryption
 from delayserver.server.ground import Doors
 from delayserver.server.http_gateway import HttpGateway
-from delayserver.server.joining import Following, Joined, join
+from delayserver.server.joining import Following, Joined, join, require_durable
 from delayserver.server.lives import Lives
 from delayserver.server.map_reading import MapReading
 from delayserver.server.service_manager import BEATS, ServiceManager, status_line
@@ -73,10 +73,12 @@ async def serve(
     `settings.http` runs beside it. With `cluster` it is a member; `following` is called when it has become a standby.
 
     Raises StoreError (data directory locked, damaged, disk), OSError (an address is taken), HttpAddressError, and
-    ConfigError (it would listen beyond loopback, where any client could do everything; too few file descriptors). A member
-    raises LogLost, LogUnusable and UpgradeNeededError too.
+    ConfigError (it would listen beyond loopback, where any client could do everything; too few file descriptors; settings
+    that are not for a member). A member raises LogLost, LogUnusable and UpgradeNeededError too.
     """
     fs = fs or RealFileSystem()
+    if cluster is not None:
+        require_durable(settings)
     settings = within_descriptors(settings, fs)
     encryption = Encryption(settings.tls)
     bound, gateway = _listen(settings, fs, http)
