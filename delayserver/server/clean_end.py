@@ -46,8 +46,8 @@ class Settling:
     async def messages(self) -> None:
         """Wait until what was accepted is placed, what is attempted has a result, and all of it is durable. Raises
         DiskFullError where the replay waits for room, when the attempts are settled."""
-        await self._commit.stop()
         self._groups.stop()
+        await self._commit.stop()
         replayed, accepted = self._positions.replayed_sequence, self._positions.accepted_sequence.value
         await self._room.end_when_blocked(partial(replayed.reached, accepted))
         await self.attempts()

@@ -66,7 +66,8 @@ class ShardJudge:
                 reign = self.epochs[-1]
                 reign.beat_s, reign.horizon_ms = record.landed_s, max(reign.horizon_ms, note.horizon_ms)
             elif isinstance(note, EndNote):
-                self.epochs[-1].horizon_ms = note.horizon_ms
+                reign = self.epochs[-1]
+                reign.horizon_ms = max(reign.horizon_ms, note.horizon_ms) if note.horizon_ms else 0
 
     def _counts(self, envelope: Envelope) -> bool:
         """The first claim of the next epoch counts; then the records of its writer, one by one."""

@@ -97,8 +97,9 @@ class Standing:
             self.leader_address, self.leader_http = note.address, note.http
         elif isinstance(note, EndNote):
             self.heir = note.heir
-            # All that was attempted before has an outcome in the log, but for what is due up to here.
-            self.horizon_ms = note.horizon_ms
+            # 0: all that was attempted has an outcome in the log. Else a beat may have come between the making of this note
+            # and its place in the log, and the writer may have attempted up to the horizon of that beat.
+            self.horizon_ms = max(self.horizon_ms, note.horizon_ms) if note.horizon_ms else 0
 
     def check_invariants(self) -> None:
         """Nothing is applied or kept that was not read."""

@@ -57,6 +57,28 @@ async def test_a_primary_that_reads_the_claim_of_its_heir_with_its_own_end_has_h
         assert await client.request("cluster", {"action": "switch", "member": "b"}) == {"epoch": 1}
 
 
+async def test_a_primary_that_hands_over_begins_no_attempt_while_a_send_is_on_its_way(boot: Boot) -> None:
+    cluster = Cluster(boot, "ab")
+    first, heir = cluster.hosts.values()
+    client = await first.start_connected()
+    heir.begin()
+    await first.sleep_ms(1_500)
+    await client.put("soon", first.now_ms + 150)
+    log = cluster.engine.logs[0]
+    log.pause()
+    sent = await client.ask("send", {"messages": [{"subject": "s", "body": "late", "due_ms": first.now_ms + 60_000}]})
+    await first.sleep_ms(20)
+    switched = await client.ask("cluster", {"action": "switch", "member": "b"})
+    await first.sleep_ms(220)
+    assert cluster.delivered == []
+    log.resume()
+    await client.reply(sent)
+    assert await client.reply(switched) == {"epoch": 1}
+    await heir.wait_up()
+    await heir.sleep_ms(70_000)
+    assert cluster.delivered == ["soon", "late"]
+
+
 async def test_without_its_heir_another_member_leads(boot: Boot) -> None:
     cluster = Cluster(boot, "ab")
     first, second = cluster.hosts.values()
