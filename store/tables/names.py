@@ -169,8 +169,13 @@ class Names:
 
     # -- of a cluster
 
-    def take_new(self) -> list[NameBatch]:
+    @property
+    def new(self) -> list[NameBatch]:
         """The names that no record of the shared log has yet. The caller puts them there, before a record that uses them."""
+        return [*self._new]
+
+    def take_new(self) -> list[NameBatch]:
+        """As `new`: a record that was handed to the shared log has them now."""
         new, self._new = self._new, []
         return new
 

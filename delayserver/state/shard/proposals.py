@@ -76,13 +76,14 @@ class Proposals:
 
     def propose(self, records: Sequence[Appendable], accepted: Accepted, refused: Refused) -> None:
         """Append records, at least one, which are accepted all together. Refused in this step if this process leads no
-        longer."""
+        longer. Where the log takes no record of this length its error is raised, and nothing has changed."""
         if not self._epoch:
             refused(NOT_LEADING)
             return
-        names = self._names.take_new()
+        names = self._names.new
         all_records = [*names, *records]
         self._propose(EnvelopeKind.RECORDS, encode_records(all_records), all_records, len(names), accepted, refused)
+        self._names.take_new()
 
     def note(self, note: Note, accepted: Accepted, refused: Refused) -> None:
         """Append a note. Refused in this step if this process leads no longer."""
@@ -101,8 +102,9 @@ class Proposals:
         refused: Refused,
     ) -> None:
         assert len(self._on_their_way) < IN_FLIGHT_MAX, "each part that proposes bounds what it has on its way"
+        # A number that was given out and has no record would end the shard: the next record would show that one is lost.
+        size = self._append(kind, self._epoch, self._index + 1, payload)
         self._index += 1
-        size = self._append(kind, self._epoch, self._index, payload)
         self._on_their_way.append(Proposal(self._index, records, names, size, accepted, refused))
         self.size_bytes += size
 
