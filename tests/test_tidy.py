@@ -81,7 +81,7 @@ store.snapshots: store store.disk store.logs store.tables
 .client: .client.asynchronous .client.blocking .client.calls .client.consuming .client.listening .client.values
     .protocol .protocol.schema
 .receive: store store.logs store.records store.tables .config .names .protocol .runtime .state.positions .state.windows
-.follow: store store.logs store.records store.shared .protocol .runtime .state.positions .state.shard .state.decisions
+.follow: store store.logs store.records store.shared .logs .protocol .runtime .state.positions .state.shard .state.decisions
 .lead: store.shared .config .protocol .runtime .state.shard
 .recover.mending: store store.disk store.logs store.records store.tables .broker.files .config .recover.checking
     .recover.reading .runtime

@@ -14,6 +14,8 @@ from delayserver.state.decisions.outcome_writer import OutcomeWriter
 from store.logs.dispatch_log import DispatchKey
 from store.records.batches import OutcomeBatch
 
+ROWS_MAX = 100_000
+"""Rows of one proposal: a row has about 100 bytes, and a record of the log at most 32 MiB."""
 DECIDED = [int(outcome) for outcome in (Outcome.DELIVERED, Outcome.EXPIRED, Outcome.DEAD_LETTERED)]
 
 
@@ -29,6 +31,6 @@ class ShardOutcomeWriter:
         if self._proposing.decides:
             batch = OutcomeBatch.concatenate(batches)
             decided = np.flatnonzero(np.isin(batch.outcome, DECIDED))
-            if len(decided):
-                await self._proposing.decide([batch.take(decided)])
+            for first in range(0, len(decided), ROWS_MAX):
+                await self._proposing.decide([batch.take(decided[first : first + ROWS_MAX])])
         return await self._local.write(batches)

@@ -16,7 +16,7 @@ from delayserver.config.toml_file import ConfigError
 from delayserver.logs.events import EventLogger
 from delayserver.members.founding import Engines, require_fit
 from delayserver.members.member_map import Announced, MemberMap
-from delayserver.runtime.shared_log import LogMissing, LogUnavailable, LogUnusable
+from delayserver.runtime.shared_log import RECORD_BYTES_MAX, LogMissing, LogUnavailable, LogUnusable
 from delayserver.server.ground import Membership
 from delayserver.state.shard.cluster_map import ClusterMap
 from delayserver.state.shard.seat import Seat
@@ -25,6 +25,8 @@ from store.shared.envelope import LogWriter
 events = EventLogger()
 
 AGAIN_S = 1.0
+GATHERED_BYTES_MAX = RECORD_BYTES_MAX // 2
+"""A frame, or a group of frames, becomes one record of the shared log. New names stand beside it there."""
 RANK_MAX = 5
 """A standby waits 0.4 s longer for each rank. Members that are gone for good leave their ranks behind."""
 
@@ -61,13 +63,23 @@ class Joined:
         return Membership(self.engines.shards, seat, settings, names, following, self.shards, healed)
 
 
-def require_durable(settings: Settings) -> None:
-    """Raises ConfigError for settings with which a member could skip records of its log, or take them twice."""
+def require_of_member(settings: Settings) -> None:
+    """Raises ConfigError for settings with which a member could skip records of its log, or take them twice, and for those
+    with which it makes records that the log does not take."""
     if settings.storage.durability != "sync":
         raise ConfigError(
             f"storage.durability = {settings.storage.durability!r} is not for a member of a cluster: after a loss of power "
             "its files would not agree on how far they followed the log. Leave it at 'sync'"
         )
+    for name, size in (
+        ("listen.frame_bytes_max", settings.listen.frame_bytes_max),
+        ("storage.group_bytes_max", settings.storage.group_bytes_max),
+    ):
+        if size > GATHERED_BYTES_MAX:
+            raise ConfigError(
+                f"{name} = {size} is too large for a member of a cluster: a record of the shared log has at most "
+                f"{RECORD_BYTES_MAX} bytes, with all names and columns. Give {GATHERED_BYTES_MAX} at most"
+            )
 
 
 async def join(file: ClusterFile, engines: Engines, address: str, http: str, chance: Random) -> Joined:

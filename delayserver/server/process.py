@@ -30,7 +30,7 @@ from delayserver.server.delay_server import DelayServer, Ready
 from delayserver.server.encryption import Encryption
 from delayserver.server.ground import Doors
 from delayserver.server.http_gateway import HttpGateway
-from delayserver.server.joining import Following, Joined, join, require_durable
+from delayserver.server.joining import Following, Joined, join, require_of_member
 from delayserver.server.lives import Lives
 from delayserver.server.map_reading import MapReading
 from delayserver.server.service_manager import BEATS, ServiceManager, status_line
@@ -78,7 +78,7 @@ async def serve(
     """
     fs = fs or RealFileSystem()
     if cluster is not None:
-        require_durable(settings)
+        require_of_member(settings)
     settings = within_descriptors(settings, fs)
     encryption = Encryption(settings.tls)
     bound, gateway = _listen(settings, fs, http)

@@ -157,7 +157,7 @@ def _rows_max(limits: BrokerLimits) -> int:
 
 
 def _envelopes(plan: SharedSync) -> Iterator[list[Appendable]]:
-    """The records, then the rows that are about them."""
+    """The records, then the rows that are about them, in envelopes that the log takes."""
     records: list[Appendable] = []
     size = 0
     for record in plan.records:
@@ -166,6 +166,11 @@ def _envelopes(plan: SharedSync) -> Iterator[list[Appendable]]:
             yield records
             records, size = [], size_of(record)
         records.append(record)
-    records += plan.rows.batches()
+    for rows in plan.rows.batches():
+        size += PROGRESS_ROW_BYTES * len(rows)
+        if records and size > ENVELOPE_BYTES:
+            yield records
+            records, size = [], PROGRESS_ROW_BYTES * len(rows)
+        records.append(rows)
     if records:
         yield records

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import trio
 
@@ -10,6 +12,7 @@ from delayserver.config.settings import ListenSettings, Settings, StorageSetting
 from delayserver.config.toml_file import ConfigError
 from delayserver.server.process import serve
 from store.disk.memory_filesystem import MemoryFileSystem
+from tests.fakes.host import small_settings
 
 CLUSTER = ClusterFile("127.0.0.1:1", "a")
 
@@ -24,3 +27,11 @@ async def refusal(settings: Settings) -> str:
 async def test_a_member_leaves_nothing_to_the_page_cache() -> None:
     said = await refusal(Settings(listen=ListenSettings(port=0), storage=StorageSettings(durability="os")))
     assert said.startswith("storage.durability = 'os' is not for a member of a cluster")
+
+
+@pytest.mark.parametrize("name", ["listen.frame_bytes_max", "storage.group_bytes_max"])
+async def test_a_member_makes_no_record_that_the_log_does_not_take(name: str) -> None:
+    table, key = name.split(".")
+    changed: dict[str, Any] = {table: {key: (16 << 20) + 1}}
+    said = await refusal(small_settings(**changed))
+    assert said.startswith(f"{name} = 16777217 is too large for a member of a cluster")

@@ -9,10 +9,13 @@ from random import Random
 import numpy as np
 import pytest
 
-from delayserver.broker.service.shared_broker import SharedBroker
+from delayserver.broker.files.progress_log import ACKED, ProgressRows
+from delayserver.broker.service.durability import SharedSync
+from delayserver.broker.service.shared_broker import ENVELOPE_BYTES, SharedBroker, _envelopes
 from delayserver.protocol.errors import InDoubt
 from delayserver.runtime.marks import Mark
 from delayserver.runtime.runtime import Runtime
+from delayserver.runtime.shared_log import RECORD_BYTES_MAX
 from store.errors import CorruptionError, FormatError
 from store.logs.message_log import LogEntry
 from store.records.column_batch import ColumnBatch
@@ -227,3 +230,12 @@ def test_the_files_of_a_server_that_was_no_member_are_not_cut() -> None:
     with pytest.raises(FormatError, match="no member"):
         Member([], disk)
     assert len(open_broker(disk).pull(1, 9, 8, 1 << 20, NOW_US, NOW_US) or ()) == 3
+
+
+def test_more_rows_than_one_envelope_takes_become_several() -> None:
+    rows = ProgressRows()
+    rows.add_all(ACKED, 1, 9, False, [(2 * place, 2 * place + 1) for place in range(900_000)])
+    made = list(_envelopes(SharedSync([], rows, None, 0)))
+    assert sum([len(batch) for records in made for batch in records]) == 900_000
+    sizes = [sum(map(len, encode_records(records))) for records in made]
+    assert len(made) > 1 and max(sizes) < RECORD_BYTES_MAX and max(sizes) <= ENVELOPE_BYTES
