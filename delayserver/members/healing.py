@@ -1,8 +1,8 @@
 """Makes the log of a shard whole again that has lost records which members have.
 
 The member that has most writes them anew, as they were: the same epochs and numbers, behind the end of the log. Notes are
-not kept, so beats stand in their places. By the order of the log a member knows what it has, and takes the rest. All before
-is removed, since the log is broken there.
+not kept, so beats stand in their places. By the order of the log a member knows what it has, and takes the rest. When the
+map says that the log is healed, all before is removed, since the log is broken there.
 """
 
 from __future__ import annotations
@@ -123,8 +123,10 @@ class Healing:
         )
 
     async def write(self, pieces: Iterator[CopiedPiece], stranded: Sequence[Stranded], wall_us: int) -> Healed:
-        """Write what the members lack behind the end of the log, remove what stands before, and say where they go on. They
-        do not work meanwhile. Raises LogUnusable, LogUnavailable; then nothing is healed, and the call may be repeated."""
+        """Write what the members lack behind the end of the log, and say where they go on. They do not work meanwhile. The
+        caller puts the result into the map, and removes what stands before only then.
+
+        Raises LogUnusable, LogUnavailable; then nothing is healed, and the call may be repeated."""
         behind = min(stranded, key=lambda each: each.place)
         log = self.open()
         start, until = (await log.describe()).end, max([each.epoch for each in stranded])
@@ -138,8 +140,17 @@ class Healing:
                 # Another process may write too. Then the order of its records is wrong.
                 await read.reached(start + sent - IN_FLIGHT)
             await read.reached(start + sent)
-        await self.open().trim(start)
         return Healed(self.healer.shard, start, behind.epoch, behind.index, until)
+
+    async def remove_before(self, healed: Healed) -> bool:
+        """Remove the broken records in front of a healed log, which the map has. False where nothing of them is there.
+        Raises LogUnusable, LogUnavailable."""
+        log = self.open()
+        described = await log.describe()
+        if not described.first < healed.position <= described.end:
+            return False
+        await log.trim(healed.position)
+        return True
 
     @asynccontextmanager
     async def _reading(self, log: SharedLog, start: int, order: LogOrder, read: Mark) -> AsyncIterator[None]:

@@ -77,10 +77,14 @@ async def _heal(file: ClusterFile, engines: Engines, fs: FileSystem, root: str, 
         raise click.ClickException(
             visible(f"{root} is not the directory of member {file.member} of this cluster, as {file.topic} has it")
         )
+    me = LogWriter(found.number(own.name), system_chance().getrandbits(64))
+    healing = Healing(lambda: engines.shards.open(own.shard), found.identity(own.shard), own, me)
     mine, place = look(own, _pieces(fs, root, server_id))
+    earlier = found.healed.get(own.shard)
+    if earlier is not None and mine.epoch <= earlier.until and await healing.remove_before(earlier):
+        return earlier  # the call that healed was interrupted behind its note
     await engines.note(mine)
     waits_for: list[str] = []
-    identity = found.identity(own.shard)
     while True:
         found = await engines.read_map()
         if own.name not in found.stranded:
@@ -94,12 +98,12 @@ async def _heal(file: ClusterFile, engines: Engines, fs: FileSystem, root: str, 
             waits_for = absent or [healer.name]
             click.echo(visible(f"waits for {', '.join(waits_for)}"), err=True)
         await trio.sleep(AGAIN_S)
-    me = LogWriter(found.number(own.name), system_chance().getrandbits(64))
-    healing = Healing(lambda: engines.shards.open(own.shard), identity, own, me)
     require_part_of(_pieces(fs, root, server_id), mine, stranded)
     await healing.require_lost(place_after(place, found.healed.get(own.shard)))
     healed = await healing.write(_pieces(fs, root, server_id), stranded, SystemClock().now_us())
+    # First the note: without it no member goes on behind what is removed, and none would heal once more.
     await engines.note(healed)
+    await healing.remove_before(healed)
     return healed
 
 

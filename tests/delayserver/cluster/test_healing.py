@@ -6,9 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from delayserver.cli.cluster.heal import _heal as heal_member
+from delayserver.config.cluster_file import ClusterFile
+from delayserver.members.founding import Engines
 from delayserver.members.healing import Healing, HealingRefusedError, look, require_part_of, who_heals
-from delayserver.members.member_map import Announced, Healed, Stranded
-from delayserver.runtime.shared_log import LogLost, LogTrimmed
+from delayserver.members.member_map import FORMAT, Announced, Founded, Healed, Stranded
+from delayserver.runtime.shared_log import LogLost, LogTrimmed, LogUnavailable
 from store.logs.log_scan import LogScan
 from store.records.batches import FollowedBatch
 from store.records.column_batch import ColumnBatch
@@ -40,6 +43,7 @@ async def heal(cluster: Cluster) -> str:
     healing = Healing(lambda: ListLog(cluster.engine.records), IDENTITY, own, LogWriter(0, 1))
     await healing.require_lost(looked[healer.name][1])
     cluster.healed = await healing.write(pieces(host), stranded, 0)
+    await healing.remove_before(cluster.healed)
     return healer.name
 
 
@@ -90,6 +94,71 @@ async def test_what_the_log_lost_is_made_whole_and_nobody_loses_anything(boot: B
     await a.sleep_ms(5 * MINUTE_MS)
     assert sorted(map(int, cluster.delivered)) == list(range(25))
     assert contents(a) == contents(b) == contents(c)
+
+
+class Logs:
+    """The logs of a cluster, or its map. The first `refused` calls of `trim` get no answer."""
+
+    topic = "t"
+
+    def __init__(self, records: Records, refused: int = 0) -> None:
+        self.records = records
+        self.refused = refused
+
+    def open(self, shard: int) -> ListLog:
+        return UntrimmedLog(self)
+
+    async def make_topic(self, shards: int) -> None:
+        raise AssertionError("it is there")
+
+    async def grow_topic(self, shards: int) -> None:
+        raise AssertionError("it is there")
+
+
+class UntrimmedLog(ListLog):
+    """Is not trimmed while its logs refuse it."""
+
+    def __init__(self, logs: Logs) -> None:
+        super().__init__(logs.records)
+        self._logs = logs
+
+    async def trim(self, position: int) -> None:
+        if self._logs.refused:
+            self._logs.refused -= 1
+            raise LogUnavailable("no answer")
+        await super().trim(position)
+
+
+async def test_a_healing_that_was_interrupted_is_ended_by_the_next_call(boot: Boot) -> None:
+    cluster = Cluster(boot, "ab")
+    a, b = cluster.hosts.values()
+    client = await a.start_connected()
+    b.begin()
+    await client.put("one", a.now_ms + MINUTE_MS)
+    await a.sleep_ms(1_000)
+    await b.kill()
+    for number in range(10):
+        await client.put(f"{number}", a.now_ms + MINUTE_MS)
+    await a.kill()
+    del cluster.engine.records.data[-5:]
+    engines = Engines(Logs(cluster.engine.records, refused=1), Logs(Records()))
+    founded = Founded(FORMAT, f"{IDENTITY.cluster_id:012x}", (f"{IDENTITY.server_id:012x}",))
+    for note in (founded, Announced("a", 0, "h:1", "", "1", ""), Announced("b", 0, "h:2", "", "1", "")):
+        await engines.note(note)
+    other, _ = look(Announced("b", 0, "h:2", "", "1", ""), pieces(b))
+    await engines.note(other)
+    file = ClusterFile("k:1", "a")
+    with pytest.raises(LogUnavailable):
+        await heal_member(file, engines, a.disk, DATA_DIR, IDENTITY.server_id)
+    cluster.healed = await heal_member(file, engines, a.disk, DATA_DIR, IDENTITY.server_id)
+    found = await engines.read_map()
+    assert found.healed == {0: cluster.healed} and found.stranded == {}
+    assert cluster.engine.records.first == cluster.healed.position
+    a.begin()
+    b.begin()
+    await b.sleep_ms(2 * MINUTE_MS)
+    assert sorted(cluster.delivered) == [*map(str, range(10)), "one"]
+    assert contents(a) == contents(b)
 
 
 async def test_a_log_that_lost_nothing_is_not_healed(boot: Boot) -> None:
@@ -210,6 +279,7 @@ async def test_the_healed_log_is_in_order() -> None:
     laggard = stranded("b", had(1, 2, ONE, 1))
     members = [stranded("a", *WHOLE, AHEAD), laggard]
     healed = await healing.write(iter([*WHOLE, AHEAD]), members, 7)
+    assert await healing.remove_before(healed) and not await healing.remove_before(healed)
     assert healed == Healed(0, 1, 1, 2, 3)
     assert records.first == 1
     found = [unwrap(data, IDENTITY, 0).envelope for data in records.data[1:]]
