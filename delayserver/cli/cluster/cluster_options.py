@@ -10,7 +10,7 @@ import click
 from delayserver.cli.terminal import options
 
 if TYPE_CHECKING:
-    from delayserver.members.member_map import MemberMap
+    from delayserver.members.member_map import Announced, MemberMap
     from delayserver.protocol.schema.members import MemberStanding
 
 ANSWER_S: Final = 3.0
@@ -81,9 +81,12 @@ def ask_member(name: str, shard: int | None, address: str) -> Asked:
     return Asked(standing.member, standing.shard, address, standing)
 
 
-def log_position(address: str) -> int | None:
-    """Where the next process of the member at this address would read on; None: it is no member. Raises DelayServerError,
+def log_position(member: Announced) -> int | None:
+    """Where the next process of a member would read on; None: another server is at its address. Raises DelayServerError,
     ClickException."""
-    with options.connect(address) as client:
+    with options.connect(member.address) as client:
+        standing = client.cluster_standing()
+        if (standing.member, standing.shard) != (member.name, member.shard):
+            return None
         position: int | None = client.status()["storage"]["log_position"]
     return position

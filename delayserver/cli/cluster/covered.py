@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from delayserver.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
     from delayserver.backup.coverage import Coverage
+    from delayserver.members.member_map import Announced
     from delayserver.runtime.shared_log import LogDescription
 
 
@@ -53,18 +55,22 @@ class Covered:
         }  # fmt: skip
 
 
-def find_covered(place: str, server_id: int, log: LogDescription, asked: list[Asked]) -> Covered:
-    """What is covered of the log of the shard with these members. Raises BackupError, CorruptionError, FormatError."""
+def find_covered(
+    place: str, server_id: int, log: LogDescription, members: Sequence[Announced], asked: Iterable[Asked]
+) -> Covered:
+    """What is covered of the log of the shard with these members, of which some were asked. Raises BackupError,
+    CorruptionError, FormatError."""
     from delayserver.backup.coverage import find_coverage
     from delayserver.protocol.errors import DelayServerError
 
     positions: dict[str, int] = {}
-    for each in asked:
+    answered = {(each.name, each.shard) for each in asked if each.standing is not None}
+    for each in members:
         with suppress(DelayServerError, click.ClickException):
-            position = None if each.standing is None else log_position(each.address)
+            position = log_position(each) if (each.name, each.shard) in answered else None
             if position is not None:
                 positions[each.name] = position
     with backups_in(place) as repository:
         coverage = find_coverage(repository, server_id, log.first, log.end, positions)
         last_ms = repository.newest()[1].taken_us // 1000 if repository.names() else None
-    return Covered(last_ms, coverage, tuple([each.name for each in asked if each.name not in positions]))
+    return Covered(last_ms, coverage, tuple([each.name for each in members if each.name not in positions]))

@@ -95,9 +95,7 @@ def _covered(place: str, found: _Found, asked: list[Asked]) -> Covered:
     if found.shard >= len(found.logs):
         raise click.ClickException(f"the cluster has no shard {found.shard}: delayserver cluster init")
     server_id = found.map.identity(found.shard).server_id
-    return find_covered(
-        place, server_id, found.logs[found.shard], [each for each in asked if each.shard == found.shard]
-    )
+    return find_covered(place, server_id, found.logs[found.shard], found.map.of_shard(found.shard), asked)
 
 
 def _health(whose: str, log: LogDescription) -> str:

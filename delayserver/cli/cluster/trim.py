@@ -88,13 +88,15 @@ def _positions(members: Iterable[Announced]) -> dict[str, int]:
     positions: dict[str, int] = {}
     for member in members:
         try:
-            position = log_position(member.address)
+            position = log_position(member)
         except (DelayServerError, click.ClickException) as error:
             raise click.ClickException(
                 f"member {member.name} at {member.address} does not say how far it is ({error}). Start it, or give "
                 f"--without {member.name}: it then starts from a backup"
             ) from None
         if position is None:
-            raise click.ClickException(f"the server at {member.address} is not the member {member.name} any more")
+            raise click.ClickException(
+                f"the server at {member.address} is not the member {member.name} of shard {member.shard} any more"
+            )
         positions[member.name] = position
     return positions
