@@ -81,7 +81,7 @@ async def serve(
         require_of_member(settings)
     settings = within_descriptors(settings, fs)
     encryption = Encryption(settings.tls)
-    bound, gateway = _listen(settings, fs, http)
+    bound, gateway = _listen(settings, fs, http, member=cluster is not None)
     listener = encryption.around(bound)
 
     def again() -> Settings:
@@ -153,19 +153,21 @@ async def _join(
     return await join(cluster, engines_of(cluster), address, http, system_chance())
 
 
-def _listen(settings: Settings, fs: FileSystem, http: bool) -> tuple[SocketListener, HttpGateway | None]:
+def _listen(
+    settings: Settings, fs: FileSystem, http: bool, *, member: bool
+) -> tuple[SocketListener, HttpGateway | None]:
     """Binds all addresses. Raises OSError, HttpAddressError, ConfigError."""
     with ExitStack() as opened:
         listen = settings.listen
         listener = SocketListener(listen.all_hosts, listen.port, listen.announced)
         opened.callback(listener.close)
         for host, _ in listener.addresses:
-            require_authentication("listen.host", host, settings, fs)
+            require_authentication("listen.host", host, settings, fs, member=member)
         gateway = HttpGateway.listen(settings) if http and settings.http.port else None
         if gateway is not None:
             opened.callback(gateway.close)
             for host in gateway.hosts:
-                require_authentication("http.host", host, settings, fs)
+                require_authentication("http.host", host, settings, fs, member=member)
         opened.pop_all()
     return listener, gateway
 
@@ -176,15 +178,21 @@ def _dialled(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def require_authentication(key: str, host: str, settings: Settings, fs: FileSystem) -> None:
+def require_authentication(key: str, host: str, settings: Settings, fs: FileSystem, *, member: bool) -> None:
     """Raises ConfigError for an address beyond loopback if the data directory has no tokens, unless `listen.insecure`.
-    `key`: the setting with the address."""
+    `key`: the setting with the address. `member`: of a cluster, which gets its tokens by the log."""
     if settings.listen.insecure or ipaddress.ip_address(host.partition("%")[0]).is_loopback:
         return
     if not fs.exists(f"{settings.storage.data_dir}/{TOKENS}"):
+        # What made a token in the directory of a new member would make a directory of no shard.
+        first = (
+            "Let the members listen on loopback first, and make a token at the primary: delayserver token create --role "
+            "admin. It comes to all members by the log"
+            if member
+            else f"Make a token first: delayserver token create --data-dir {settings.storage.data_dir} --role admin"
+        )
         raise ConfigError(
-            f"{key}: {host} can be reached from other machines, and without tokens any client may do "
-            f"everything. Make a token first: delayserver token create --data-dir {settings.storage.data_dir} --role admin. "
+            f"{key}: {host} can be reached from other machines, and without tokens any client may do everything. {first}. "
             "Or allow it with --insecure (listen.insecure = true)"
         )
 

@@ -56,10 +56,10 @@ class Covered:
 
 
 def find_covered(
-    place: str, server_id: int, log: LogDescription, members: Sequence[Announced], asked: Iterable[Asked]
+    place: str, server_id: int, log: LogDescription, members: Sequence[Announced], asked: Iterable[Asked], until: int
 ) -> Covered:
-    """What is covered of the log of the shard with these members, of which some were asked. Raises BackupError,
-    CorruptionError, FormatError."""
+    """What is covered of the log of the shard with these members, of which some were asked. `until`: the last epoch before
+    the log was healed; -1: it was not. Raises BackupError, CorruptionError, FormatError."""
     from delayserver.backup.coverage import find_coverage
     from delayserver.protocol.errors import DelayServerError
 
@@ -71,6 +71,6 @@ def find_covered(
             if position is not None:
                 positions[each.name] = position
     with backups_in(place) as repository:
-        coverage = find_coverage(repository, server_id, log.first, log.end, positions)
+        coverage = find_coverage(repository, server_id, log.first, log.end, positions, until)
         last_ms = repository.newest()[1].taken_us // 1000 if repository.names() else None
     return Covered(last_ms, coverage, tuple([each.name for each in members if each.name not in positions]))

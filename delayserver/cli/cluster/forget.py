@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from delayserver.cli.cluster.cluster_options import ask_member, cluster_file
+from delayserver.cli.cluster.cluster_options import ask_member, cluster_file, require_known
 from delayserver.cli.kafka.on_kafka import read_map, write_note
 from delayserver.cli.terminal import options
 from delayserver.cli.terminal.output import print_json, visible
@@ -19,8 +19,8 @@ from delayserver.cli.terminal.output import print_json, visible
 def forget(name: str, down: bool, path: str | None, as_json: bool) -> None:
     """Take a member that is gone for good out of the list of members.
 
-    Then `cluster status` shows it no longer, and `cluster trim` waits for it no longer. A member that answers is refused.
-    If it is started again, it is a member again.
+    Then `cluster status` shows it no longer, and `cluster trim` waits for it no longer. A member that answers is refused,
+    also one that refuses the token. If it is started again, it is a member again.
     """
     from delayserver.members.member_map import Forgotten
 
@@ -29,6 +29,7 @@ def forget(name: str, down: bool, path: str | None, as_json: bool) -> None:
         raise click.ClickException(visible(f"the cluster has no member {name}: delayserver cluster status"))
     if not down:
         asked = ask_member(name, known.shard, known.address)
+        require_known(asked)
         if asked.standing is not None and asked.name == name:
             raise click.ClickException(
                 visible(f"{name} answers at {known.address}. Stop it first, or give --down if it will be stopped")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from delayserver.cli.cluster.cluster_options import Asked, ask_member, cluster_file
+from delayserver.cli.cluster.cluster_options import Asked, ask_member, cluster_file, require_known
 from delayserver.cli.cluster.switch import switch_to
 from delayserver.cli.kafka.on_kafka import read_map, write_note
 from delayserver.cli.terminal import options
@@ -41,7 +41,9 @@ def move(shard: int, former: str, heir: str, path: str | None, as_json: bool) ->
     found = read_map(path)
     goes, comes = _member(found, former, shard), _member(found, heir, shard)
     _wait_until_it_follows(comes)
-    standing = _ask(goes).standing
+    going = _ask(goes)
+    require_known(going)
+    standing = going.standing
     led = standing is not None and standing.role != "standby"
     if led:
         switch_to(_ask(goes), _ask(comes))

@@ -35,8 +35,9 @@ def status(path: str | None, servers: str | None, place: str | None, as_json: bo
 
     With --cluster the members are those in the map of the cluster, and the settings of its topics are checked: a wrong one
     is an error, with the command that mends it. With --server alone only these members are asked. With --json: a line a
-    member. The role is `primary`, `standby`, `taking_over` or `down`. The state is that of the shard: `open`, or `draining`
-    or `closed` with the messages that are `left`.
+    member. The role is `primary`, `standby`, `taking_over`, `down`, or `unknown`: it listens, and does not answer this
+    question, perhaps for want of a token. The state is that of the shard: `open`, or `draining` or `closed` with the
+    messages that are `left`.
     """
     if path is None and servers is None:
         raise click.UsageError("say which cluster: --cluster FILE, or --server HOST:PORT")
@@ -95,7 +96,9 @@ def _covered(place: str, found: _Found, asked: list[Asked]) -> Covered:
     if found.shard >= len(found.logs):
         raise click.ClickException(f"the cluster has no shard {found.shard}: delayserver cluster init")
     server_id = found.map.identity(found.shard).server_id
-    return find_covered(place, server_id, found.logs[found.shard], found.map.of_shard(found.shard), asked)
+    healed = found.map.healed.get(found.shard)
+    until = -1 if healed is None else healed.until
+    return find_covered(place, server_id, found.logs[found.shard], found.map.of_shard(found.shard), asked, until)
 
 
 def _health(whose: str, log: LogDescription) -> str:
@@ -133,11 +136,16 @@ def _state_text(state: str, left: int | None) -> str:
     return f", {state}: " + ("its primary does not answer" if left is None else f"{left:,} messages are left")
 
 
+def _role(silent: Asked) -> str:
+    """The role of a member that does not say one."""
+    return "down" if silent.gone else "unknown"
+
+
 def _record(each: Asked) -> dict[str, object]:
     standing = each.standing
     if standing is None:
         return {
-            "shard": each.shard, "member": each.name or None, "role": "down", "epoch": None, "lag_records": None,
+            "shard": each.shard, "member": each.name or None, "role": _role(each), "epoch": None, "lag_records": None,
             "lag_ms": None, "address": each.address, "reason": each.reason,
         }  # fmt: skip
     return {
@@ -152,7 +160,7 @@ def _tell(shard: int | None, of_shard: list[Asked], state: str) -> None:
     for each in of_shard:
         standing = each.standing
         if standing is None:
-            text = f"down         {each.address}: {each.reason}"
+            text = f"{_role(each):<11}  {each.address}: {each.reason}"
         else:
             text = f"{standing.role:<11}  {each.address}, epoch {standing.epoch}"
             if standing.lag_records is None:
