@@ -30,7 +30,8 @@ class Leading:
     def left_us(self) -> int:
         """How long this process may still act as the primary; 0 if it may not."""
         standing = self._standing
-        if not (standing.took_over.is_set() and standing.leads):
+        # Behind its end in the log another member may lead, before this one has read the claim.
+        if not (standing.took_over.is_set() and standing.leads) or standing.heir is not None:
             return 0
         return max(standing.lease.value - self._clock.boot_us(), 0)
 
@@ -76,6 +77,8 @@ class Leading:
             return NotPrimary(f"{standing.seat.name} is a standby: {where}", retry_after_ms=AGAIN_MS, details=known)
         if not standing.took_over.is_set():
             return NotPrimary(f"{standing.seat.name} takes over, and serves soon", retry_after_ms=AGAIN_MS)
+        if standing.heir is not None:
+            return NotPrimary(f"{standing.seat.name} has handed over", retry_after_ms=AGAIN_MS)
         if self._is_silent():
             return SharedLogUnavailable(
                 f"{standing.seat.name} leads, but has heard nothing of the shared log for seconds",
