@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from delayserver.protocol.errors import DelayServerError, InDoubt
 from delayserver.state.positions.accepted_log import AcceptedLog
 from delayserver.state.positions.gathering import CommitGroup
 from delayserver.state.positions.positions import Positions
@@ -39,3 +40,7 @@ class ShardWriter:
         )
         positions = self._positions
         await positions.commits_ended.reached(positions.commits_begun.value - GROUPS_MAX + 1)
+
+    def unknown(self) -> DelayServerError:
+        """As `RecordWriter.unknown`. The record may stand in the log, or come to stand there: the next primary knows."""
+        return InDoubt("the server has ended, so the result is unknown; ask the primary")

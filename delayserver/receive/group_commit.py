@@ -175,7 +175,7 @@ class GroupCommit:
             if self.refusal is None:
                 self.refusal = ShuttingDown("the server is stopping", retry_after_ms=1000)
             for group in self._gathering.on_their_way:
-                self._accepted.refuse(group, StorageFailed("the server stopped before it knew; look the message up"))
+                self._accepted.refuse(group, self._writer.unknown())
             self._fail_gathered(self.refusal)
 
     async def _run(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from delayserver.protocol.errors import DelayServerError, StorageFailed
 from delayserver.runtime.log_appender import AppendedRecords, LogAppender
 from delayserver.runtime.runtime import Runtime
 from delayserver.runtime.sequence_source import SequenceSource
@@ -49,3 +50,7 @@ class MessageLogWriter:
         self._accepted.accept(appended.entries, group)
         self._stages.commit_wait.add(appended.started_us - group.gathered_us)
         self._stages.sync.add(appended.ended_us - appended.started_us)
+
+    def unknown(self) -> DelayServerError:
+        """As `RecordWriter.unknown`."""
+        return StorageFailed("the server stopped before it knew; look the message up")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from delayserver.protocol.errors import DelayServerError
 from delayserver.state.positions.gathering import CommitGroup
 from store.records.column_batch import ColumnBatch
 from store.records.message_rows import MessageRows
@@ -25,3 +26,6 @@ class RecordWriter(Protocol):
         """Returns when the next group may follow: this one is accepted by then, or it will be, or `AcceptedLog.refuse` gets
         it. Raises DiskFullError if nothing was written, and another StoreError for good. Then nobody of the group was
         answered."""
+
+    def unknown(self) -> DelayServerError:
+        """The error of a group that is on its way when the server ends."""

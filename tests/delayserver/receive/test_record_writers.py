@@ -68,6 +68,9 @@ class Member:
         self.on_the_way.append(Sent(records, group))
         await trio.lowlevel.checkpoint()
 
+    def unknown(self) -> DelayServerError:
+        return StorageFailed("the server stopped")
+
     def arrive(self, records: Records, group: CommitGroup | None = None) -> None:
         """Records come out of the log."""
         entries, end = [], self.positions.durable.value
