@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import Any
 
 import click
@@ -36,12 +35,11 @@ def kafka(monkeypatch: pytest.MonkeyPatch) -> MemberMap:
     )
 
     def on_kafka(_path: str | None, work: Any) -> MemberMap:
-        if work.__name__ == "work":
+        if work.__name__ == "write":
             found.members.pop("b", None)
         return found
 
-    for command in ("forget", "move", "switch"):
-        monkeypatch.setattr(sys.modules[f"delayserver.cli.cluster.{command}"], "on_kafka", on_kafka)
+    monkeypatch.setattr("delayserver.cli.kafka.on_kafka.on_kafka", on_kafka)
     return found
 
 
