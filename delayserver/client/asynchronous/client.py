@@ -211,10 +211,15 @@ class AsyncClient(AsyncOperations):
         if shards is None:
             if tasks is None:
                 raise RuntimeError("use the client inside its async with block")
-            shards = self._shards = Shards(self._run, self._open_shard, self._core.limits.wait_ms_max)
+            learn, wait_ms_max = self._addresses.also, self._core.limits.wait_ms_max
+            shards = self._shards = Shards(self._run, learn, self._open_shard, wait_ms_max)
         if not shards.map.version and await shards.begin() and tasks is not None:
             tasks.start_soon(shards.follow)
         return shards
+
+    def _members(self) -> list[str]:
+        """Where the members of all shards answer. Empty: it has no map."""
+        return [] if self._shards is None else self._shards.map.members
 
     async def ping(self) -> int:
         """The server's time in microseconds. The client also learns its clock."""
@@ -244,6 +249,9 @@ class AsyncClient(AsyncOperations):
     async def _run(self, call: Call[T], close_count: int | None = None) -> T:
         if close_count is not None and close_count != self._blocks_left:
             raise ConnectionLost("the client was closed")
+        # With a map it needs no connection of its own: the server that gave the map may be gone.
+        if self._shards is not None and self._shards.map.version and call.operation in SPREAD:
+            return await self._shards.run(call)
         attempts: CallAttempts | None = None  # Nearly always the first one is the last.
         while True:
             sent = False
@@ -312,6 +320,9 @@ class AsyncClient(AsyncOperations):
         await self._connected()
 
     async def _post(self, call: Call[T]) -> None:
+        if self._shards is not None and self._shards.map.version:
+            await self._shards.post(call)
+            return
         connection = await self._connected()
         if self._core.has_shards and self._SPREADS:
             await (await self._all_shards()).post(call)

@@ -83,19 +83,22 @@ class ShardClient(Protocol):
 
 
 class Shards:
-    """All shards of a cluster. ``ask`` asks the server of the client for the map. ``open_client`` makes a client of the
-    members of a shard, by their addresses, which lives as long as this one.
+    """All shards of a cluster. ``ask`` asks the server of the client for the map, and ``learn`` gets the addresses of all
+    members that a map names: any of them can give the next map. ``open_client`` makes a client of the members of a shard, by
+    their addresses, which lives as long as this one.
     """
 
     def __init__(
         self,
         ask: Callable[[Call[ShardMap]], Awaitable[ShardMap]],
+        learn: Callable[[list[str]], None],
         open_client: Callable[[str], Awaitable[ShardClient]],
         wait_ms_max: int,
     ) -> None:
         """``wait_ms_max``: the longest time for which a request may wait at the server."""
         self.map = SlotOwners(NO_MAP)
         self._ask = ask
+        self._learn = learn
         self._map_wait_ms = min(MAP_WAIT_MS, wait_ms_max)
         self._open_client = open_client
         self._opening = anyio.Lock()
@@ -132,6 +135,7 @@ class Shards:
         if shown.version <= self.map.version:
             return
         self.map = SlotOwners(shown)
+        self._learn(self.map.members)
         for shard, client in self._clients.items():
             if addresses := self.map.addresses(shard):
                 client._move_to(addresses)

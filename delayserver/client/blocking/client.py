@@ -141,10 +141,12 @@ class Client(BlockingOperations):
         )
 
     def _run(self, call: Call[T], close_count: int | None = None) -> T:
-        try:
-            return self._run_here(call, close_count)
-        except InShards:
-            pass
+        # Where it knows the shards, it needs no connection of its own: the server that named them may be gone.
+        if self._shards.client is None or call.operation not in SPREAD:
+            try:
+                return self._run_here(call, close_count)
+            except InShards:
+                pass
         if close_count is not None and close_count != self._close_count:
             raise ConnectionLost("the client was closed")
         result: T = self._shards.call(lambda client: client._run, call)
@@ -181,10 +183,13 @@ class Client(BlockingOperations):
         return "" if client is None else client._shard_prefix()
 
     def _post(self, call: Call[T]) -> None:
-        try:
-            self._post_here(call)
-        except InShards:
-            self._shards.call(lambda client: client._post, call)
+        if self._shards.client is None:
+            try:
+                self._post_here(call)
+                return
+            except InShards:
+                pass
+        self._shards.call(lambda client: client._post, call)
 
     def _post_here(self, call: Call[T]) -> None:
         # Once some were posted on the side line, all are: they keep their order.
@@ -207,6 +212,9 @@ class Client(BlockingOperations):
 
     def _new_connection(self) -> LineConnection:
         """A new connection to the first address that answers. Raises `ConnectionLost`."""
+        client = self._shards.client
+        if client is not None:
+            self._addresses.also(client._members())
         failures = []
         for place in self._addresses.in_turn():
             try:

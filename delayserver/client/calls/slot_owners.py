@@ -33,6 +33,11 @@ class SlotOwners:
         self.open = [place.shard for place in opened if place.epoch] or [place.shard for place in opened]
         """The shards that take new messages. One that was just added has no primary yet."""
 
+    @property
+    def members(self) -> list[str]:
+        """Where the members of all shards answer."""
+        return [address for place in self._places.values() for address in (place.primary, *place.standbys) if address]
+
     def addresses(self, shard: int) -> str:
         """The members of a shard, with commas between: the same text after a takeover. Empty: it has none yet."""
         place = self.place(shard)

@@ -67,6 +67,11 @@ class Addresses:
         self.given = addresses_of(given)
         self._places = tuple(parse_address(address) for address in self.given)
 
+    def also(self, addresses: Sequence[str]) -> None:
+        """These answer as well as the given ones, and are tried behind them. They replace those of the call before."""
+        places = [parse_address(address) for address in (*self.given, *addresses)]
+        self._places = tuple(dict.fromkeys(places))
+
     @property
     def current(self) -> HostAndPort:
         """The address that worked last. Before the first connection it is the first one."""

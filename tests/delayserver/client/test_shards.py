@@ -258,6 +258,16 @@ def test_one_way_messages_go_to_their_shards_and_refusals_are_counted(cluster: F
     ]
 
 
+def test_calls_go_on_where_the_given_member_is_gone(cluster: FakeCluster, client: Client) -> None:
+    client.send("a", b"", due_ms=1)  # it has read the map by now
+    cluster.members[0].close()
+    assert client.ping()
+    for number in (n for n in range(30) if owner("a", f"m-{n}")):
+        client.send("a", b"", due_ms=1, message_id=f"m-{number}")
+        client.send_one_way("a", b"", 1, message_id=f"m-{number}")
+    assert client.status()["ready"]
+
+
 def test_a_group_is_removed_at_all_shards(cluster: FakeCluster, client: Client) -> None:
     client.send("a", b"", due_ms=1)
     for member in cluster.members:
