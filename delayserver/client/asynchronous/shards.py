@@ -137,7 +137,7 @@ class Shards:
         self.map = SlotOwners(shown)
         self._learn(self.map.members)
         for shard, client in self._clients.items():
-            if addresses := self.map.addresses(shard):
+            if addresses := self.map.from_primary(shard):
                 client._move_to(addresses)
 
     # --- which shard
@@ -183,7 +183,7 @@ class Shards:
     async def _client(self, shard: int) -> ShardClient:
         client = self._clients.get(shard)
         if client is None:
-            addresses = self.map.addresses(shard)
+            addresses = self.map.from_primary(shard)
             if not addresses:
                 raise NotPrimary(f"shard {shard} has no member yet", retry_after_ms=1_000)
             async with self._opening:
@@ -213,14 +213,25 @@ class Shards:
         """Send a request of one row that gets no reply."""
         (owner,) = parts_of(call.arguments).owners(self.map)
         shard = self.free() if owner is None else owner
+        client = await self._client(shard)
         self._posted.add(shard)
-        await (await self._client(shard))._post(call)
+        await client._post(call)
 
     async def pass_posted(self) -> None:
-        """All that was posted so far has reached its shards. Raises the first error of one."""
+        """All that was posted so far has reached its shards. Asks all of them, and raises the first error of one."""
         posted, self._posted = self._posted, set()
-        for shard in posted:
-            await self._clients[shard].ping()
+        errors: list[DelayServerError] = []
+
+        async def ping(shard: int) -> None:
+            try:
+                await self._clients[shard].ping()
+            except DelayServerError as error:
+                errors.append(error)
+
+        if posted:
+            await _all_of([(ping, (shard,)) for shard in posted])
+        if errors:
+            raise errors[0]
 
     async def _rows(self, call: Call[T]) -> T:
         parts = parts_of(call.arguments)

@@ -43,6 +43,11 @@ class SlotOwners:
         place = self.place(shard)
         return ",".join(sorted({address for address in (place.primary, *place.standbys) if address}))
 
+    def from_primary(self, shard: int) -> str:
+        """`addresses` with that of the primary first, where a client shall begin."""
+        place = self.place(shard)
+        return ",".join(dict.fromkeys([address for address in (place.primary, *place.standbys) if address]))
+
     def place(self, shard: int) -> ShardPlace:
         """The row of a shard. Raises InvalidArgument."""
         if shard not in self._places:

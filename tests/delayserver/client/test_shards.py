@@ -258,6 +258,27 @@ def test_one_way_messages_go_to_their_shards_and_refusals_are_counted(cluster: F
     ]
 
 
+def test_one_way_messages_begin_at_the_primary(cluster: FakeCluster, connect: Connect) -> None:
+    number = owner("a", "m")
+    primary = cluster.members[number]
+    with FakeServer(server_id=primary.server_id) as standby:
+        # Another name of the same host, which sorts before that of the primary.
+        cluster.show(number, standbys=[f"0.0.0.0:{standby.port}"])
+        with connect(cluster.members[number - 1].address) as client:
+            client.send_one_way("a", b"", 1, message_id="m")
+            client.ping()
+        assert (len(primary.messages), standby.connections) == (1, 0)
+
+
+def test_a_shard_that_fails_hides_no_other_where_one_way_messages_arrive(cluster: FakeCluster, client: Client) -> None:
+    for shard in (1, 2):
+        client.send_one_way("a", b"", 1, message_id=next(f"m-{n}" for n in range(99) if owner("a", f"m-{n}") == shard))
+    cluster.members[1].misbehave("ping", Fail(InvalidArgument("no")))
+    with pytest.raises(InvalidArgument):
+        client.ping()
+    assert cluster.members[2].count("ping") == 1
+
+
 def test_calls_go_on_where_the_given_member_is_gone(cluster: FakeCluster, client: Client) -> None:
     client.send("a", b"", due_ms=1)  # it has read the map by now
     cluster.members[0].close()
