@@ -82,7 +82,7 @@ class AsyncClient(AsyncOperations):
         # Clients of other nodes, where this one publishes.
         self._nodes: dict[str, AsyncClient] = {}
         self._making_nodes = anyio.Lock()
-        self._shards: Shards | None = None
+        self._shards: Shards[AsyncClient] | None = None
 
     async def __aenter__(self) -> Self:
         await self._start()
@@ -205,14 +205,24 @@ class AsyncClient(AsyncOperations):
         """The server has these addresses from now on, with commas between. A connection that works stays."""
         self._addresses.renew(addresses)
 
-    async def _all_shards(self) -> Shards:
+    async def shard_clients(self) -> dict[int, AsyncClient]:
+        """A client of each shard, by number, for operations that ask one shard. They live as long as this client. Where the
+        cluster has no shards, it is this client itself, as number 0.
+        """
+        if self._shards is None or not self._shards.map.version:
+            await self._connected()
+            if not (self._core.has_shards and self._SPREADS):
+                return {0: self}
+        return await (await self._all_shards()).each()
+
+    async def _all_shards(self) -> Shards[AsyncClient]:
         """The shards, when the map of the cluster is read."""
         shards, tasks = self._shards, self._tasks
         if shards is None:
             if tasks is None:
                 raise RuntimeError("use the client inside its async with block")
             learn, wait_ms_max = self._addresses.also, self._core.limits.wait_ms_max
-            shards = self._shards = Shards(self._run, learn, self._open_shard, wait_ms_max)
+            shards = self._shards = Shards[AsyncClient](self._run, learn, self._open_shard, wait_ms_max)
         if not shards.map.version and await shards.begin() and tasks is not None:
             tasks.start_soon(shards.follow)
         return shards

@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import astuple, replace
-from typing import Any, Final, Protocol, TypeVar, cast
+from typing import Any, Final, Generic, Protocol, TypeVar, cast
 
 import anyio
 import anyio.abc
@@ -82,7 +82,10 @@ class ShardClient(Protocol):
     def take_one_way_refused(self) -> OneWayRefused | None: ...
 
 
-class Shards:
+C = TypeVar("C", bound=ShardClient)
+
+
+class Shards(Generic[C]):
     """All shards of a cluster. ``ask`` asks the server of the client for the map, and ``learn`` gets the addresses of all
     members that a map names: any of them can give the next map. ``open_client`` makes a client of the members of a shard, by
     their addresses, which lives as long as this one.
@@ -92,7 +95,7 @@ class Shards:
         self,
         ask: Callable[[Call[ShardMap]], Awaitable[ShardMap]],
         learn: Callable[[list[str]], None],
-        open_client: Callable[[str], Awaitable[ShardClient]],
+        open_client: Callable[[str], Awaitable[C]],
         wait_ms_max: int,
     ) -> None:
         """``wait_ms_max``: the longest time for which a request may wait at the server."""
@@ -102,7 +105,7 @@ class Shards:
         self._map_wait_ms = min(MAP_WAIT_MS, wait_ms_max)
         self._open_client = open_client
         self._opening = anyio.Lock()
-        self._clients: dict[int, ShardClient] = {}
+        self._clients: dict[int, C] = {}
         # Requests on their way, and when a shard that failed may be tried as the others again.
         self._busy: dict[int, int] = {}
         self._doubted_s: dict[int, float] = {}
@@ -110,9 +113,13 @@ class Shards:
         self._posted: set[int] = set()
 
     @property
-    def clients(self) -> list[ShardClient]:
+    def clients(self) -> list[C]:
         """The clients of the shards that were asked so far."""
         return list(self._clients.values())
+
+    async def each(self) -> dict[int, C]:
+        """A client of each shard that has messages, by number."""
+        return {shard: await self._client(shard) for shard in self.map.all}
 
     async def begin(self) -> bool:
         """Read the map, if it was not read yet. Returns whether this call has read it."""
@@ -180,7 +187,7 @@ class Shards:
         self._doubted_s.pop(shard, None)
         return result
 
-    async def _client(self, shard: int) -> ShardClient:
+    async def _client(self, shard: int) -> C:
         client = self._clients.get(shard)
         if client is None:
             addresses = self.map.from_primary(shard)

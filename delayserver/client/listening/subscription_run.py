@@ -16,7 +16,12 @@ import anyio.abc
 from delayserver.client.asynchronous.client import AsyncClient
 from delayserver.client.consuming.lease_keeper import LeaseKeeper
 from delayserver.client.consuming.node_clients import NodeClients
-from delayserver.client.consuming.node_pulling import PAUSE_AFTER_ERROR_S, RouteFollower, pull_persistently
+from delayserver.client.consuming.node_pulling import (
+    PAUSE_AFTER_ERROR_S,
+    ROUTE_INTERVAL_S,
+    RouteFollower,
+    pull_persistently,
+)
 from delayserver.client.consuming.said_lately import SaidLately, held_back_words
 from delayserver.client.listening.handling import CutOff, Handling, Hook, Hooks, verdict_of
 from delayserver.client.listening.listener_core import ListenerCore
@@ -222,14 +227,35 @@ class SubscriptionRun:
             self._failed(error)
 
     async def _discover(self, pattern: str, background: anyio.abc.TaskGroup, tasks: anyio.abc.TaskGroup) -> None:
-        """Follow the subjects that a pattern finds, and those that are new later."""
+        """Follow the subjects that a pattern finds, and those that are new later. A subject may be at one shard alone, so
+        each shard is asked, also one that is added later.
+        """
+        asked: set[int] = set()
+        while True:
+            try:
+                clients = await self._client.shard_clients()
+            except DelayServerError as error:
+                if not error.retriable:
+                    self._failed(error)
+                    return
+                await anyio.sleep(PAUSE_AFTER_ERROR_S)
+                continue
+            for shard in clients.keys() - asked:
+                asked.add(shard)
+                background.start_soon(self._discover_at, clients[shard], pattern, background, tasks)
+            await anyio.sleep(ROUTE_INTERVAL_S)
+
+    async def _discover_at(
+        self, client: AsyncClient, pattern: str, background: anyio.abc.TaskGroup, tasks: anyio.abc.TaskGroup
+    ) -> None:
+        """`_discover` at one shard, whose numbers of subjects are its own."""
         after, server_id = 0, ""
         while True:
             try:
-                info = await self._client.connect()
+                info = await client.connect()
                 if info.server_id != server_id:  # the numbers of another server lead nowhere
                     after, server_id = 0, info.server_id
-                page = await self._client.subjects_page(pattern, after=after)
+                page = await client.subjects_page(pattern, after=after)
             except DelayServerError as error:
                 if not error.retriable:
                     self._failed(error)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import anyio
 import numpy as np
 import pytest
 
-from delayserver.client import AsyncClient, Client, Consumer, Delivery, Message, MessageKey, SendResult
+from delayserver.client import AsyncClient, Client, Consumer, Delivery, Listener, Message, MessageKey, SendResult
 from delayserver.protocol.errors import ConnectionLost, DelayServerError, InvalidArgument, TooFar, WrongShard
 from delayserver.protocol.outcomes import Outcome
 from delayserver.protocol.receipts import parse_receipt
@@ -247,6 +248,29 @@ async def test_a_consumer_takes_from_all_shards() -> None:
                     assert await (await anext(deliveries)).ack()
                 assert len(deliveries.nodes) == 3
         assert all(message.acked for member in cluster.members for message in member.messages)
+
+
+@on_each_loop
+async def test_a_listener_with_a_pattern_finds_subjects_of_all_shards() -> None:
+    with fake_cluster() as cluster:
+        for member in cluster.members:
+            member.leases = True
+        heard: set[str] = set()
+        all_heard = anyio.Event()
+        listener = Listener("g")
+
+        @listener("a.*")
+        async def hear(delivery: Delivery) -> None:
+            heard.add(delivery.subject)
+            if len(heard) == 9:
+                all_heard.set()
+
+        async with AsyncClient(cluster.members[1].address) as client:
+            for number in range(9):
+                await client.send(f"a.{number}", b"", due_ms=1, message_id=f"m-{number}")
+            assert all(member.messages for member in cluster.members)
+            async with listener.running(client):
+                await all_heard.wait()
 
 
 def test_one_way_messages_go_to_their_shards_and_refusals_are_counted(cluster: FakeCluster, client: Client) -> None:
