@@ -88,7 +88,7 @@ C = TypeVar("C", bound=ShardClient)
 class Shards(Generic[C]):
     """All shards of a cluster. ``ask`` asks the server of the client for the map, and ``learn`` gets the addresses of all
     members that a map names: any of them can give the next map. ``open_client`` makes a client of the members of a shard, by
-    their addresses, which lives as long as this one.
+    their addresses, which lives as long as this one. ``start`` begins a task that ends with this client.
     """
 
     def __init__(
@@ -96,12 +96,14 @@ class Shards(Generic[C]):
         ask: Callable[[Call[ShardMap]], Awaitable[ShardMap]],
         learn: Callable[[list[str]], None],
         open_client: Callable[[str], Awaitable[C]],
+        start: Callable[[Callable[[int], Coroutine[Any, Any, None]], int], object],
         wait_ms_max: int,
     ) -> None:
         """``wait_ms_max``: the longest time for which a request may wait at the server."""
         self.map = SlotOwners(NO_MAP)
         self._ask = ask
         self._learn = learn
+        self._start = start
         self._map_wait_ms = min(MAP_WAIT_MS, wait_ms_max)
         self._open_client = open_client
         self._opening = anyio.Lock()
@@ -109,6 +111,8 @@ class Shards(Generic[C]):
         # Requests on their way, and when a shard that failed may be tried as the others again.
         self._busy: dict[int, int] = {}
         self._doubted_s: dict[int, float] = {}
+        # Shards that did not answer a look, and have a ping on its way.
+        self._pinged: set[int] = set()
         self._turn = itertools.count()
         self._posted: set[int] = set()
 
@@ -198,6 +202,27 @@ class Shards(Generic[C]):
                 if client is None:
                     client = self._clients[shard] = await self._open_client(addresses)
         return client
+
+    async def _look(self, shard: int, call: Call[T]) -> T | None:
+        """The result of a call at one shard, or None if there is none within `LOOK_S`."""
+        with anyio.move_on_after(LOOK_S) as scope:
+            return await self._at(shard, call)
+        if scope.cancelled_caught:
+            self._doubted_s[shard] = time.monotonic() + DOUBT_S
+            if shard not in self._pinged:
+                self._pinged.add(shard)
+                self._start(self._ping, shard)
+        return None
+
+    async def _ping(self, shard: int) -> None:
+        """Reach a shard that did not answer. A look is too short for the end of an attempt to connect, so without this its
+        client would dial a dead member each time, and never the next one.
+        """
+        try:
+            with suppress(DelayServerError):
+                await (await self._client(shard)).ping()
+        finally:
+            self._pinged.discard(shard)
 
     # --- a call
 
@@ -361,12 +386,11 @@ class Shards(Generic[C]):
             if answered is not None and self._doubted(shard, now_s):
                 continue  # The others answer.
             try:
-                with anyio.move_on_after(LOOK_S) as scope:
-                    answered = await self._at(shard, look)
+                pulled = await self._look(shard, look)
+                if pulled is not None:
+                    answered = pulled
                     if answered.count:
                         return of_shard(answered, shard)
-                if scope.cancelled_caught:
-                    self._doubted_s[shard] = time.monotonic() + DOUBT_S
             except DelayServerError as error:
                 if not error.retriable:
                     raise

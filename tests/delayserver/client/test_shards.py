@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
 
 import anyio
 import numpy as np
 import pytest
 
 from delayserver.client import AsyncClient, Client, Consumer, Delivery, Listener, Message, MessageKey, SendResult
+from delayserver.client.asynchronous import shards
+from delayserver.client.connections.asyncio_stream import AsyncioStream
 from delayserver.protocol.errors import ConnectionLost, DelayServerError, InvalidArgument, TooFar, WrongShard
 from delayserver.protocol.outcomes import Outcome
 from delayserver.protocol.receipts import parse_receipt
@@ -248,6 +251,37 @@ async def test_a_consumer_takes_from_all_shards() -> None:
                     assert await (await anext(deliveries)).ack()
                 assert len(deliveries.nodes) == 3
         assert all(message.acked for member in cluster.members for message in member.messages)
+
+
+@on_each_loop
+async def test_pulls_reach_the_next_member_of_a_shard_whose_primary_is_a_dead_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dead = 1
+
+    def hanging(connect: Callable[[str, int], Awaitable[Any]]) -> Callable[[str, int], Awaitable[Any]]:
+        async def hang(host: str, port: int) -> Any:
+            if port == dead:
+                await anyio.sleep_forever()
+            return await connect(host, port)
+
+        return hang
+
+    monkeypatch.setattr(anyio, "connect_tcp", hanging(anyio.connect_tcp))
+    monkeypatch.setattr(AsyncioStream, "connect", hanging(AsyncioStream.connect))
+    monkeypatch.setattr(shards, "LOOK_S", 0.1)
+    monkeypatch.setattr(shards, "DOUBT_S", 0.0)
+    with fake_cluster() as cluster:
+        async with AsyncClient(cluster.members[0].address) as client:
+            await client.send_columns("a", [b""] * 30, due_ms=1, message_ids=[f"m-{n}" for n in range(30)])
+        cluster.show(1, primary=f"127.0.0.1:{dead}", standbys=[cluster.members[1].address])
+        async with AsyncClient(cluster.members[0].address, connect_timeout_s=0.3) as client:
+            # The other shards have messages for each pull.
+            for _ in range(60):
+                (delivery,) = await client.pull("a", "g", 1, wait_s=5)
+                if delivery.server_id == cluster.members[1].server_id:
+                    break
+        assert delivery.server_id == cluster.members[1].server_id
 
 
 @on_each_loop
