@@ -303,12 +303,13 @@ class Shards(Generic[C]):
         await _all_of([(part, (shard, rows)) for shard, rows in rows_of.items()])
 
     async def _ask_others(self, call: Call[T], parts: RowParts) -> None:
-        """A message with an order key may be at another shard than that of its id."""
+        """A message with an order key may be at another shard than that of its id. All are asked, also if one fails."""
+        unknown = parts.ask_elsewhere()
+        if not unknown:
+            return
         owners = parts.owners(self.map)
-        for shard in self.map.all:
-            rows = [row for row in parts.unknown() if owners[row] != shard]
-            if rows:
-                await self._send_parts(call, parts, {shard: rows})
+        rows_of = {shard: [row for row in unknown if owners[row] != shard] for shard in self.map.all}
+        await self._send_parts(call, parts, {shard: rows for shard, rows in rows_of.items() if rows})
 
     async def _everywhere(self, call: Call[T]) -> T:
         """Each shard has consumer groups of its own: the same is done to all. Raises the first error of one."""

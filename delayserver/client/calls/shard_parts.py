@@ -78,6 +78,7 @@ class RowParts(ShardRows):
         self._name = next(name for name in _LISTS if name in arguments)
         self._items: list[Any] = arguments[self._name]
         self._results: list[Any] = [None] * len(self._items)
+        self._elsewhere: set[int] = set()
 
     def owners(self, map: SlotOwners) -> list[int | None]:
         return [_owner_of(item, map) for item in self._items]
@@ -87,11 +88,15 @@ class RowParts(ShardRows):
 
     def answer(self, rows: Rows, result: dict[str, Any], server_id: str) -> None:
         for row, answer in zip(rows, result["results"], strict=True):
-            self._results[row] = answer
+            self._put(row, answer)
 
     def fail(self, rows: Rows, error: DelayServerError) -> None:
         for row in rows:
-            self._results[row] = {"error": error}
+            self._put(row, {"error": error})
+
+    def _put(self, row: int, answer: Any) -> None:
+        if row not in self._elsewhere or _worth(answer) > _worth(self._results[row]):
+            self._results[row] = answer
 
     def doubt(self, result: dict[str, Any], unknown: DelayServerError) -> dict[str, Any]:
         rows = [
@@ -111,16 +116,19 @@ class RowParts(ShardRows):
         first = errors[0]
         return first if all(isinstance(each, DelayServerError) for each in errors) else None
 
-    def unknown(self) -> Rows:
+    def ask_elsewhere(self) -> Rows:
         """The rows that name a message by its id, and that the asked shard does not know. It may have an order key, and so
-        be at another shard."""
-        return [
+        be at another shard. From now on several shards answer such a row, and the answer that says most is kept.
+        """
+        found = [
             row
             for row, answer in enumerate(self._results)
             if answer.get("outcome") == "unknown"
             and isinstance(self._items[row], dict)
             and "message_id" in self._items[row]
         ]
+        self._elsewhere.update(found)
+        return found
 
     def result(self) -> dict[str, Any]:
         return {"results": self._results}
@@ -259,6 +267,11 @@ def by_shard(owners: Sequence[int | None], rows: Rows, free: int) -> dict[int, R
         owner = owners[row]
         found.setdefault(free if owner is None else owner, []).append(row)
     return found
+
+
+def _worth(answer: Any) -> int:
+    """An error outweighs `unknown`: the shard that failed may have the message. Any other answer outweighs both."""
+    return 1 if "error" in answer else 0 if answer.get("outcome") == "unknown" else 2
 
 
 def _owner_of(item: Any, map: SlotOwners) -> int | None:

@@ -12,7 +12,7 @@ import pytest
 from delayserver.client import AsyncClient, Client, Consumer, Delivery, Listener, Message, MessageKey, SendResult
 from delayserver.client.asynchronous import shards
 from delayserver.client.connections.asyncio_stream import AsyncioStream
-from delayserver.protocol.errors import ConnectionLost, DelayServerError, InvalidArgument, TooFar, WrongShard
+from delayserver.protocol.errors import ConnectionLost, DelayServerError, InvalidArgument, NotReady, TooFar, WrongShard
 from delayserver.protocol.outcomes import Outcome
 from delayserver.protocol.receipts import parse_receipt
 from delayserver.protocol.schema.shard_map import DRAINING
@@ -135,6 +135,18 @@ def test_a_message_with_an_order_key_is_found_by_its_id_although_its_shard_is_an
     for number in range(6):
         client.send("a", b"", due_ms=5, message_id=f"m-{number}", order_key="k")
         assert client.cancel(MessageKey("a", f"m-{number}", 5)).outcome == Outcome.CANCELLED
+
+
+def test_a_shard_that_fails_hides_no_message_that_another_one_has(cluster: FakeCluster, connect: Connect) -> None:
+    key = next(f"k-{n}" for n in range(99) if owner("a", f"k-{n}") == 2)
+    named = next(f"m-{n}" for n in range(99) if owner("a", f"m-{n}") == 0)
+    with connect(cluster.members[0].address, retries=0) as client:
+        client.send("a", b"", due_ms=5, message_id=named, order_key=key)
+        cluster.members[1].misbehave("lookup", *[Fail(NotReady("recovering"))] * 2)
+        assert client.lookup(MessageKey("a", named, 5)).outcome is Outcome.PENDING
+        # It may have the message that the others do not know.
+        with pytest.raises(NotReady):
+            client.lookup(MessageKey("a", named, 6))
 
 
 def test_cancels_without_a_server_id_are_refused(client: Client) -> None:
