@@ -330,15 +330,20 @@ class Shards(Generic[C]):
         return results[min(results)]
 
     async def _route(self, call: Call[Route]) -> Route:
-        """The route, with a node for each shard in the place of that of the answering one. Asks one after the other."""
+        """The route, with a node for each shard in the place of that of the answering one. Looks at one after the other. If
+        none answers soon, asks each for as long as a call may last.
+        """
         failure: DelayServerError | None = None
-        for shard in self._in_turn():
-            try:
-                return self._all_nodes(await self._at(shard, call), call.arguments)
-            except DelayServerError as error:
-                if not error.retriable:
-                    raise
-                failure = error
+        for ask in (self._look, self._at):
+            for shard in self._in_turn():
+                try:
+                    route = await ask(shard, call)
+                    if route is not None:
+                        return self._all_nodes(route, call.arguments)
+                except DelayServerError as error:
+                    if not error.retriable:
+                        raise
+                    failure = error
         raise failure or NotPrimary("the cluster has no shard", retry_after_ms=1_000)
 
     def _all_nodes(self, route: Route, arguments: dict[str, Any]) -> Route:

@@ -297,6 +297,15 @@ async def test_pulls_reach_the_next_member_of_a_shard_whose_primary_is_a_dead_ma
 
 
 @on_each_loop
+async def test_a_shard_that_does_not_answer_holds_up_no_route() -> None:
+    with fake_cluster() as cluster:
+        cluster.members[1].misbehave("route", *[Wait()] * 20)
+        async with AsyncClient(cluster.members[0].address, timeout_s=3_000) as client:
+            for _ in range(3):  # another shard is first each time
+                assert len((await client.route(group="main")).nodes) == 3
+
+
+@on_each_loop
 async def test_a_listener_with_a_pattern_finds_subjects_of_all_shards() -> None:
     with fake_cluster() as cluster:
         for member in cluster.members:
