@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -41,16 +43,7 @@ def drain_shard(shard: int, path: str | None, as_json: bool) -> None:
             f"shard {shard} is one of the founding: messages with ids and order keys belong to it, so it cannot be drained. "
             "Its members can be moved: delayserver cluster move"
         )
-    state = found.states.get(shard)
-    if state is None:
-        state = _set(path, shard, DRAINING)
-    left = _left(found, shard)
-    if state == DRAINING and left == 0:
-        # What came before the primary had read it is there now.
-        state = _set(path, shard, CLOSED)
-        left = _left(found, shard)
-        if left:
-            state = _set(path, shard, DRAINING)
+    state, left = drained(found.states.get(shard), partial(_left, found, shard), partial(_set, path, shard))
     if as_json:
         print_json({"shard": shard, "state": state, "left": left})
     elif state == CLOSED:
@@ -60,6 +53,25 @@ def drain_shard(shard: int, path: str | None, as_json: bool) -> None:
         click.echo(f"shard {shard} is draining: {what}")
 
 
+def drained(state: str | None, left: Callable[[], int | None], note: Callable[[str], str]) -> tuple[str, int | None]:
+    """The state of a shard after one step of its draining, and what it has left. ``state``: that of the map, None for open.
+    ``left`` counts what it has, None if its primary does not answer. ``note`` writes a state, and waits until the primary
+    acts by it.
+    """
+    if state is None:
+        state = note(DRAINING)
+    count = left()
+    if state == DRAINING and count == 0:
+        state = note(CLOSED)
+        # What came before the primary had read it is there now. Without an answer nobody knows.
+        count = left()
+        if count != 0:
+            state = note(DRAINING)
+    elif state == CLOSED and count:  # the command that closed it has not come to its count
+        state = note(DRAINING)
+    return state, count
+
+
 def _place(map_: MemberMap, shard: int) -> ShardPlace:
     return map_.shown().shards[shard]
 
@@ -67,7 +79,9 @@ def _place(map_: MemberMap, shard: int) -> ShardPlace:
 def _left(map_: MemberMap, shard: int) -> int | None:
     """What its primary has left; None if it does not answer. A shard that never had a member has nothing."""
     place = _place(map_, shard)
-    return find_left(place.primary) if place.epoch else 0
+    if not place.epoch:
+        return 0
+    return find_left(place.primary) if place.primary else None
 
 
 def _set(path: str | None, shard: int, state: str) -> str:
