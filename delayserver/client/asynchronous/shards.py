@@ -356,7 +356,8 @@ class Shards(Generic[C]):
         if key_node == own.address and arguments.get("subject") is not None:
             owner = self.map.owner(arguments["subject"], arguments["order_key"].encode(), b"")
             key_node = addresses.get(-1 if owner is None else owner, key_node)
-        return RouteOfShards(route.group, [*(node for node in route.nodes if not node.here), *nodes], key_node)
+        shards = {address: shard for shard, address in addresses.items() if address}
+        return RouteOfShards(route.group, [*(node for node in route.nodes if not node.here), *nodes], key_node, shards)
 
     # --- consumers
 

@@ -27,7 +27,7 @@ from delayserver.client.calls.pull_calls import GIVE_BACK_S, NO_DELAY, Only, Pul
 from delayserver.client.consuming.extending import KEPT_PART, OUTLIVE_S
 from delayserver.client.consuming.held_leases import Held, HeldLeases
 from delayserver.client.consuming.lease_keeper import LeaseKeeper
-from delayserver.client.consuming.node_pulling import ROUTE_INTERVAL_S, RouteFollower, pull_persistently
+from delayserver.client.consuming.node_pulling import ROUTE_INTERVAL_S, PulledNode, RouteFollower, pull_persistently
 from delayserver.client.consuming.said_lately import SaidLately
 from delayserver.client.values.messages import Delivery
 from delayserver.client.values.timing import Seconds, span_s
@@ -199,17 +199,18 @@ class Consumer:
         self._send.close()
         self._receive.close()
 
-    async def _pull_from(self, address: str, scope: anyio.CancelScope) -> None:
+    async def _pull_from(self, pulled: PulledNode) -> None:
         # Its own scope alone ends it. So the connection is still there when it gives deliveries back.
         with anyio.CancelScope(shield=True):
             # One client through all failures: the caller acks earlier deliveries over it.
-            async with self._client.node_client(address).unconnected() as node:
-                with scope:
+            async with self._client.node_client(pulled.address).unconnected() as node:
+                pulled.pull_over(node)
+                with pulled.scope:
                     # The caller gets a lasting error, such as that of an invalid name.
                     assert self._route is not None
                     await pull_persistently(
                         partial(self._pull, node),
-                        f"{self._subject} from {address}",
+                        f"{self._subject} from {pulled.address}",
                         self._send.send,
                         self._route.doubt,
                         self._said,

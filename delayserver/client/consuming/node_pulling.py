@@ -25,8 +25,32 @@ PAUSE_AFTER_ERROR_S: Final = 1.0
 
 events = EventLogger("delayserver.client")
 
-Serve = Callable[[str, anyio.CancelScope], Coroutine[Any, Any, None]]
-"""Pulls from the node of an address. The scope is cancelled when the node has left the route, or at the end."""
+
+class PulledNode:
+    """A node of a route, or a shard, from which a task pulls. ``scope`` is cancelled when it has left the route, or at the
+    end.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.scope = anyio.CancelScope()
+        self._client: AsyncClient | None = None
+
+    def pull_over(self, client: AsyncClient) -> None:
+        """The task pulls over this client, which goes where the node is from now on."""
+        self._client = client
+        client._move_to(self.address)
+
+    def move(self, address: str) -> None:
+        """The shard has other members. A connection that works stays, and so do the deliveries that came over it."""
+        if address != self.address:
+            self.address = address
+            if self._client is not None:
+                self._client._move_to(address)
+
+
+Serve = Callable[[PulledNode], Coroutine[Any, Any, None]]
+"""Pulls from a node until its scope is cancelled."""
 
 
 class RouteFollower:
@@ -37,7 +61,7 @@ class RouteFollower:
         self._subject = subject
         self._tasks = tasks
         self._serve = serve
-        self._pulling: dict[str, anyio.CancelScope] = {}
+        self._pulling: dict[str | int, PulledNode] = {}  # by address, or by the number of the shard
         self._ended = False
         self._doubted = anyio.Event()
         self._said = SaidLately()
@@ -45,7 +69,7 @@ class RouteFollower:
     @property
     def nodes(self) -> list[str]:
         """The addresses of the nodes from which it pulls now."""
-        return sorted(self._pulling)
+        return sorted([node.address for node in self._pulling.values()])
 
     async def run(self, pause_s: float = 0.0) -> None:
         """Ask for the route after a pause, then again and again, until cancelled. Raises `Refused` if there is none."""
@@ -77,12 +101,15 @@ class RouteFollower:
         """Stop the tasks of nodes that left the route, and start tasks for new nodes. After `end` it does nothing."""
         if self._ended:  # a route may arrive in the same step: no cancel would reach a task that begins now
             return
-        addresses = {node.address for node in route.nodes}
-        for address in self._pulling.keys() - addresses:
-            self._pulling.pop(address).cancel()
-        for address in addresses - self._pulling.keys():
-            scope = self._pulling[address] = anyio.CancelScope()
-            self._tasks.start_soon(self._serve, address, scope)
+        addresses = route.address_of_each()
+        for key in self._pulling.keys() - addresses.keys():
+            self._pulling.pop(key).scope.cancel()
+        for key, address in addresses.items():
+            if key in self._pulling:
+                self._pulling[key].move(address)
+            else:
+                node = self._pulling[key] = PulledNode(address)
+                self._tasks.start_soon(self._serve, node)
 
     def doubt(self) -> None:
         """A node failed: ask for the route soon."""
@@ -91,8 +118,8 @@ class RouteFollower:
     def end(self) -> None:
         """End all pulls, for good."""
         self._ended = True
-        for scope in self._pulling.values():
-            scope.cancel()
+        for node in self._pulling.values():
+            node.scope.cancel()
 
 
 async def pull_persistently(

@@ -19,6 +19,7 @@ from delayserver.client.consuming.node_clients import NodeClients
 from delayserver.client.consuming.node_pulling import (
     PAUSE_AFTER_ERROR_S,
     ROUTE_INTERVAL_S,
+    PulledNode,
     RouteFollower,
     pull_persistently,
 )
@@ -276,16 +277,18 @@ class SubscriptionRun:
 
     # -- pulls
 
-    async def _serve(self, subject: str, address: str, scope: anyio.CancelScope) -> None:
-        """Pull a subject from a node until the scope is cancelled, and settle what came."""
+    async def _serve(self, subject: str, pulled: PulledNode) -> None:
+        """Pull a subject from a node until its scope is cancelled, and settle what came."""
         assert self._nodes is not None
+        address = pulled.address
         source = self.core.add_source(subject, address)
-        feed = self._feeds[source] = _Feed(scope)
+        feed = self._feeds[source] = _Feed(pulled.scope)
         try:
             async with self._nodes.use(address) as node, anyio.create_task_group() as tasks:
+                pulled.pull_over(node)
                 feed.open(node)
                 tasks.start_soon(self._settle, source, feed, node)
-                with scope:
+                with pulled.scope:
                     await pull_persistently(
                         partial(self._pull, source, feed, node),
                         f"{subject} from {address}",

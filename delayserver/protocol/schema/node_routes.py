@@ -56,6 +56,10 @@ class Route(Reply, frozen=True):
         | None
     ) = None
 
+    def address_of_each(self) -> dict[str | int, str]:
+        """The address of each node, by what the node stays the same by: its address."""
+        return {node.address: node.address for node in self.nodes}
+
     def with_own_address(self, address: str) -> Route:
         """The same with another address of the server's own node."""
         return self._readdressed(lambda node, here: address if here else node)
@@ -87,7 +91,13 @@ class Route(Reply, frozen=True):
 
 class RouteOfShards(Route, frozen=True):
     """A route that a client has put together for a cluster of several shards. The node of each shard has the addresses of
-    its members, with commas between, and is marked as ``here``."""
+    its members, with commas between, and is marked as ``here``. ``shards`` has the number of each such address."""
+
+    shards: dict[str, int] = {}  # noqa: RUF012 - msgspec copies it
+
+    def address_of_each(self) -> dict[str | int, str]:
+        """A shard stays the same by its number: the list of its members changes."""
+        return {self.shards.get(node.address, node.address): node.address for node in self.nodes}
 
     def from_server_at(self, host: str, port: int) -> Route:
         """The same: the map has addresses at which clients reach the members."""

@@ -6,12 +6,14 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import numpy as np
 import pytest
 
 from delayserver.client import AsyncClient, Client, Consumer, Delivery, Listener, Message, MessageKey, SendResult
 from delayserver.client.asynchronous import shards
 from delayserver.client.connections.asyncio_stream import AsyncioStream
+from delayserver.client.consuming import consumer, node_pulling
 from delayserver.protocol.errors import ConnectionLost, DelayServerError, InvalidArgument, NotReady, TooFar, WrongShard
 from delayserver.protocol.outcomes import Outcome
 from delayserver.protocol.receipts import parse_receipt
@@ -326,6 +328,26 @@ async def test_a_listener_with_a_pattern_finds_subjects_of_all_shards() -> None:
             assert all(member.messages for member in cluster.members)
             async with listener.running(client):
                 await all_heard.wait()
+
+
+@on_each_loop
+async def test_a_standby_that_joins_ends_no_delivery(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_pulling, "ROUTE_INTERVAL_S", 0.01)
+    monkeypatch.setattr(consumer, "ROUTE_INTERVAL_S", 0.01)
+    with fake_cluster() as cluster:
+        for member in cluster.members:
+            member.leases = True
+        async with AsyncClient(cluster.members[1].address) as client:
+            await client.send("a", b"", due_ms=1, message_id="m")
+            async with Consumer(client, "a", "g", wait_s=0) as deliveries:
+                received = await anext(deliveries)
+                number = owner("a", "m")
+                cluster.show(number, standbys=["127.0.0.1:1"])
+                while not any("127.0.0.1:1" in node for node in deliveries.nodes):
+                    await anyio.sleep(0.01)
+                for _ in range(10):
+                    await anyio.lowlevel.checkpoint()
+                assert await received.ack()
 
 
 def test_one_way_messages_go_to_their_shards_and_refusals_are_counted(cluster: FakeCluster, client: Client) -> None:
