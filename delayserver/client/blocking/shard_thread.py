@@ -9,6 +9,7 @@ import os
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import anyio
@@ -41,7 +42,16 @@ class ShardThread:
 
         If the caller is interrupted, the call is cancelled."""
         running = self._running.get(os.getpid()) or self._start()
-        future = running.portal().start_task_soon(method(running.client), *arguments)
+        try:
+            portal = running.portal()
+        finally:
+            if running.failed:
+                self._forget(running)
+        try:
+            future = portal.start_task_soon(method(running.client), *arguments)
+        except RuntimeError:  # the loop has ended
+            self._forget(running)
+            raise ConnectionLost("the client was closed") from None
         try:
             return future.result()
         except CancelledError:
@@ -55,6 +65,11 @@ class ShardThread:
         running = self._running.pop(os.getpid(), None)
         if running is not None:
             running.stop(self._close_s)
+
+    def _forget(self, running: _Running) -> None:
+        """The next call starts another one."""
+        if self._running.get(os.getpid()) is running:
+            self._running.pop(os.getpid(), None)
 
     def _start(self) -> _Running:
         made = _Running(self._make())
@@ -74,13 +89,19 @@ class _Running:
         self._thread.start()
 
     def portal(self) -> BlockingPortal:
-        """The way into the loop, when it runs."""
+        """The way into the loop, when it runs. Raises the error of a start that failed."""
         return self._portal.result()
 
+    @property
+    def failed(self) -> bool:
+        """Whether the start has failed."""
+        return self._portal.done() and self._portal.exception() is not None
+
     def stop(self, within_s: float) -> None:
-        """End the loop with all calls in it."""
-        portal = self.portal()
-        portal.start_task_soon(portal.stop, True)
+        """End the loop with all calls in it, unless it has ended by itself."""
+        with suppress(Exception):
+            portal = self.portal()
+            portal.start_task_soon(portal.stop, True)
         self._thread.join(within_s)
 
     def _run(self) -> None:
