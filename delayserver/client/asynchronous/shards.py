@@ -407,40 +407,48 @@ class Shards(Generic[C]):
 
     async def _wait_at_all(self, call: Call[PulledColumns], shards: list[int]) -> PulledColumns:
         """The messages that come first. Others that come in the same moment are given back."""
-        taken: list[PulledColumns] = []
+        taken: list[tuple[PulledColumns, int]] = []
         empty: list[PulledColumns] = []
         errors: list[DelayServerError] = []
 
-        async with anyio.create_task_group() as tasks:
+        try:
+            async with anyio.create_task_group() as tasks:
 
-            async def end_soon() -> None:
-                """The time of the call is over. A shard that fails must not make it longer."""
-                await anyio.sleep(LOOK_S)
-                tasks.cancel_scope.cancel()
-
-            async def wait(shard: int) -> None:
-                try:
-                    pulled = await self._at(shard, call)
-                except DelayServerError as error:
-                    errors.append(error)
-                    pulled = None
-                if pulled is None or not pulled.count:
-                    if pulled is not None:
-                        empty.append(pulled)
-                        tasks.start_soon(end_soon)
-                    if len(empty) + len(errors) == len(shards):
-                        tasks.cancel_scope.cancel()
-                elif taken:
-                    await self._give_back(call, pulled, shard)
-                else:
-                    taken.append(of_shard(pulled, shard))
+                async def end_soon() -> None:
+                    """The time of the call is over. A shard that fails must not make it longer."""
+                    await anyio.sleep(LOOK_S)
                     tasks.cancel_scope.cancel()
 
-            for shard in shards:
-                tasks.start_soon(wait, shard)
-        if not taken and not empty:
+                async def wait(shard: int) -> None:
+                    try:
+                        pulled = await self._at(shard, call)
+                    except DelayServerError as error:
+                        errors.append(error)
+                        pulled = None
+                    if pulled is None or not pulled.count:
+                        if pulled is not None:
+                            empty.append(pulled)
+                            tasks.start_soon(end_soon)
+                        if len(empty) + len(errors) == len(shards):
+                            tasks.cancel_scope.cancel()
+                    elif taken:
+                        await self._give_back(call, pulled, shard)
+                    else:
+                        taken.append((pulled, shard))
+                        tasks.cancel_scope.cancel()
+
+                for shard in shards:
+                    tasks.start_soon(wait, shard)
+        except BaseException:
+            # The caller has gone while the other pulls ended.
+            for pulled, shard in taken:
+                await self._give_back(call, pulled, shard)
+            raise
+        if taken:
+            return of_shard(*taken[0])
+        if not empty:
             raise errors[0]
-        return (taken or empty)[0]
+        return empty[0]
 
     async def _give_back(self, call: Call[PulledColumns], pulled: PulledColumns, shard: int) -> None:
         back = None if call.give_back is None else call.give_back(pulled)
