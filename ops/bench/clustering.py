@@ -1,4 +1,5 @@
-"""Rows `cluster-*`: a shard of two members on three nodes of Kafka, against one server and against the bare log."""
+"""Rows `cluster-*`: a shard of two members on three nodes of Kafka, against one server and against the bare log; its
+takeovers, its standby, and a member that begins with nothing."""
 
 from __future__ import annotations
 
@@ -16,27 +17,38 @@ from delayserver.client import Client
 from delayserver.protocol.errors import DelayServerError
 from ops.bench.bodies import make_bodies
 from ops.bench.bursts import OpenSend, Send, bursts_in_turns, medians_of, ours, ratios_of
+from ops.bench.children import run_together
+from ops.bench.delivering import SECONDS, steady_at
 from ops.bench.figures import Options, Run, expect, rounded
-from ops.bench.producing import DAY_MS, SUBJECT
+from ops.bench.producing import DAY_MS, SUBJECT, load
 from ops.bench.server_process import ServerFailed, ServerProcess, fresh_directory
 from ops.kafka.nodes import KafkaNodes
 
 NODES: Final = 3
 MEMBERS: Final = ("a", "b")
+NEW: Final = "c"
+"""A member whose process does not run yet."""
 TURNS: Final = 12
+FOLLOWED: Final = 1_000_000
+READ: Final = 1_000_000
+LAG_RECORDS: Final = 8
+"""So few records are beats alone."""
 ROUNDS: Final = 5
 # Beyond a takeover that takes many times as long as it may.
 ACK_S_MAX: Final = 60.0
+FOLLOW_S_MAX: Final = 300.0
+LOADERS: Final = 2
+BATCH: Final = 1000
 CLUSTER, ALONE, LOG = "cluster", "alone", "log"
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Members by their names, and the nodes of Kafka below them."""
+    """Members by their names, the nodes of Kafka below them, and a member that was not started."""
 
     nodes: KafkaNodes
     members: dict[str, ServerProcess]
-    files: dict[str, str]
+    new: ServerProcess
 
     @property
     def addresses(self) -> str:
@@ -68,20 +80,22 @@ def running_shard(directory: str) -> Iterator[Shard]:
     with contextlib.ExitStack() as stack:
         nodes = stack.enter_context(KafkaNodes(Path(directory, "kafka"), NODES, java_options=()))
         files = {}
-        for name in MEMBERS:
+        for name in (*MEMBERS, NEW):
             path = Path(directory, f"{name}.toml")
             path.write_text(f'[cluster]\nkafka = "{nodes.bootstrap}"\ntopic = "bench"\nmember = "{name}"\n')
             files[name] = str(path)
         command("cluster", "init", "--cluster", files[MEMBERS[0]], "--shards", "1")
-        members = {}
-        for name in MEMBERS:
-            folder = Path(directory, name)
-            folder.mkdir()
-            member = ServerProcess(str(folder), options=("--cluster", files[name]))
-            members[name] = stack.enter_context(member)
-        shard = Shard(nodes, members, files)
+        members = {name: stack.enter_context(_member(directory, name, files[name])) for name in MEMBERS}
+        # Made when the others listen: the port of each is free then.
+        shard = Shard(nodes, members, _member(directory, NEW, files[NEW]))
         _ack(shard)
         yield shard
+
+
+def _member(directory: str, name: str, file: str) -> ServerProcess:
+    folder = Path(directory, name)
+    folder.mkdir()
+    return ServerProcess(str(folder), options=("--cluster", file))
 
 
 def _ack(shard: Shard) -> float:
@@ -153,3 +167,77 @@ def measure_takeover(options: Options) -> Run:
             taken.append(_ack(shard) - begin)
             leading.start()
     return Run(max(taken), {"median_s": rounded(statistics.median(taken)), "rounds": len(taken)})
+
+
+def measure_switch(options: Options) -> Run:
+    """The row `cluster-switch`: the primary hands over; seconds until a message is acknowledged. The worst of some."""
+    with fresh_directory(options.data_dir) as directory, running_shard(directory) as shard:
+        taken = []
+        for _ in range(options.messages or ROUNDS):
+            leading = shard.primary()
+            (heir,) = set(MEMBERS) - {leading}
+            begin = time.monotonic()
+            with Client(shard.members[leading].address, retries=0) as client:
+                client.switch_primary(heir)
+            taken.append(_ack(shard) - begin)
+            _wait_until_it_follows(shard.members[leading])
+    return Run(max(taken), {"median_s": rounded(statistics.median(taken)), "rounds": len(taken)})
+
+
+def measure_steady_cluster(rate: int) -> Callable[[Options], Run]:
+    """A row: as `steady-*`, at the primary of a shard."""
+
+    def measure(options: Options) -> Run:
+        with fresh_directory(options.data_dir) as directory, running_shard(directory) as shard:
+            return steady_at(shard.members[shard.primary()], rate, options.seconds or SECONDS, others=1)
+
+    return measure
+
+
+def measure_following(options: Options) -> Run:
+    """The row `cluster-follow`: the processor time of a standby, divided by its primary's, at the full rate of sends."""
+    with fresh_directory(options.data_dir) as directory, running_shard(directory) as shard:
+        leading = shard.members[shard.primary()]
+        (standby,) = [member for member in shard.members.values() if member is not leading]
+        before = leading.cpu_s(), standby.cpu_s()
+        seconds = _load(leading, options.messages or FOLLOWED)
+        leading.wait_replayed()
+        behind_s = _wait_until_it_follows(standby)
+        used = leading.cpu_s() - before[0], standby.cpu_s() - before[1]
+    details = {"primary_cpu_s": used[0], "standby_cpu_s": used[1], "behind_s": behind_s, "load_s": seconds}
+    return Run(used[1] / used[0], {name: rounded(value) for name, value in details.items()})
+
+
+def measure_bootstrap(options: Options) -> Run:
+    """The row `cluster-bootstrap`: a member without a directory reads the log; messages a second until it has all."""
+    messages = options.messages or READ
+    with fresh_directory(options.data_dir) as directory, running_shard(directory) as shard:
+        _load(shard.members[shard.primary()], messages)
+        begin = time.monotonic()
+        with shard.new as member:
+            ready_s = time.monotonic() - begin
+            _wait_until_it_follows(member)
+            member.wait_replayed()
+            seconds = time.monotonic() - begin
+    return Run(messages / seconds, {"seconds": rounded(seconds), "ready_s": rounded(ready_s)})
+
+
+def _load(server: ServerProcess, messages: int) -> float:
+    """Send so many messages that are due in a day, in batches of 1,000. Returns the seconds."""
+    each = messages // LOADERS
+    targets = [(load, server.address, SUBJECT, place * each, each, 0, BATCH) for place in range(LOADERS)]
+    begin = time.monotonic()
+    run_together(targets)
+    return time.monotonic() - begin
+
+
+def _wait_until_it_follows(member: ServerProcess) -> float:
+    """Wait until a member has applied the log. Returns the seconds. Raises `ServerFailed`."""
+    begin = time.monotonic()
+    while time.monotonic() - begin < FOLLOW_S_MAX:
+        with contextlib.suppress(DelayServerError), Client(member.address, timeout_s=5.0, retries=0) as client:
+            lag = client.cluster_standing().lag_records
+            if lag is not None and lag <= LAG_RECORDS:
+                return time.monotonic() - begin
+        time.sleep(0.05)
+    raise ServerFailed(f"a member does not follow after {FOLLOW_S_MAX:g} s: {member.last_words()}")

@@ -25,22 +25,27 @@ def measure_steady(rate: int) -> Callable[[Options], Run]:
     """A row: ``rate`` messages per second, each due 5 s after its send."""
 
     def measure(options: Options) -> Run:
-        seconds = options.seconds or SECONDS
         with fresh_directory(options.data_dir) as directory, ServerProcess(directory) as server:
-            consumers = Consumers(server.address, SUBJECT)
-            targets = [*consumers.targets, (steady, server.address, SUBJECT, rate, seconds, DELAY_MS)]
-            before_s = server.cpu_s()
-            with children(targets) as (*pulling, producer):
-                for child in (*pulling, producer):
-                    child.tell()
-                sent: Sent = producer.result()
-                consumers.wait_for(sent.messages, time.time_ns() // 1_000_000 + DELAY_MS)
-                received = consumers.stop(pulling)
-            details = {"server_cpu_s": rounded(server.cpu_s() - before_s), **verified(server, received, sent.messages)}
-        details["sent_rate"] = rounded(rate_of([sent]))
-        return Run(details["p99_ms"], details)
+            return steady_at(server, rate, options.seconds or SECONDS)
 
     return measure
+
+
+def steady_at(server: ServerProcess, rate: int, seconds: float, *, others: int = 0) -> Run:
+    """``rate`` messages per second for so long, each due 5 s after its send. `others`: see `verified`."""
+    consumers = Consumers(server.address, SUBJECT)
+    targets = [*consumers.targets, (steady, server.address, SUBJECT, rate, seconds, DELAY_MS)]
+    before_s = server.cpu_s()
+    with children(targets) as (*pulling, producer):
+        for child in (*pulling, producer):
+            child.tell()
+        sent: Sent = producer.result()
+        consumers.wait_for(sent.messages, time.time_ns() // 1_000_000 + DELAY_MS)
+        received = consumers.stop(pulling)
+    used_s = rounded(server.cpu_s() - before_s)
+    details = {"server_cpu_s": used_s, **verified(server, received, sent.messages, others=others)}
+    details["sent_rate"] = rounded(rate_of([sent]))
+    return Run(details["p99_ms"], details)
 
 
 def measure_thunder(messages: int) -> Callable[[Options], Run]:

@@ -10,7 +10,14 @@ from typing import Final
 from ops.bench.backing_up import measure_backup
 from ops.bench.backlog import measure_backlog
 from ops.bench.cancelling import measure_cancel
-from ops.bench.clustering import measure_cluster, measure_takeover
+from ops.bench.clustering import (
+    measure_bootstrap,
+    measure_cluster,
+    measure_following,
+    measure_steady_cluster,
+    measure_switch,
+    measure_takeover,
+)
 from ops.bench.delivering import measure_steady, measure_thunder
 from ops.bench.expiring import measure_cancel_beside_expiries
 from ops.bench.fairness import measure_fairness
@@ -193,5 +200,16 @@ ROWS: Final = (
     Row("cluster-c8b1", "the same, one at a time each", "ratio", 0.3, measure_cluster(8, 1)),
     Row("cluster-c1b1", "the same, 1 connection", "ratio", 0.2, measure_cluster(1, 1)),
     Row("cluster-takeover", "the primary is killed: until the next ack, the worst", "s", 4, measure_takeover, True),
+    Row("cluster-switch", "the primary hands over: until the next ack, the worst", "s", 0.5, measure_switch, True),
+    Row("cluster-steady-2000", "2,000 msg/s at a shard: p99 lateness", "ms", 30, measure_steady_cluster(2000), True),
+    Row(
+        "cluster-follow",
+        "processor time of a standby, against its primary's, at full rate",
+        "ratio",
+        0.8,
+        measure_following,
+        True,
+    ),
+    Row("cluster-bootstrap", "a new member reads the log", "msg/s", 50_000, measure_bootstrap),
 )
 BY_NAME: Final = {row.name: row for row in ROWS}

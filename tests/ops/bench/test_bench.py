@@ -67,6 +67,10 @@ NAMES = [
     "cluster-c8b1",
     "cluster-c1b1",
     "cluster-takeover",
+    "cluster-switch",
+    "cluster-steady-2000",
+    "cluster-follow",
+    "cluster-bootstrap",
 ]
 
 
