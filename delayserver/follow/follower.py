@@ -28,6 +28,10 @@ from store.shared.payload import BarrierNote, ClaimNote, Note, decode_note, deco
 # Records that were read and wait for the disk. Past the first bound reading stops, below the second it goes on.
 WAITING_BYTES_MAX = 32 << 20
 WAITING_BYTES_LOW = 8 << 20
+# Nobody waits for what another member wrote. So much of it, or what comes within so long, is written and replayed at once:
+# for a standby, each write and each round costs more than the records in it.
+GATHERED_BYTES_MAX = 4 << 20
+GATHER_MS = 100
 # An idle shard has nothing but beats, four a second. So often it is written down how far they were read: a restart reads
 # fewer of them again, and the log can be trimmed up to there.
 MARKS_APART = 10_000
@@ -89,6 +93,7 @@ class Follower:
         # Whether another member has taken this process over: what it knows ran ahead of the log, so it takes no more.
         self._superseded = False
         self._ring = Bell()
+        self._hurry = Bell()
         # Records that did not count, by the reason; and those that were none of this shard.
         self.void: Counter[Validity] = Counter()
         self.foreign = 0
@@ -116,11 +121,13 @@ class Follower:
         if not self._waits:
             if not self._appending:
                 standing.applied.advance(self._place.position)
-        elif not self._appending and self._appender.takes_now(self._waiting_bytes):
+        elif not self._appending and not self._gathers and self._appender.takes_now(self._waiting_bytes):
             taken = self._take()
             self._accept(taken, self._appender.append_now(taken.records, taken.size_bytes))
         else:
             self._ring.ring()
+            if not self._gathers:
+                self._hurry.ring()
             if self._waiting_bytes > WAITING_BYTES_MAX and not self._paused:
                 self._paused = True
                 log.pause()
@@ -207,8 +214,21 @@ class Follower:
             and (place.epoch != self._marked_epoch or place.position - self._standing.kept.value >= MARKS_APART)
         )
 
+    @property
+    def _gathers(self) -> bool:
+        """Whether what waits may wait for more."""
+        return self._waiting_bytes < GATHERED_BYTES_MAX and all(each.accepted is None for each in self._waiting)
+
+    async def _gather(self) -> None:
+        """Wait for more, while nothing hurries."""
+        if self._waiting and self._gathers:
+            self._hurry.hush()
+            with trio.move_on_after(GATHER_MS / 1000):
+                await self._hurry.rung()
+
     async def _append_waiting(self, log: SharedLog) -> None:
         while True:
+            await self._gather()
             self._ring.hush()
             if not self._waits:
                 await self._ring.rung()

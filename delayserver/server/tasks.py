@@ -22,7 +22,6 @@ def tasks_by_stage(parts: Parts) -> Mapping[Stage, tuple[Task, ...]]:
         upkeep.checkpointing.run,
         upkeep.retention.run,
         upkeep.log_retention.run,
-        receive.warming.run,
         replay.tier.run,
         upkeep.segments_ahead.run,
         parts.figures.snapshots.run,

@@ -135,7 +135,8 @@ def sequences_of_its_own() -> list[Change]:
 
 
 def follows_behind_its_end() -> list[Change]:
-    """A primary that was superseded takes what its successor wrote, with a memory that ran ahead of the log."""
+    """A primary that was superseded takes what its successor wrote, with a memory that ran ahead of the log. It takes it at
+    once: what it gathers, it has ended before it writes it."""
 
     def mistaken(right: Any) -> Any:
         def arrived(self: Any, log: Any, records: Any) -> None:
@@ -145,7 +146,7 @@ def follows_behind_its_end() -> list[Change]:
 
         return arrived
 
-    return [(Follower, "_arrived", mistaken)]
+    return [(Follower, "_arrived", mistaken), (Follower, "_gathers", lambda _: property(lambda _self: False))]
 
 
 def acks_beside_the_log() -> list[Change]:

@@ -225,6 +225,10 @@ class Member:
             if not isinstance(entry.batch, FollowedBatch)
         ]
 
+    def marks(self) -> int:
+        """How many times records were written to message_log."""
+        return sum(isinstance(entry.batch, FollowedBatch) for entry in LogScan(self.log, self.log.first, self.log.end))
+
 
 def fresh_messages(count: int) -> MessageBatch:
     """Messages that are not due soon, without sequences."""

@@ -8,6 +8,7 @@ import pytest
 import trio
 import trio.testing
 
+from delayserver.follow.follower import GATHER_MS
 from delayserver.follow.shard_writer import GROUPS_MAX
 from delayserver.protocol.errors import DelayServerError, InDoubt, NotPrimary
 from delayserver.state.positions.gathering import Committed
@@ -24,6 +25,12 @@ def disk() -> MemoryFileSystem:
 def sequences(member: Member) -> list[int]:
     """The sequences of all messages of message_log, in its order."""
     return [row for batch in member.contents() if isinstance(batch, MessageBatch) for row in batch.sequence.tolist()]
+
+
+async def settled() -> None:
+    """Standbys have written what they had gathered."""
+    await trio.sleep(GATHER_MS / 1000)
+    await trio.testing.wait_all_tasks_blocked()
 
 
 async def led(member: Member) -> None:
@@ -43,7 +50,7 @@ async def test_a_send_is_answered_when_it_came_back_and_all_members_have_it(
         first = await members[0].send(3)
         second = await members[0].send(2)
         assert (first.first_sequence, second.first_sequence) == (1, 4)
-        await trio.testing.wait_all_tasks_blocked()
+        await settled()
         for member in members:
             assert sequences(member) == [1, 2, 3, 4, 5]
             assert member.standing.leader == members[0].standing.seat.me
@@ -67,7 +74,7 @@ async def test_a_standby_goes_on_where_the_log_of_a_silent_primary_ends(autojump
         assert first.standing.epoch.value == 1, "it has not read the claim"
         assert (await second.send(2)).first_sequence == 4
         first.shared.connect(True)
-        await trio.testing.wait_all_tasks_blocked()
+        await settled()
         assert not first.standing.leads
         assert [type(answer) for answer in told] == [InDoubt]
         assert sequences(first) == sequences(second) == [1, 2, 3, 4, 5]
@@ -91,13 +98,13 @@ async def test_a_primary_that_was_superseded_takes_nothing_behind_the_claim(
         claimed = second.standing.read.value
         await second.send(2)
         first.shared.connect(True)
-        await trio.testing.wait_all_tasks_blocked()
+        await settled()
         assert not first.standing.leads
         assert sequences(first) == [1, 2, 3]
         assert first.follower.place.position == claimed
     again = Member("a", 0, records, first.fs, 20)
     async with again.following():
-        await trio.testing.wait_all_tasks_blocked()
+        await settled()
         assert sequences(again) == [1, 2, 3, 4, 5]
 
 
@@ -115,6 +122,22 @@ async def test_five_groups_are_on_their_way_at_most(autojump_clock: trio.testing
         await trio.testing.wait_all_tasks_blocked()
         assert len(told) == GROUPS_MAX + 3 and sequences(member) == list(range(1, GROUPS_MAX + 4))
         assert member.positions.commits_begun.value == GROUPS_MAX + 1, "what gathered is one group"
+
+
+async def test_a_standby_writes_at_once_what_came_within_a_moment(autojump_clock: trio.testing.MockClock) -> None:
+    records = Records()
+    first, second = (Member(name, number, records, disk(), number + 10) for number, name in enumerate("ab"))
+    async with first.following(), second.following():
+        await led(first)
+        await settled()
+        before = second.marks()
+        begin = trio.current_time()
+        for _ in range(8):
+            await first.send(1)
+        assert trio.current_time() == begin, "a primary writes at once what its clients wait for"
+        await settled()
+        assert sequences(second) == sequences(first) == list(range(1, 9))
+        assert second.marks() == before + 1
 
 
 async def test_a_log_that_does_not_answer_is_no_silence(autojump_clock: trio.testing.MockClock) -> None:
@@ -141,12 +164,12 @@ async def test_a_member_goes_on_where_its_own_log_was_left(autojump_clock: trio.
         second = Member("b", 1, records, files, 11)
         async with second.following():
             await first.send(2)
-            await trio.testing.wait_all_tasks_blocked()
+            await settled()
         await first.send(2)
         again = Member("b", 1, records, files, 12)
         assert again.follower.place.position == second.follower.place.position
         async with again.following():
-            await trio.testing.wait_all_tasks_blocked()
+            await settled()
             assert sequences(again) == [1, 2, 3, 4]
             assert again.standing.epoch.value == 1
 
@@ -168,7 +191,7 @@ async def test_records_that_a_crash_kept_without_their_place_come_once(
         again = Member("b", 1, records, files, 12)
         assert again.follower.place.ahead == kept
         async with again.following():
-            await trio.testing.wait_all_tasks_blocked()
+            await settled()
             assert sequences(again) == sequences(first) == [1, 2, 3, 4, 5, 6]
 
 
