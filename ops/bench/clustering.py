@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 from delayserver.client import Client
 from delayserver.protocol.errors import DelayServerError
 from ops.bench.bodies import make_bodies
@@ -31,6 +33,7 @@ NEW: Final = "c"
 TURNS: Final = 12
 FOLLOWED: Final = 1_000_000
 READ: Final = 1_000_000
+RECORDS: Final = 2_000
 LAG_RECORDS: Final = 8
 """So few records are beats alone."""
 ROUNDS: Final = 5
@@ -150,8 +153,11 @@ def measure_cluster(connections: int, batch: int) -> Callable[[Options], Run]:
                 }
                 rates = bursts_in_turns(systems, connections, batch, options.messages or TURNS)
         ratios, medians = ratios_of(rates, CLUSTER), medians_of(rates)
+        call_ms = {who: 1000 * connections * batch / rate for who, rate in medians.items()}
         details = {f"{who}_rate": rounded(rate) for who, rate in medians.items()}
-        return Run(ratios[ALONE][1], {**details, "of_log": rounded(ratios[LOG][1])})
+        details["of_log"] = rounded(ratios[LOG][1])
+        details["beyond_ms"] = rounded(call_ms[CLUSTER] - call_ms[ALONE] - call_ms[LOG])
+        return Run(ratios[ALONE][1], details)
 
     return measure
 
@@ -185,13 +191,33 @@ def measure_switch(options: Options) -> Run:
 
 
 def measure_steady_cluster(rate: int) -> Callable[[Options], Run]:
-    """A row: as `steady-*`, at the primary of a shard."""
+    """A row: as `steady-*`, at one server and at the primary of a shard. The value is the lateness (p99) of the shard,
+    divided by that of the server and twice the time that the log takes for a record (p99)."""
 
     def measure(options: Options) -> Run:
+        seconds = options.seconds or SECONDS
         with fresh_directory(options.data_dir) as directory, running_shard(directory) as shard:
-            return steady_at(shard.members[shard.primary()], rate, options.seconds or SECONDS, others=1)
+            alone_in = Path(directory, "alone")
+            alone_in.mkdir()
+            with ServerProcess(str(alone_in)) as alone:
+                alone_ms = steady_at(alone, rate, seconds).value
+            _make_topic(shard.nodes.bootstrap, "bare")
+            log_ms = _confirmed_ms(bare_log(shard.nodes.bootstrap, "bare", 1)(0))
+            run = steady_at(shard.members[shard.primary()], rate, seconds, others=1)
+        details = {**run.details, "alone_p99_ms": rounded(alone_ms), "log_p99_ms": rounded(log_ms)}
+        return Run(run.value / (alone_ms + 2 * log_ms), details)
 
     return measure
+
+
+def _confirmed_ms(append: Send) -> float:
+    """How long a record takes until the log confirms it, p99 of one after the other."""
+    taken = []
+    for _ in range(RECORDS):
+        begin = time.perf_counter()
+        append(0)
+        taken.append((time.perf_counter() - begin) * 1000)
+    return float(np.percentile(taken, 99))
 
 
 def measure_following(options: Options) -> Run:
@@ -209,17 +235,19 @@ def measure_following(options: Options) -> Run:
 
 
 def measure_bootstrap(options: Options) -> Run:
-    """The row `cluster-bootstrap`: a member without a directory reads the log; messages a second until it has all."""
+    """The row `cluster-bootstrap`: a member without a directory reads the log. The value is its messages a second until it
+    has all, divided by those of the sends."""
     messages = options.messages or READ
     with fresh_directory(options.data_dir) as directory, running_shard(directory) as shard:
-        _load(shard.members[shard.primary()], messages)
+        load_s = _load(shard.members[shard.primary()], messages)
         begin = time.monotonic()
         with shard.new as member:
             ready_s = time.monotonic() - begin
             _wait_until_it_follows(member)
             member.wait_replayed()
             seconds = time.monotonic() - begin
-    return Run(messages / seconds, {"seconds": rounded(seconds), "ready_s": rounded(ready_s)})
+    details = {"rate": messages / seconds, "seconds": seconds, "ready_s": ready_s, "load_s": load_s}
+    return Run(load_s / seconds, {name: rounded(value) for name, value in details.items()})
 
 
 def _load(server: ServerProcess, messages: int) -> float:

@@ -61,4 +61,5 @@ def markdown(figures: list[Figure], machine: str, command: str) -> str:
 def _floor(figure: Figure) -> str:
     row = BY_NAME[figure.row]
     more = "".join(f", {name} ≤ {shown(most)}" for name, most in row.floors)
+    more += "".join(f", {name} ≥ {shown(least)}" for name, least in row.least)
     return f"{'≤' if row.lower else '≥'} {shown(figure.floor)}{more}"
