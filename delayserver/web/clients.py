@@ -64,6 +64,7 @@ class TokenClient:
 
     def __init__(self, server: str, token: str, tls: TLS) -> None:
         kind = _kind_for(server)
+        self.token = token
         self.calls = kind(server, retries=RETRIES, token=token or None, tls=tls)
         self.pulls = kind(server, retries=0, token=token or None, tls=tls)
         self.sends = Singles(self.calls)
@@ -201,6 +202,13 @@ class Clients:
             raise Unauthenticated("this server asks for a token: give one with the role look")
         if not {LOOK, ADMIN} & set(info.roles) or "*" not in info.subjects:
             raise Forbidden("the figures of all subjects are for tokens with the role look and the pattern *")
+
+    def of_member(self, client: TokenClient, address: str, answer_s: float) -> AsyncClient:
+        """A client of one more member of the cluster, for who uses `client`. It is not connected."""
+        token = client.token or None
+        return StayingClient(
+            address, timeout_s=answer_s, connect_timeout_s=answer_s, retries=0, token=token, tls=self._tls
+        )
 
     async def own(self) -> TokenClient:
         """The gateway's own client, for what it reads itself."""

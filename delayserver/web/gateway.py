@@ -29,6 +29,7 @@ from delayserver.web.answers import EVENTS, JSON, Send, json_answer, problem_ans
 from delayserver.web.bodies import NDJSON, BodyReader, Receive, Scope
 from delayserver.web.clients import Clients
 from delayserver.web.cloud_events import STRUCTURED
+from delayserver.web.cluster_view import ClusterView
 from delayserver.web.group_acts import GroupActs
 from delayserver.web.health import Probes
 from delayserver.web.http_consuming import HttpConsuming
@@ -57,6 +58,7 @@ from delayserver.web.schemas import (
     AckReply,
     AckRequest,
     ChosenLetters,
+    ClusterShown,
     CommitRequest,
     DeliveriesRequest,
     ExtendReply,
@@ -195,6 +197,8 @@ class Gateway:
                      {200: EndpointAnswer("OpenAPI 3.1", dict[str, Any])}),
             Endpoint("GET", "/v1/status", self.status, "What the server holds and how late it is",
                      {200: EndpointAnswer("The status map of the server", STATUS)}),
+            Endpoint("GET", "/v1/cluster", ClusterView(self._clients).cluster, "The shards and members of the cluster",
+                     {200: EndpointAnswer("The map, and what each member says of itself now", ClusterShown)}),
             Endpoint("GET", "/v1/live", self.live.live, "The server's figures, once a second",
                      {200: EndpointAnswer("A stream of events `past`, `live` and `coming`, whose data is JSON",
                                           media=EVENTS)}),

@@ -325,6 +325,56 @@ class Health(Struct):
     status: Literal["ok", "ready", "follows"]
 
 
+class MemberShown(Struct):
+    """A member of a cluster. `announced` is its role by the map. The other fields are its own answer of this moment. Without
+    one they are null, and `unanswered` says why: `no answer`, `not asked`, or a sentence.
+    """
+
+    address: str
+    announced: Literal["primary", "standby"]
+    unanswered: str | None = None
+    member: str | None = None
+    role: Literal["primary", "standby", "taking_over"] | None = None
+    epoch: int | None = None
+    lag_records: int | None = None
+    lag_ms: int | None = None
+    if_it_dies: str | None = None
+
+
+class LogShown(Struct):
+    """The log of a shard in Kafka, by the last look of a member. `in_sync_min` copies have a record before it counts. `kept`
+    counts positions. `faults` has a sentence for each wrong setting. Null: the log has not said it yet.
+    """
+
+    answers: bool
+    copies: int | None
+    in_sync: int | None
+    in_sync_min: int | None
+    kept: int | None
+    faults: list[str]
+
+
+class ShardShown(Struct):
+    """A shard of a cluster. `epoch` is that of the map. `pending` counts the messages of the primary that are not due, and
+    `log` is what it knows of its log, or another member if it does not answer. Null: nobody has said it.
+    """
+
+    shard: int
+    server_id: str
+    state: Literal["open", "draining", "closed"]
+    epoch: int
+    pending: int | None
+    members: list[MemberShown]
+    log: LogShown | None
+
+
+class ClusterShown(Struct):
+    """The shards of a cluster, by the map that the asked member has read. Without a cluster there are none."""
+
+    version: int
+    shards: list[ShardShown]
+
+
 class RowProblem(Struct, omit_defaults=True):
     """Why a row of a request was refused. `row` counts the rows from 0."""
 

@@ -14,6 +14,7 @@ from delayserver.cli.cluster.covered import Covered, find_covered
 from delayserver.cli.kafka.on_kafka import on_kafka
 from delayserver.cli.terminal import options
 from delayserver.cli.terminal.output import print_json, visible
+from delayserver.protocol.loss_of_member import if_it_dies
 from delayserver.protocol.schema.shard_map import CLOSED, OPEN
 
 if TYPE_CHECKING:
@@ -170,17 +171,5 @@ def _tell(shard: int | None, of_shard: list[Asked], state: str) -> None:
         click.echo(visible(f"  {each.name or each.address:<{width}}  {text}"))
     for each in of_shard:
         if each.standing is not None:
-            click.echo(visible(f"  if {each.name} dies now: {_if_it_dies(each, of_shard)}"))
-
-
-def _if_it_dies(dying: Asked, of_shard: list[Asked]) -> str:
-    standbys = [each for each in of_shard if each.standing is not None and each is not dying]
-    assert dying.standing is not None
-    if dying.standing.role == "standby":
-        if len(standbys) == 1:
-            return "nothing stops, but the primary has no standby then"
-        return "nothing stops"
-    if not standbys:
-        return "NOTHING IS SERVED until it, or another member, is back: it has no standby"
-    names = " or ".join([each.name for each in standbys])
-    return f"{names} goes on, some two seconds later"
+            others = [other.name for other in of_shard if other.standing is not None and other is not each]
+            click.echo(visible(f"  if {each.name} dies now: {if_it_dies(each.standing.role, others)}"))

@@ -1,15 +1,12 @@
-// The member of a cluster that this server is, and the log that it follows. Without a cluster the part is not there.
+// The member of a cluster that this server is, the log that it follows, and all shards. Without a cluster the part is not there.
 
+import { call } from "./api.js";
 import { byId, h, keyed, say, set, show } from "./dom.js";
 import { bytes, count, duration, latency } from "./format.js";
 
+// The figures of all members are asked for so often. The gateway asks each member then.
+const AGAIN_MS = 5_000;
 const ROLES = { primary: "primary", standby: "standby", taking_over: "takes over" };
-
-/** What happens if the member dies now, as far as it knows itself. */
-export function ifItDies(member) {
-  if (member.role === "standby") return "If it dies now, nothing stops.";
-  return "If it dies now, a standby goes on after some two seconds. Without one nothing is served until a member is back.";
-}
 
 const none = (value, text) => (value === null || value === undefined ? "–" : text(value));
 
@@ -37,14 +34,56 @@ function factsOf(member, nowMs, backupMs) {
 }
 
 /** What is wrong with the log, for people; empty where nothing is. */
-export function faultsOf(member) {
-  const found = [...member.log_faults];
-  if (!member.log_answers) found.unshift("It did not answer the last look.");
-  if (member.log_in_sync !== null && member.log_in_sync < member.log_copies) found.unshift("A broker is gone, or lags.");
+function logFaults(log) {
+  const found = [...log.faults];
+  if (!log.answers) found.unshift("It did not answer the last look.");
+  if (log.in_sync !== null && log.in_sync < log.copies) found.unshift("A broker is gone, or lags.");
   return found;
 }
 
+/** What is wrong with the log of the member that this server is. */
+export function faultsOf(member) {
+  return logFaults({ answers: member.log_answers, copies: member.log_copies, in_sync: member.log_in_sync, faults: member.log_faults });
+}
+
+/** What a member says of itself, for people. */
+export function toldBy(member) {
+  if (member.unanswered !== null) return [member.address, member.unanswered];
+  const behind = member.lag_records === null ? "its log does not answer" : `${count(member.lag_records)} records (${latency(member.lag_ms * 1000)}) behind`;
+  return [member.address, `epoch ${count(member.epoch)}`, ...(member.role === "primary" ? [] : [behind]), `if it dies now: ${member.if_it_dies}`];
+}
+
+function chipOf(member) {
+  if (member.unanswered === "not asked") return [`${member.announced}, not asked`, "warn"];
+  if (member.unanswered !== null) return [`${member.announced} by the map`, "down"];
+  return [ROLES[member.role] ?? member.role, member.role === "taking_over" || member.lag_records === null ? "warn" : "up"];
+}
+
+/** The state of a shard: a word, and how good that is. */
+export function stateOf(shard) {
+  if (shard.state === "closed") return ["closed", ""];
+  if (!shard.members.length) return ["no member yet", "warn"];
+  const answers = shard.members.filter((each) => each.role !== null);
+  if (!answers.some((each) => each.role === "primary")) return [answers.length ? "no primary" : "no answer", "bad"];
+  if (shard.log && logFaults(shard.log).length) return ["look after its log", "bad"];
+  return [shard.state === "open" ? "open" : "draining", answers.length === shard.members.length && answers.length > 1 ? "up" : "warn"];
+}
+
+function factsOfShard(shard) {
+  const log = shard.log ?? { copies: null, in_sync: null, in_sync_min: null, kept: null };
+  return [
+    [count(shard.epoch), "epoch"],
+    [none(shard.pending, count), "pending"],
+    [none(log.copies, count), "copies in Kafka"],
+    [none(log.in_sync, count), "in sync"],
+    [none(log.in_sync_min, count), "needed"],
+    [none(log.kept, count), "positions kept"],
+  ];
+}
+
 export class ClusterPanel {
+  #askedAt = 0;
+
   update(metrics, view) {
     const member = metrics.cluster?.[0];
     for (const part of [byId("cluster"), byId("cluster-way")]) show(part, member !== undefined);
@@ -53,20 +92,60 @@ export class ClusterPanel {
     say(byId("cluster-lead"), `This server is member ${member.member} of shard ${member.shard}.`);
     say(byId("cluster-member"), `Member ${member.member}`);
     this.#chip("cluster-role", ROLES[member.role] ?? member.role, member.role === "taking_over" ? "warn" : "up");
-    this.#facts("cluster-facts", facts.member);
-    say(byId("cluster-dies"), ifItDies(member));
+    this.#facts(byId("cluster-facts"), facts.member);
     const faults = faultsOf(member);
     this.#chip("cluster-log-state", faults.length ? "look after it" : "well", faults.length ? "bad" : "up");
-    this.#facts("cluster-log-facts", facts.log);
+    this.#facts(byId("cluster-log-facts"), facts.log);
     keyed(byId("cluster-faults"), faults, (text) => text, () => h("li"), (element, text) => say(element, text));
+    this.#askForAll();
+  }
+
+  /** Ask for all members from time to time. An answer from before stays until the next one. */
+  async #askForAll() {
+    if (Date.now() - this.#askedAt < AGAIN_MS) return;
+    this.#askedAt = Date.now();
+    const note = byId("cluster-shards-note");
+    try {
+      this.#showAll((await call("GET", "/v1/cluster", undefined, false)).shards);
+      show(note, false);
+    } catch (problem) {
+      say(note, `The list of all members did not come: ${problem.message}`);
+      show(note, true);
+    }
+    this.#askedAt = Date.now();
+  }
+
+  #showAll(shards) {
+    keyed(byId("cluster-shards"), shards, (shard) => shard.shard,
+      (shard) => h("article", { class: "group", "aria-labelledby": `cluster-shard-${shard.shard}` },
+        h("header", {}, h("h3", { id: `cluster-shard-${shard.shard}` }, `Shard ${shard.shard}`), h("span", { class: "chip" })),
+        h("div", { class: "facts-row" }), h("ul", { class: "faults" }), h("div", { class: "nodes" })),
+      (element, shard) => {
+        const [header, facts, faults, members] = element.children;
+        this.#mark(header.lastChild, ...stateOf(shard));
+        this.#facts(facts, factsOfShard(shard));
+        keyed(faults, shard.log ? logFaults(shard.log) : [], (text) => text, () => h("li"), (line, text) => say(line, text));
+        show(faults, faults.children.length > 0);
+        keyed(members, shard.members, (member) => member.address,
+          () => h("div", { class: "node" }, h("span", { class: "name" }), h("span", { class: "chip" }), h("span", { class: "what" })),
+          (row, member) => {
+            say(row.children[0], member.member === null ? member.address : member.member);
+            this.#mark(row.children[1], ...chipOf(member));
+            say(row.children[2], toldBy(member).join(" · "));
+          });
+      });
   }
 
   #chip(id, text, kind) {
-    say(byId(id), text);
-    set(byId(id), "class", `chip ${kind}`);
+    this.#mark(byId(id), text, kind);
   }
 
-  #facts(id, facts) {
-    keyed(byId(id), facts, ([, name]) => name, ([, name]) => h("span", {}, h("b"), ` ${name}`), (element, [value]) => say(element.firstChild, value));
+  #mark(element, text, kind) {
+    say(element, text);
+    set(element, "class", `chip ${kind}`);
+  }
+
+  #facts(row, facts) {
+    keyed(row, facts, ([, name]) => name, ([, name]) => h("span", {}, h("b"), ` ${name}`), (element, [value]) => say(element.firstChild, value));
   }
 }

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, expect
 
+from tests.delayserver.client.fake_cluster import fake_cluster
 from tests.delayserver.client.fake_server import FakeServer
 from tests.delayserver.metrics.replies import reply
 from tests.delayserver.web.chromium import WAIT_MS, chromium
@@ -33,10 +34,16 @@ def metrics(**member: Any) -> dict[str, Any]:
     return found
 
 
+def status(server: FakeServer, *members: dict[str, Any]) -> dict[str, Any]:
+    """A reply of a member to `status`."""
+    return {"server_id": server.server_id, "ready": True, "pending": 1_234, "cluster": [*members]}
+
+
 @pytest.fixture(scope="module")
 def gateway() -> Iterator[tuple[FakeServer, Web]]:
-    with FakeServer() as server, gateway_alone(server.address) as web:
-        yield server, web
+    with fake_cluster(shards=1) as cluster, gateway_alone(cluster.addresses) as web:
+        cluster.members[0].wrong_replies["status"] = status(cluster.members[0], MEMBER)
+        yield cluster.members[0], web
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +75,7 @@ def test_a_standby_shows_how_far_it_is_and_that_nothing_is_wrong(
         expect(part).to_be_in_viewport()
         expect(page.locator("#cluster-lead")).to_have_text("This server is member b of shard 0.")
         expect(page.locator("#cluster-role")).to_have_text("standby")
-        for text in ("7 epoch", "12 records behind", "If it dies now, nothing stops."):
+        for text in ("7 epoch", "12 records behind", "12 records (1.5 s) behind"):
             expect(part).to_contain_text(text)
         for text in ("3 copies", "3 in sync", "2 needed", "123,456 positions kept", "2 h ago last backup"):
             expect(part).to_contain_text(text)
@@ -90,7 +97,6 @@ def test_a_primary_shows_its_lease_and_what_is_wrong_with_its_log(
         page = desk.open()
         expect(page.locator("#cluster-role")).to_have_text("primary")
         expect(page.locator("#cluster-facts")).to_contain_text("lease left")
-        expect(page.locator("#cluster-dies")).to_contain_text("a standby goes on after some two seconds")
         assert page.locator("#cluster-faults li").all_inner_texts() == [
             "A broker is gone, or lags.",
             "It did not answer the last look.",
@@ -106,3 +112,36 @@ def test_a_server_without_a_cluster_has_no_such_part(window: Browser, gateway: t
         expect(page.locator("#about")).to_contain_text("delayserver")
         expect(page.locator("#cluster")).to_be_hidden()
         expect(page.locator("#cluster-way")).to_be_hidden()
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1440, False), (400, True)])
+def test_the_console_shows_all_shards_and_what_happens_if_a_member_dies(
+    window: Browser, width: int, dark: bool
+) -> None:
+    with fake_cluster(shards=3) as cluster, FakeServer(server_id=cluster.members[0].server_id) as standby:
+        cluster.show(0, standbys=[standby.address])
+        cluster.show(2, standbys=["127.0.0.1:1"])
+        a, c, d = cluster.members
+        a.wrong_replies["metrics"] = metrics(**LEADS, member="a")
+        a.wrong_replies["status"] = status(a, MEMBER | LEADS | {"member": "a"})
+        standby.wrong_replies["status"] = status(standby, MEMBER)
+        faults = ["retention.ms of topic t is 1, and must be -1"]
+        c.wrong_replies["status"] = status(c, MEMBER | LEADS | {"shard": 1, "member": "c", "log_faults": faults})
+        d.close()
+        with gateway_alone(a.address) as web, person(window, web) as desk:
+            page = desk.open(width=width, dark=dark, at=f"http://{web.host}:{web.port}/#cluster")
+            shards = page.locator("#cluster-shards article")
+            expect(shards).to_have_count(3)
+            for text in ("Shard 0", "open", "1,234 pending", "3 copies in Kafka", "123,456 positions kept"):
+                expect(shards.nth(0)).to_contain_text(text)
+            expect(shards.nth(0)).to_contain_text("if it dies now: b goes on, some two seconds later")
+            expect(shards.nth(0)).to_contain_text(
+                "12 records (1.5 s) behind · if it dies now: nothing stops, but the primary has no standby then"
+            )
+            expect(shards.nth(1)).to_contain_text("NOTHING IS SERVED until it, or another member, is back")
+            expect(shards.nth(1)).to_contain_text(faults[0])
+            expect(shards.nth(1)).to_contain_text("look after its log")
+            expect(shards.nth(2)).to_contain_text("no answer")
+            expect(shards.nth(2)).to_contain_text("primary by the map")
+            assert violations(page) == []
+            assert page.evaluate("document.documentElement.scrollWidth") <= width

@@ -259,7 +259,7 @@ def test_the_first_token_of_a_server_closes_its_figures_to_clients_without_one()
             assert web.ask("GET", "/metrics").status == 200
             with Client(web.address) as client:
                 client.token("admin")
-            for path in ("/metrics", "/v1/live"):
+            for path in ("/metrics", "/v1/live", "/v1/cluster"):
                 with closing(web.connect()) as other:
                     other.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
                     assert other.recv(65_536).startswith(b"HTTP/1.1 401 ")

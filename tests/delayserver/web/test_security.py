@@ -147,6 +147,7 @@ FORBIDDEN: list[tuple[str, str, object]] = [
     ("POST", "/v1/reload", None),
     ("GET", "/v1/find?subject=orders.a", None),
     ("GET", "/v1/live", None),
+    ("GET", "/v1/cluster", None),
     ("GET", "/metrics", None),
 ]
 LEFT_OUT: list[tuple[str, str, object]] = [
@@ -263,6 +264,7 @@ ROLES: dict[str, list[tuple[str, str, object]]] = {
         ("GET", "/v1/find?message_id=theirs", None),
         ("GET", "/v1/status", None),
         ("GET", "/v1/live", None),
+        ("GET", "/v1/cluster", None),
         ("GET", "/metrics", None),
     ],
     "": [
