@@ -83,7 +83,7 @@ class Follower:
         self._damage = damage
         self._waiting: deque[_Valid] = deque()
         # The place behind each record of the log that waits, and how many records it brought. Also those which
-        # message_log has already.
+        # message_log has already, and the places around claims.
         self._came: list[tuple[FollowedTo, int]] = []
         # The epoch of the last place in message_log.
         self._marked_epoch = start.epoch
@@ -155,9 +155,14 @@ class Follower:
         if validity is not Validity.VALID:
             self.void[validity] += 1
             return
-        self._place = replace(self._place, epoch=envelope.epoch, index=envelope.index, writer=envelope.writer)
+        self._place = replace(
+            self._place, epoch=envelope.epoch, index=envelope.index, writer=envelope.writer, wall_us=envelope.wall_us
+        )
         self._standing.written_us.advance(envelope.wall_us)
         self._standing.heard.ring()
+        if envelope.kind is EnvelopeKind.CLAIM:
+            # The tools learn from these rows how long the shard had no primary.
+            self._came += [(before, 0), (self._place, 0)]
         if envelope.kind is EnvelopeKind.RECORDS:
             self._take_records(found, position, len(record.data))
         else:

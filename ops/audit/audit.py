@@ -17,6 +17,7 @@ from ops.audit.latency import LatencyQuestion, LatencyReport
 from ops.audit.log_frames import Range
 from ops.audit.selection import DUE_MAX, DUE_MIN
 from ops.audit.states import Horizon
+from ops.audit.takeovers import read_takeovers
 from store.disk.filesystem import FileSystem
 from store.errors import StoreError
 from store.logs.due_windows import DAY_MS
@@ -59,7 +60,9 @@ class Audit:
 
         def attempt() -> tuple[Result, list[str]]:
             captured = self._capture(found, [DISPATCH_LOG])[DISPATCH_LOG]
-            report = LatencyReport.made_by(self._engine([captured]), captured, question)
+            engine = self._engine([captured])
+            takeovers = read_takeovers(engine, self.fs, [directory.path for directory in found])
+            report = LatencyReport.made_by(engine, captured, question, takeovers)
             return use(report), captured.vanished(self.fs)
 
         return self._undisturbed(attempt)

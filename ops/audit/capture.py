@@ -17,13 +17,15 @@ from itertools import pairwise
 from ops.audit.boundaries import cut_points
 from store.disk.filesystem import FileSystem
 from store.errors import CorruptionError, FormatError
-from store.records.batches import KIND_CANCELS, KIND_MESSAGES
+from store.records.batches import KIND_CANCELS, KIND_FOLLOWED, KIND_MESSAGES
 from store.records.file_header import FILE_HEADER_BYTES, FileHeader, decode_file_header, is_unfinished
 from store.records.segment import FILE_DISPATCH, FILE_MESSAGE_LOG, FILE_SCHEDULE, FILE_STORE
 from store.tables.identity import read_identity
 
 DISPATCH_LOG, SCHEDULE_LOG, MESSAGE_LOG, BROKER_LOG = "dispatch_log", "schedule_log", "message_log", "broker_log"
 PROGRESS_LOG = "progress_log"
+# Of the message_log of a member: how far it has followed the shared log.
+MARKS = "marks"
 # The order described above.
 CAPTURE_ORDER = (DISPATCH_LOG, BROKER_LOG, SCHEDULE_LOG, MESSAGE_LOG)
 _FOLDERS = {
@@ -38,6 +40,7 @@ _KINDS = {
     SCHEDULE_LOG: FILE_SCHEDULE,
     MESSAGE_LOG: FILE_MESSAGE_LOG,
 }
+_ROWS = {MESSAGE_LOG: (KIND_MESSAGES, KIND_CANCELS), MARKS: (KIND_FOLLOWED,)}
 _SUFFIX = ".log"
 # One task's share of a file: about a second of work, so that a large segment keeps every core busy.
 PART_BYTES = 64 << 20
@@ -66,7 +69,8 @@ class Part:
     def has_rows_in(self, kind: int) -> bool:
         """Whether records of this kind are rows of the log. The message_log of a cluster's member has all that its shard
         decided: what became of a message, and what its broker did, is in the member's other logs too."""
-        return self.log != MESSAGE_LOG or kind in (KIND_MESSAGES, KIND_CANCELS)
+        kinds = _ROWS.get(self.log)
+        return kinds is None or kind in kinds
 
 
 @dataclass(frozen=True, slots=True)

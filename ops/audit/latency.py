@@ -18,7 +18,8 @@ from ops.audit.latency_reading import CellQuestion, read_cells
 from ops.audit.latency_store import Cells, Groups
 from ops.audit.latency_totals import LatencyTotals
 from ops.audit.log_frames import Range
-from ops.audit.outages import find_outages
+from ops.audit.outages import find_outages, instant_of_us
+from ops.audit.takeovers import Takeover
 
 WORST_ROWS = 10
 # Points of a curve, two days of minutes. More would not be visible on a screen.
@@ -45,23 +46,33 @@ class LatencyQuestion:
     slo_ms: float = 100.0
     share: float = 0.999
 
-    def counted(self) -> CellQuestion:
+    def counted(self, takeovers: Sequence[Takeover]) -> CellQuestion:
         """What the cells must be counted by. Dimensions that every report has need no cells of their own."""
-        return CellQuestion(self.chosen.selection(), round(self.slo_ms * 1000), () if self.by in _KINDS else self.by)
+        by = () if self.by in _KINDS else self.by
+        return CellQuestion(self.chosen.selection(), round(self.slo_ms * 1000), by, tuple(takeovers))
+
+    def holds(self, takeover: Takeover) -> bool:
+        """Whether some of the range was without a primary then."""
+        selection = self.chosen.selection()
+        return takeover.claimed_us >= selection.from_ms * 1000 and takeover.last_us < selection.to_ms * 1000
 
 
 class LatencyReport:
     """The cells of one audit, and the figures computed from them."""
 
-    def __init__(self, cells: Cells, question: LatencyQuestion) -> None:
+    def __init__(self, cells: Cells, question: LatencyQuestion, takeovers: Sequence[Takeover] = ()) -> None:
         self._cells = cells
         self._question = question
+        self._takeovers = takeovers
         self._groups: dict[tuple[str, ...], Groups] = {}
 
     @classmethod
-    def made_by(cls, engine: Engine, dispatch: Captured, question: LatencyQuestion) -> Self:
-        """A report over a captured dispatch_log, read where the engine runs."""
-        return cls(Cells(read_cells(engine, dispatch, question.counted())), question)
+    def made_by(
+        cls, engine: Engine, dispatch: Captured, question: LatencyQuestion, takeovers: Sequence[Takeover] = ()
+    ) -> Self:
+        """A report over a captured dispatch_log, read where the engine runs. `takeovers`: those of its shards."""
+        chosen = [each for each in takeovers if question.holds(each)]
+        return cls(Cells(read_cells(engine, dispatch, question.counted(chosen))), question, chosen)
 
     @cached_property
     def _totals(self) -> LatencyTotals:
@@ -86,7 +97,21 @@ class LatencyReport:
             "worst_subjects": self._first("subject", _WORST),
             "thundering_minutes": self._first("minute", _MOST),
             "outages": find_outages(totals.trouble),
+            "takeovers": [self._cost(each) for each in self._takeovers],
             "corrupt": totals.corrupt_ranges(),
+        }
+
+    def _cost(self, takeover: Takeover) -> dict[str, Any]:
+        """What a takeover cost: the time without a primary, and the messages that waited for the next one."""
+        server_id, first_us = f"{takeover.server_id:012x}", takeover.first_us
+        return {
+            "server_id": server_id,
+            "epoch": takeover.epoch,
+            "from": instant_of_us(takeover.last_us),
+            "claimed": instant_of_us(takeover.claimed_us),
+            "without_primary_ms": max(takeover.claimed_us - takeover.last_us, 0) / 1000,
+            "first_record_ms": max(first_us - takeover.last_us, 0) / 1000 if first_us else None,
+            **self._totals.waited(server_id, takeover.epoch),
         }
 
     def _slo(self, head: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ Millions of rows become some thousand cells. Every figure of the report is a sum
     OUTCOME  by outcome, internal or not, delivered or not, and attempts; with the sums of the stage times
     STAGE    by stage and bucket of its time; of delivered rows that are not internal
     TROUBLE  by broker group and due minute, of delivered rows that had to wait for their group
+    TAKEOVER by epoch of the shard and bucket, of rows that waited for the next primary, without internal rows
 
 No cell is by minute and subject at once, because that would make nearly as many cells as rows.
 """
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 from delayserver.protocol.outcomes import Outcome
 from ops.audit.grouping import Table, concatenated
 from ops.audit.histogram import buckets_of
+from ops.audit.takeovers import Takeover
 from store.records.outcome_balance import is_internal
 from store.records.shared_column import ATTEMPTS
 
@@ -38,7 +40,9 @@ a worker of its broker group takes it, with back-off. `handoff`: until it is han
 the lateness. `settle`: until the broker's answer, after the hand-off."""
 
 WHOLE, MINUTE, SUBJECT, BY = "whole", "minute", "subject", "by"
-OUTCOME, STAGE, TROUBLE = "outcome", "stage", "trouble"
+OUTCOME, STAGE, TROUBLE, TAKEOVER = "outcome", "stage", "trouble", "takeover"
+# A hand-over shortly before the last record of a primary may have no outcome there. The next primary makes it again.
+_UNSETTLED_US = 1_000_000
 KEYS = {"subject": "subject", "broker_group": "broker_group", "minute": "minute_ms", "hour": "hour_ms"}
 """The column of the cells for each dimension. `server_id` has none, as it is the same for all rows of a part."""
 
@@ -53,13 +57,14 @@ Columns = Mapping[str, NDArray[Any]]
 
 class CellCounter:
     """Counts rows of the dispatch log of one server. `slo_us`: the lateness allowed by the objective. `by`: the
-    dimensions of the question; empty if other cells have them."""
+    dimensions of the question; empty if other cells have them. `takeovers`: those of this server."""
 
-    def __init__(self, slo_us: int, by: Sequence[str]) -> None:
+    def __init__(self, slo_us: int, by: Sequence[str], takeovers: Sequence[Takeover] = ()) -> None:
         self._slo_us = slo_us
+        self._takeovers = sorted(takeovers, key=lambda each: each.claimed_us)
         self._by = [KEYS[name] for name in by if name in KEYS] if by else None
         self._late: list[Table] = []
-        self._others: dict[str, list[Table]] = {OUTCOME: [], STAGE: [], TROUBLE: []}
+        self._others: dict[str, list[Table]] = {OUTCOME: [], STAGE: [], TROUBLE: [], TAKEOVER: []}
 
     def add(self, rows: Columns) -> None:
         """Counts rows. `rows` has arrays of one length, with the names in `COLUMNS`."""
@@ -71,6 +76,8 @@ class CellCounter:
         if len(late["late_us"]):
             self._late.append(self._lateness(late).grouped())
             self._others[STAGE].append(_stages(late))
+            if self._takeovers:
+                self._others[TAKEOVER].append(_waited(late, self._takeovers).grouped())
         trouble = (late["attempts"] > 1) | (late["queue_us"] >= TROUBLE_US)
         if trouble.any():
             self._others[TROUBLE].append(_troubles(_where(late, trouble)).grouped())
@@ -165,6 +172,29 @@ def _troubles(rows: Columns) -> Table:
         {"count": np.ones(len(attempts), np.int64), "retried": (attempts > 1).astype(np.int64)},
         {"attempts_max": np.minimum(attempts, ATTEMPTS_MAX), "trouble_to_us": rows["dispatched_us"]},
         {"trouble_from_us": rows["released_us"]},
+    )
+
+
+def _waited(rows: Columns, takeovers: Sequence[Takeover]) -> Table:
+    """The rows that were to be delivered while no member led, and were delivered by the next primary. `takeovers` in the
+    order of their claims."""
+    claimed_us, last_us, epoch = (
+        np.array([getattr(each, name) for each in takeovers], np.int64) for name in ("claimed_us", "last_us", "epoch")
+    )
+    ready_us = rows["dispatched_us"] - rows["late_us"]
+    # The first claim behind the time at which the row was to be delivered.
+    place = np.searchsorted(claimed_us, ready_us, side="right")
+    following = np.minimum(place, len(takeovers) - 1)
+    waited = (place < len(takeovers)) & (rows["dispatched_us"] >= claimed_us[following])
+    waited &= (ready_us >= last_us[following] - _UNSETTLED_US) & ~rows["internal"]
+    late = _where(rows, waited)
+    return Table(
+        {"epoch": epoch[following[waited]], "bucket": buckets_of(late["late_us"])},
+        {
+            "count": np.ones(len(late["late_us"]), np.int64),
+            "maybe_twice": (late["elsewhere"] > 0).astype(np.int64),
+        },
+        {"max_us": late["late_us"]},
     )
 
 

@@ -18,11 +18,12 @@ from ops.audit.arrow_rows import open_names
 from ops.audit.capture import Captured, Part
 from ops.audit.engines import Engine
 from ops.audit.grouping import Table
-from ops.audit.latency_cells import BY, COLUMNS, STAGES, TROUBLE, CellCounter
+from ops.audit.latency_cells import BY, COLUMNS, STAGES, TAKEOVER, TROUBLE, CellCounter
 from ops.audit.log_frames import PACK_BYTES
 from ops.audit.log_rows import pack
 from ops.audit.part_reader import PartReader
 from ops.audit.selection import Selection
+from ops.audit.takeovers import Takeover
 from store.disk.filesystem import RealFileSystem
 from store.records.segment import Damage
 from store.tables.names import Names
@@ -33,7 +34,7 @@ _KEYS: dict[str, pa.DataType] = {
     "kind": pa.string(),
     "server_id": pa.string(),
     **dict.fromkeys(_TEXTS, pa.string()),
-    **dict.fromkeys(("minute_ms", "hour_ms"), pa.int64()),
+    **dict.fromkeys(("minute_ms", "hour_ms", "epoch"), pa.int64()),
     **dict.fromkeys(("internal", "delivered"), pa.bool_()),
     **dict.fromkeys(("outcome", "attempts", "stage", "bucket"), pa.int32()),
     **dict.fromkeys(("file", "detail"), pa.string()),
@@ -54,11 +55,17 @@ _SCHEMA = pa.schema(list(_TYPES.items()))
 
 @dataclass(frozen=True, slots=True)
 class CellQuestion:
-    """What a task counts: the rows of `selection`, by the dimensions `by`, within `slo_us` or not."""
+    """What a task counts: the rows of `selection`, by the dimensions `by`, within `slo_us` or not, and those that waited
+    for a takeover."""
 
     selection: Selection
     slo_us: int
     by: tuple[str, ...]
+    takeovers: tuple[Takeover, ...] = ()
+
+    def counter(self, server_id: int) -> CellCounter:
+        """Counts the rows of a server."""
+        return CellCounter(self.slo_us, self.by, [each for each in self.takeovers if each.server_id == server_id])
 
 
 def read_cells(engine: Engine, dispatch: Captured, question: CellQuestion) -> pa.Table:
@@ -103,7 +110,7 @@ def _cells_of(question: CellQuestion, parts: Sequence[Part]) -> Iterator[pa.Reco
     for these afterwards."""
     counters: dict[tuple[str, int], CellCounter] = {}
     for part in parts:
-        counter = counters.setdefault((part.directory, part.server_id), CellCounter(question.slo_us, question.by))
+        counter = counters.setdefault((part.directory, part.server_id), question.counter(part.server_id))
         damages: list[Damage] = []
         try:
             _count(question, part, counter, damages)
@@ -115,7 +122,7 @@ def _cells_of(question: CellQuestion, parts: Sequence[Part]) -> Iterator[pa.Reco
         names = open_names(directory, server_id)
         for kind, table in counter.cells().items():
             # Cells of the other kinds are summed over all servers.
-            apart = kind == TROUBLE or (kind == BY and "server_id" in question.by)
+            apart = kind in (TROUBLE, TAKEOVER) or (kind == BY and "server_id" in question.by)
             yield _batch(kind, server_id if apart else None, table, names)
 
 

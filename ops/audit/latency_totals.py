@@ -9,12 +9,12 @@ from typing import Any
 
 from delayserver.protocol.outcomes import OUTCOME_LABELS
 from ops.audit.fields import CORRUPT_FIELDS
-from ops.audit.histogram import Bucket, bound_us, points_of
-from ops.audit.latency_cells import OUTCOME, STAGE, STAGES, TROUBLE, WHOLE
+from ops.audit.histogram import POINTS, Bucket, bound_us, points_of
+from ops.audit.latency_cells import OUTCOME, STAGE, STAGES, TAKEOVER, TROUBLE, WHOLE
 from ops.audit.latency_reading import CORRUPT
 from ops.audit.states import ENDS
 
-TOTALS = (WHOLE, OUTCOME, STAGE, TROUBLE, CORRUPT)
+TOTALS = (WHOLE, OUTCOME, STAGE, TROUBLE, CORRUPT, TAKEOVER)
 """The kinds of cells whose number does not grow with the number of rows."""
 
 Rows = Sequence[Mapping[str, Any]]
@@ -34,6 +34,7 @@ class LatencyTotals:
     stage: Rows
     trouble: Rows
     corrupt: Rows
+    takeover: Rows = ()
 
     def buckets(self, *, internal_too: bool) -> list[Bucket]:
         """The lateness of messages, or with `internal_too` of all deliveries, ascending."""
@@ -93,6 +94,17 @@ class LatencyTotals:
             "maybe_twice": maybe_twice,
             "by_count": {str(attempts): counts[attempts] for attempts in sorted(counts)},
             "retried": sum([count for attempts, count in counts.items() if attempts > 1]),
+        }
+
+    def waited(self, server_id: str, epoch: int) -> dict[str, Any]:
+        """The messages that waited for the primary of an epoch: `delayed`, `maybe_twice` and their lateness in ms."""
+        rows = [row for row in self.takeover if (row["server_id"], row["epoch"]) == (server_id, epoch)]
+        points = points_of(Bucket(row["bucket"], row["count"], row["max_us"]) for row in rows)
+        late = {name: points[name] / 1000 if rows else None for name in POINTS}
+        return {
+            "delayed": sum([row["count"] for row in rows]),
+            "maybe_twice": sum([row["maybe_twice"] for row in rows]),
+            "lateness_ms": late | {"max": max([row["max_us"] for row in rows]) / 1000 if rows else None},
         }
 
     def outcomes(self) -> dict[str, int]:

@@ -37,8 +37,8 @@ def find_outages(troubles: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         {
             "server_id": server_id,
             "broker_group": group,
-            "from": _instant(stretch.start_us),
-            "to": _instant(stretch.stop_us),
+            "from": instant_of_us(stretch.start_us),
+            "to": instant_of_us(stretch.stop_us),
             "duration_ms": (stretch.stop_us - stretch.start_us) / 1000,
             "delayed": stretch.rows,
             "retried": stretch.retried,
@@ -69,5 +69,6 @@ def joined(stretches: Iterable[_Stretch]) -> list[_Stretch]:
     return result
 
 
-def _instant(us: int) -> str:
+def instant_of_us(us: int) -> str:
+    """Microseconds since 1970 as ISO 8601 in UTC, to the millisecond."""
     return datetime.fromtimestamp(us / 1_000_000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

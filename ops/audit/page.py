@@ -100,6 +100,7 @@ def draw_page(pictured: Pictured, balance: Mapping[str, Any], about: str = "") -
         *_pictures(pictured, balance),
         "<h2>Stages</h2>",
         _stages(latency),
+        *_takeovers(latency["takeovers"]),
         "<h2>Worst minutes</h2>",
         _by_table(latency["worst_minutes"]),
         "<h2>Fullest minutes</h2>",
@@ -154,6 +155,11 @@ def _notes(latency: Mapping[str, Any], balance: Mapping[str, Any]) -> Iterable[s
     for outage in latency["outages"]:
         yield (f"Broker group {outage['broker_group']} was out from {outage['from']} for {_ms(outage['duration_ms'])}: "
                f"{outage['delayed']:,} deliveries waited, up to {_number(outage['attempts_max'])} attempts.")  # fmt: skip
+    takeovers = latency["takeovers"]
+    if takeovers:
+        longest = max(takeovers, key=lambda each: each["without_primary_ms"])
+        yield (f"Takeovers: {len(takeovers):,}, at most {_ms(longest['without_primary_ms'])} without a primary; "
+               f"{sum([each['delayed'] for each in takeovers]):,} messages waited for the next one.")  # fmt: skip
     if balance["overdue"]:
         yield f"{balance['overdue']:,} pending messages are overdue."
 
@@ -202,6 +208,29 @@ def _stages(latency: Mapping[str, Any]) -> str:
     )
     attempts = f'<p class="quiet">Attempts: {escape(tries)}.</p>' if tries else ""
     return _table(["stage", *points], rows) + f'<p class="quiet">{escape(words)}</p>' + attempts
+
+
+def _takeovers(takeovers: Sequence[Mapping[str, Any]]) -> Iterable[str]:
+    """What each takeover of a shard cost, if there were any."""
+    if not takeovers:
+        return
+    heads = ["shard", "epoch", "last record before", "without primary", "to the first record", "waited", "maybe twice"]
+    rows = [
+        [
+            each["server_id"],
+            str(each["epoch"]),
+            each["from"],
+            _ms(each["without_primary_ms"]),
+            _ms(each["first_record_ms"]),
+            f"{each['delayed']:,}",
+            f"{each['maybe_twice']:,}",
+            *[_ms(each["lateness_ms"][point]) for point in ("p50", "p99", "max")],
+        ]
+        for each in takeovers[:ROWS_MAX]
+    ]
+    words = "Waited: due while no member led, and delivered by the next primary; then how late these were."
+    yield "<h2>Takeovers</h2>" + _table([*heads, "p50", "p99", "max"], rows, len(takeovers))
+    yield f'<p class="quiet">{escape(words)} Times are those of the clocks of the two primaries.</p>'
 
 
 def _number(attempts: str | int) -> str:

@@ -145,6 +145,12 @@ def _latency_lines(figures: Mapping[str, Any]) -> list[str]:
             f"outage         {outage['broker_group']} {outage['from']} for {_ms(outage['duration_ms'])}, "
             f"{outage['delayed']:,} delayed"
         )
+    for each in figures["takeovers"]:
+        lines.append(
+            f"takeover       {each['server_id']} epoch {each['epoch']} {each['from']} without a primary for "
+            f"{_ms(each['without_primary_ms'])}, {each['delayed']:,} delayed, at most {_ms(each['lateness_ms']['max'])}, "
+            f"{each['maybe_twice']:,} maybe twice"
+        )
     for row in figures["by"][:20]:
         name = " ".join([str(row[key]) for key in row if key not in ("count", "early", "within", "lateness_ms")])
         late = row["lateness_ms"]

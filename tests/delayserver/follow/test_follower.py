@@ -13,9 +13,12 @@ from delayserver.follow.shard_writer import GROUPS_MAX
 from delayserver.protocol.errors import DelayServerError, InDoubt, NotPrimary
 from delayserver.state.positions.gathering import Committed
 from store.disk.memory_filesystem import MemoryFileSystem
-from store.records.batches import MessageBatch
+from store.logs.log_scan import LogScan
+from store.records.batches import FollowedBatch, MessageBatch
+from store.shared.envelope import unwrap
+from store.shared.followed import places_in
 from store.shared.payload import ClaimNote, EndNote
-from tests.delayserver.follow.members import Member, Records, fresh_messages
+from tests.delayserver.follow.members import IDENTITY, Member, Records, fresh_messages
 
 
 def disk() -> MemoryFileSystem:
@@ -31,6 +34,13 @@ async def settled() -> None:
     """Standbys have written what they had gathered."""
     await trio.sleep(GATHER_MS / 1000)
     await trio.testing.wait_all_tasks_blocked()
+
+
+def times(member: Member) -> dict[tuple[int, int], int]:
+    """When each record was written of which message_log knows the place, by its epoch and index."""
+    scan = LogScan(member.log, member.log.first, member.log.end)
+    marks = [entry.batch for entry in scan if isinstance(entry.batch, FollowedBatch)]
+    return {(place.epoch, place.index): place.wall_us for mark in marks for place, _ in places_in(mark)}
 
 
 async def led(member: Member) -> None:
@@ -79,6 +89,30 @@ async def test_a_standby_goes_on_where_the_log_of_a_silent_primary_ends(autojump
         assert [type(answer) for answer in told] == [InDoubt]
         assert sequences(first) == sequences(second) == [1, 2, 3, 4, 5]
         assert sum(second.follower.void.values()) >= 1, "what it sent behind the claim does not count"
+
+
+async def test_members_keep_when_the_last_primary_ended_and_the_next_one_began(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    records = Records()
+    first, second = (Member(name, number, records, disk(), number + 10) for number, name in enumerate("ab"))
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(first.following())
+        await stack.enter_async_context(second.following())
+        await led(first)
+        await trio.sleep(5)
+        first.shared.connect(False)
+        await led(second)
+        await second.send(1)
+        first.shared.connect(True)
+        await settled()
+    written = [unwrap(data, IDENTITY, position).envelope for position, data in enumerate(records.data)]
+    claim = next(place for place, each in enumerate(written) if (each.epoch, each.index) == (2, 0))
+    last = max((each for each in written[:claim] if each.epoch == 1), key=lambda each: each.index)
+    for member in (first, second):
+        kept = times(member)
+        for record in (last, written[claim]):
+            assert kept[record.epoch, record.index] == record.wall_us > 0
 
 
 async def test_a_primary_that_was_superseded_takes_nothing_behind_the_claim(

@@ -43,6 +43,9 @@ def test_a_killed_primary_loses_nothing_and_repeats_nothing(cluster: Cluster) ->
     said = cluster.members[first].ready()
     assert (said["member"], said["standing"], said["primary"]) == (first, "standby", second)
     require_all_once(cluster, "killed")
+    done = run("report", "latency", str(cluster.members[second].folder / second), "--json")
+    [takeover] = json.loads(done.out)["takeovers"]
+    assert (takeover["epoch"], takeover["first_record_ms"] >= takeover["without_primary_ms"]) == (2, True)
 
 
 def test_a_check_compares_a_directory_with_the_log(cluster: Cluster) -> None:

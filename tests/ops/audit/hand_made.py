@@ -31,7 +31,7 @@ class HandMade:
     """`messages` go to message_log, those of them in `scheduled` to schedule_log too, and behind them `unreplayed` ones, to
     which the replay of the checkpoint has not come; `cancels` are control records of them. `outcomes` are rows of (sequence,
     outcome, lateness in microseconds), `coarse` such rows in the file of the day, which `start_ms` must be the start of.
-    In a `member` of a cluster stands behind them what its shard decided.
+    In a `member` of a cluster stands behind them what its shard decided, and the `places` that it came to.
     `unanswered` has the hand-overs to other nodes without an answer, by sequence; `retries` are internal.
     Message n is due n milliseconds after `start_ms`."""
 
@@ -49,6 +49,7 @@ class HandMade:
     retries: list[int] = field(default_factory=list)
     retired: dict[str, int] = field(default_factory=dict)
     member: bool = False
+    places: list[FollowedTo] = field(default_factory=list)
 
     def write(self) -> str:
         fs, path = RealFileSystem(), str(self.path)
@@ -66,9 +67,9 @@ class HandMade:
             log.append([self._messages([sequence])])
         if self.member:
             decided = [self._outcome(*outcome, group) for outcome in self.outcomes]
-            log.append(
-                [*decided, StoredBatch.filled(1, sequence=1), ProgressBatch.filled(1), marker([], FollowedTo(5, 1, 4))]
-            )
+            places = self.places or [FollowedTo(5, 1, 4)]
+            mark = marker([(place, int(place.index > 0)) for place in places[:-1]], places[-1])
+            log.append([*decided, StoredBatch.filled(1, sequence=1), ProgressBatch.filled(1), mark])
         log.sync()
         schedule = ScheduleLog(fs, f"{path}/schedule_log", self.server_id, WINDOW_MS)
         for sequence in self.scheduled:
