@@ -16,6 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
+from msgspec.structs import replace
+
 from delayserver.backup.point_in_time import RestorePlan
 from delayserver.backup.repository import BackupError, Repository
 from delayserver.broker.files.broker_checkpoint import in_later_epoch
@@ -28,6 +30,7 @@ from store.snapshots.manifest import StoredFile
 from store.snapshots.snapshot_listing import MESSAGE_LOG, base_of
 from store.tables import checkpoint
 from store.tables.identity import BLOCK, IDENTITY, LOCK, pass_over_sequences
+from store.tables.member_file import read_owner, write_owner
 
 SEQUENCES_A_SECOND: Final = 1 << 20
 """No server takes so many on average, over the time from a backup to its restore. A receipt has room for 2^48: that is
@@ -90,6 +93,9 @@ def restore(repository: Repository, plan: RestorePlan, fs: FileSystem, root: str
             elapsed_s = max(now_us - base.taken_us, 0) // 1_000_000 + 1
             following = _pass_over(fs, root, base.server_id, elapsed_s)
             _begin_epoch(fs, root, base.server_id, now_us)
+        owner = read_owner(fs, root)
+        if owner is not None and not owner.left:
+            write_owner(fs, root, base.server_id, replace(owner, member="", left=followed is None))
         writing.files([identity])
     finally:
         lock.close()

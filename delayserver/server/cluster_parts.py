@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from delayserver import __version__
 from delayserver.follow.follower import Follower
 from delayserver.follow.log_watch import LogWatch
@@ -16,13 +18,16 @@ from delayserver.runtime.log_appender import LogAppender
 from delayserver.runtime.shared_log import SharedLog
 from delayserver.server.ground import Ground
 from delayserver.server.state_parts import StateParts
+from delayserver.startup.directory_opening import Member
 from delayserver.state.shard.leader_horizon import LeaderHorizon
 from delayserver.state.shard.leading import Leading
 from delayserver.state.shard.log_health import LogHealth
 from delayserver.state.shard.proposals import Proposals
 from delayserver.state.shard.shard_sequences import ShardSequences
 from delayserver.state.shard.standing import Standing
-from store.shared.followed import followed_to
+from store.errors import FormatError
+from store.shared.followed import FollowedTo, followed_to
+from store.tables.member_file import write_owner
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +50,14 @@ class ClusterParts:
 
 
 def build_cluster(ground: Ground, state: StateParts, appender: LogAppender) -> ClusterParts | None:
-    """None for a single server. Raises CorruptionError where damage hides how far the log was followed, LogTrimmed."""
+    """None for a single server. From here on the directory is that of this member. Raises CorruptionError where damage hides
+    how far the log was followed, FormatError, LogTrimmed, DiskFullError, SyncFailedError."""
     membership = ground.outside.membership
     if membership is None:
         return None
     runtime, positions = ground.runtime, state.positions
     start = followed_to(ground.files.log, ground.opened.found.checkpoint.replay_offset)
+    _take_directory(ground, membership.member, start)
     start = place_after(start, membership.healed)
     log = membership.engine.open(membership.seat.shard)
     standing = Standing(membership.seat, start, __version__)
@@ -73,3 +80,19 @@ def build_cluster(ground: Ground, state: StateParts, appender: LogAppender) -> C
         claiming=Claiming(log, standing, proposals, membership.settings),
         beating=Beating(standing, horizon, proposals, membership.settings, runtime.clock),
     )
+
+
+def _take_directory(ground: Ground, member: Member, start: FollowedTo) -> None:
+    """The file `cluster` names this member, unless it does so already."""
+    directory = ground.opened.directory
+    owner = directory.owner
+    if owner is None and start.ahead and not start.epoch:
+        raise FormatError(
+            directory.path,
+            "has messages of a server that was no member of a cluster. To make a cluster of it: delayserver cluster init "
+            f"--cluster FILE --from {directory.path}",
+        )
+    if owner is None or not owner.member:
+        offset = 0 if owner is None else owner.log_offset
+        owner = replace(member.owner, log_offset=offset)
+        write_owner(ground.outside.doors.fs, directory.path, directory.server_id, owner)

@@ -147,15 +147,12 @@ class DelayServer:
         latter where the disk cannot read something that it looks at; without, it goes around that."""
         holder = f"process {os.getpid()} (delayserver {self.role})"
         membership, settings = self._outside.membership, self.settings
-        if membership is None:
-            shard_server_id = None
-        else:
+        member = None
+        if membership is not None:
             # A member takes over its groups with the leadership: their names come through the log.
-            shard_server_id = membership.seat.identity.server_id
             settings = replace(settings, groups=(), routes=())
-        opened = open_directory(
-            self.fs, settings, self.runtime, holder, self.role, shard_server_id=shard_server_id, patient=patient
-        )
+            member = membership.member
+        opened = open_directory(self.fs, settings, self.runtime, holder, self.role, member=member, patient=patient)
         try:
             pacing = Pacing.of(self.settings)
             self._parts = build_parts(Ground(opened, self._outside, settings, pacing, self.runtime, patient))

@@ -17,7 +17,7 @@ from delayserver.runtime.room_wait import RoomWait
 from delayserver.runtime.runtime import Runtime
 from delayserver.runtime.shared_log import LogEngine
 from delayserver.runtime.watchdog import Watchdog
-from delayserver.startup.directory_opening import Opened
+from delayserver.startup.directory_opening import Member, Opened
 from delayserver.state.connections.connections import Connections
 from delayserver.state.files import Files
 from delayserver.state.positions.readiness import Readiness
@@ -25,6 +25,7 @@ from delayserver.state.shard.cluster_map import ClusterMap
 from delayserver.state.shard.seat import Seat
 from delayserver.state.shard.standing import Standing
 from store.disk.filesystem import FileSystem, RealFileSystem
+from store.tables.member_file import MemberOf
 from store.tables.names import Names
 
 
@@ -41,6 +42,12 @@ class Membership:
     following: Callable[[str], object] = lambda _primary: None
     map: ClusterMap = field(default_factory=ClusterMap)
     healed: Healed | None = None
+
+    @property
+    def member(self) -> Member:
+        """As a data directory knows it."""
+        seat = self.seat
+        return Member(seat.identity.server_id, MemberOf(seat.identity.cluster_id, seat.shard, seat.name))
 
     def leader_of(self, standing: Standing) -> str:
         """The name of whoever leads. Its claim has it. Where an earlier process read the claim, `names` have it."""

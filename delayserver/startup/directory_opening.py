@@ -46,6 +46,7 @@ from store.tables.days import DayTable
 from store.tables.identity import CLOCK_AHEAD_US, SEQUENCES, DataDirectory, SequenceReservation, read_reservation
 from store.tables.ledger import FILE_NAME as LEDGER
 from store.tables.ledger import Ledger
+from store.tables.member_file import MemberOf
 from store.tables.names import CONSUMER_GROUP, SUBJECT, Names
 
 # Indexes follow from the store. Their remains do not mean that the broker is there.
@@ -66,6 +67,14 @@ class Attempts:
 
     attempted: Attempted
     horizon: AttemptHorizon
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """Which member of a cluster opens a directory. `server_id` is that of its shard."""
+
+    server_id: int
+    owner: MemberOf
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,18 +102,18 @@ def open_directory(
     holder: str,
     role: str,
     *,
-    shard_server_id: int | None = None,
+    member: Member | None = None,
     patient: bool = False,
 ) -> Opened:
     """Locks, reads and recovers a data directory. Reports damage that can be read around to `runtime.damage`. With `patient`
     raises UnreadableError where the disk cannot read something; without, rows and counts of there are missing.
-    `shard_server_id`: that of the shard, for a member of a cluster.
+    `member`: of a cluster.
 
     Raises LockedError, FormatError, CorruptionError (of a file that it cannot do without), DiskFullError, StoreError.
     After DiskFullError or UnreadableError everything is closed, and the call can be repeated.
     """
     with ExitStack() as stack:
-        opened = _open(stack, fs, settings, runtime, holder, role, shard_server_id, patient=patient)
+        opened = _open(stack, fs, settings, runtime, holder, role, member, patient=patient)
         stack.pop_all()
     return opened
 
@@ -116,20 +125,25 @@ def _open(
     runtime: Runtime,
     holder: str,
     role: str,
-    shard_server_id: int | None,
+    member: Member | None,
     *,
     patient: bool,
 ) -> Opened:
     """`open_directory`; on failure, `stack` closes the opened files."""
-    clock, damage, shared = runtime.clock, runtime.damage, shard_server_id is not None
+    clock, damage, shared = runtime.clock, runtime.damage, member is not None
     storage = settings.storage
     path = storage.data_dir.rstrip("/") or "/"
     directory = DataDirectory.open(
-        fs, path, random_server_id=lambda: shard_server_id or random_server_id(runtime.chance), holder=holder, role=role
+        fs,
+        path,
+        random_server_id=lambda: random_server_id(runtime.chance) if member is None else member.server_id,
+        holder=holder,
+        role=role,
+        member=None if member is None else member.owner,
     )
     stack.callback(directory.close)
     server_id = directory.server_id
-    _refuse_other_shard(path, server_id, shard_server_id)
+    _refuse_other_shard(path, server_id, member)
     _refuse_lost_tables(fs, path)
     names = _open_names(fs, path, server_id, settings, shared=shared)
     stack.callback(names.close)
@@ -264,10 +278,10 @@ def _open_names(fs: FileSystem, path: str, server_id: int, settings: Settings, *
     return Names.open(fs, path, server_id, *bounds, shared=shared)
 
 
-def _refuse_other_shard(path: str, server_id: int, shard_server_id: int | None) -> None:
+def _refuse_other_shard(path: str, server_id: int, member: Member | None) -> None:
     """Raises FormatError for the directory of a server that is no member of the shard."""
-    if shard_server_id not in (None, server_id):
-        raise FormatError(path, f"belongs to server {server_id:012x}, and the shard is {shard_server_id:012x}")
+    if member is not None and member.server_id != server_id:
+        raise FormatError(path, f"belongs to server {server_id:012x}, and the shard is {member.server_id:012x}")
 
 
 def _refuse_lost_tables(fs: FileSystem, path: str) -> None:

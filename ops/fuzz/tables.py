@@ -27,6 +27,7 @@ from store.tables import checkpoint as checkpoint_file
 from store.tables.checkpoint import Checkpoint, CoarseDays, DispatchFiles, ScheduleFiles
 from store.tables.days import DayTable, SealedDay
 from store.tables.identity import DataDirectory, read_identity, read_reservation, rebuild_identity
+from store.tables.member_file import MemberOf, read_owner, write_owner
 from store.tables.stored_tokens import StoredSecret, StoredToken, read_tokens, write_tokens
 
 SERVER = 5
@@ -241,6 +242,28 @@ def _check_policies(data: bytes) -> bool:
     return True
 
 
+def owner_file() -> bytes:
+    """The file of a member."""
+    owner = MemberOf(77, 1, "a", 4096)
+    return _written("/d/cluster", lambda disk: write_owner(disk, "/d", SERVER, owner))
+
+
+def _mend_owner(data: bytes) -> bytes:
+    return data[:28] + crc_bytes(data[:28] + data[32:]) + data[32:]
+
+
+def _check_owner(data: bytes) -> bool:
+    try:
+        found = read_owner(MemoryDisk({"/d/cluster": data}), "/d", SERVER)
+    except StoreError:
+        return False
+    assert found is not None
+    written = _written("/d/cluster", lambda disk: write_owner(disk, "/d", SERVER, found))
+    again = read_owner(MemoryDisk({"/d/cluster": written}), "/d", SERVER)
+    ensure(again == found and str(found) == str(again), "the file of a member changes")
+    return True
+
+
 _SETTINGS_SEEDS = (
     b'[listen]\nport = 0\n[storage]\nwindow_ms = 60000\ndurability = "os"\n',
     b'[[groups]]\nname = "a"\n[[groups.nodes]]\naddress = "h:1"\nweight = 2\n[[routes]]\nsubjects = "*"\ngroups = ["a"]\n',
@@ -267,6 +290,7 @@ TARGETS = (
     Target("checkpoint", lambda: [checkpoint_bytes()], _check_checkpoint, _mend_checkpoint),
     Target("days", lambda: [days_file()], _check_days, _mend_days),
     Target("tokens", lambda: [tokens_file()], _check_tokens, _mend_tokens),
+    Target("cluster", lambda: [owner_file()], _check_owner, _mend_owner),
     Target("token", lambda: [make_token("0123456789ab", bytes(32)).encode()], _check_token),
     Target("request-headers", lambda: [b"Origin:http://a:1\nHost:a:1\nSec-Fetch-Site:same-origin"], _check_headers),
     Target("broker-checkpoint", lambda: [broker_checkpoint_bytes()], _check_broker_checkpoint, _mend_broker_checkpoint),

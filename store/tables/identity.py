@@ -17,6 +17,8 @@ import google_crc32c
 
 from store.disk.filesystem import File, FileSystem, keep_room, read_whole, write_atomically
 from store.errors import CorruptionError, FormatError
+from store.tables.member_file import FILE_NAME as OWNER
+from store.tables.member_file import MemberOf, require_owner, write_owner
 
 FORMAT_VERSION = 1
 SERVER_ID_BITS = 48
@@ -37,7 +39,7 @@ _SEQUENCES = struct.Struct("<8sHHIQqq")
 _CLEAN, _ORDERLY = 1, 2
 _IDENTITY_MAGIC, _SEQUENCES_MAGIC = b"DELAYIDN", b"DELAYSEQ"
 # Names that a crash may leave while the directory is made, and the one that a fresh mount holds.
-_UNFINISHED = {LOCK, SEQUENCES, f"{SEQUENCES}.tmp", f"{IDENTITY}.tmp", "lost+found"}
+_UNFINISHED = {LOCK, SEQUENCES, f"{SEQUENCES}.tmp", f"{IDENTITY}.tmp", OWNER, f"{OWNER}.tmp", "lost+found"}
 
 
 def _seal(head: bytes) -> bytes:
@@ -107,12 +109,14 @@ def read_reservation(fs: FileSystem, path: str, server_id: int) -> Reservation:
 
 @dataclass(frozen=True, slots=True)
 class DataDirectory:
-    """A locked data directory. `server_id` is 48 random bits, never 0; `created` says that this open made it."""
+    """A locked data directory. `server_id` is 48 random bits, never 0; `created` says that this open made it. `owner`: what
+    the file `cluster` says of it; None without one."""
 
     path: str
     server_id: int
     created: bool
     lock: File
+    owner: MemberOf | None = None
 
     @classmethod
     def open(
@@ -123,22 +127,29 @@ class DataDirectory:
         random_server_id: Callable[[], int],
         holder: str = "delayserver",
         role: str = "",
+        member: MemberOf | None = None,
     ) -> DataDirectory:
         """Make or open the directory and lock it. `holder` is the text in the error of a program that finds it locked.
-        `role` is one of `ROLES`: a server's directory is no broker's.
+        `role` is one of `ROLES`: a server's directory is no broker's. `member`: which one opens it; None: a server without
+        a cluster.
 
-        Raises LockedError, FormatError (not empty and not ours, of another role, newer format), CorruptionError (identity).
+        Raises LockedError, FormatError (not empty and not ours, of another role or member, newer format), CorruptionError
+        (identity).
         """
         fs.make_directory(path)
         _refuse_foreign(fs, path)
         lock = fs.lock(f"{path}/{LOCK}", holder.encode("utf-8"))
         try:
+            owner = require_owner(fs, path, member)
             # Asked again under the lock: another process may just have made the directory.
             created = not fs.exists(f"{path}/{IDENTITY}")
             if created:
-                _create(fs, path, random_server_id(), role)
+                server_id = random_server_id()
+                if member is not None:  # a crash leaves no directory that a single server would take
+                    write_owner(fs, path, server_id, owner := member)
+                _create(fs, path, server_id, role)
             _refuse_other_role(fs, path, role)
-            return cls(path, read_identity(fs, path), created, lock)
+            return cls(path, read_identity(fs, path), created, lock, owner)
         except BaseException:
             lock.close()
             raise

@@ -70,6 +70,7 @@ async def _heal(file: ClusterFile, engines: Engines, fs: FileSystem, root: str, 
     from delayserver.runtime.chance import system_chance
     from delayserver.runtime.clock import SystemClock
     from store.shared.envelope import LogWriter
+    from store.tables.member_file import MemberOf, require_owner
 
     found = await engines.read_map()
     own = found.members.get(file.member)
@@ -77,6 +78,7 @@ async def _heal(file: ClusterFile, engines: Engines, fs: FileSystem, root: str, 
         raise click.ClickException(
             visible(f"{root} is not the directory of member {file.member} of this cluster, as {file.topic} has it")
         )
+    require_owner(fs, root, MemberOf(found.identity(own.shard).cluster_id, own.shard, own.name))
     me = LogWriter(found.number(own.name), system_chance().getrandbits(64))
     healing = Healing(lambda: engines.shards.open(own.shard), found.identity(own.shard), own, me)
     mine, place = look(own, _pieces(fs, root, server_id))

@@ -35,6 +35,7 @@ from store.logs.schedule_log import ScheduleSource
 from store.records.batches import I64, MessageBatch
 from store.records.scan import ScanReport
 from store.tables.identity import SequenceReservation
+from store.tables.member_file import require_owner
 
 
 class OfflineRedispatch:
@@ -60,11 +61,13 @@ class OfflineRedispatch:
         self._find()
 
     def run(self) -> None:
-        """Append and sync, slice by slice. Raises DiskFullError (what was appended before stays), StoreError."""
+        """Append and sync, slice by slice. Raises DiskFullError (what was appended before stays), FormatError (a member of a
+        cluster has the records of its log alone), StoreError."""
+        taken = self._taken
+        require_owner(taken.fs, taken.path, None)
         found = self._find()
         if not found:
             return
-        taken = self._taken
         log = MessageLog.open(
             taken.fs,
             f"{taken.path}/message_log",

@@ -24,6 +24,8 @@ from store.records.scan import Scan, ScanReport
 from store.records.shared_column import plain_columns
 from store.tables import checkpoint as checkpoint_file
 from store.tables.identity import IDENTITY, LOCK, SEQUENCES, read_identity, read_reservation, read_role
+from store.tables.member_file import FILE_NAME as OWNER
+from store.tables.member_file import read_owner
 from store.tables.names import FILE_NAME as NAMES_FILE
 from store.tables.names import Names
 
@@ -204,6 +206,20 @@ def _identity(fs: FileSystem, path: str) -> Iterator[Row]:
     yield {"file": path, "kind": "identity", "server_id": f"{server_id:012x}", "role": role or None}
 
 
+def _owner(fs: FileSystem, path: str) -> Iterator[Row]:
+    found = read_owner(fs, directory_of(path))
+    assert found is not None
+    yield {
+        "file": path,
+        "kind": "cluster",
+        "cluster_id": f"{found.cluster_id:012x}",
+        "shard": found.shard,
+        "member": found.member or None,
+        "log_offset": found.log_offset,
+        "left": found.left,
+    }
+
+
 def _sequences(fs: FileSystem, path: str) -> Iterator[Row]:
     data = read_whole(fs, path)
     server_id = int.from_bytes(data[16:24], "little")
@@ -246,6 +262,7 @@ def _reserve(fs: FileSystem, path: str) -> Iterator[Row]:
 _SMALL: Final[dict[str, Callable[[FileSystem, str], Iterator[Row]]]] = {
     IDENTITY: _identity,
     SEQUENCES: _sequences,
+    OWNER: _owner,
     LOCK: _lock,
     "days": _days,
     "reserve": _reserve,
