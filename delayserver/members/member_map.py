@@ -99,6 +99,14 @@ class Stranded(msgspec.Struct, frozen=True, tag_field="kind", tag="stranded"):
         return self.records_epoch, self.records_index
 
 
+class HealingBegun(msgspec.Struct, frozen=True, tag_field="kind", tag="healing"):
+    """The member `name` writes the log of a shard anew from now on. No member starts until it is healed: what the log has
+    meanwhile is a part of it."""
+
+    shard: int
+    name: str
+
+
 class Healed(msgspec.Struct, frozen=True, tag_field="kind", tag="healed"):
     """The log of a shard had lost records, and was made whole: from `position` on it has all behind the record `index` of
     `epoch`, up to the last epoch `until`. A member that has read no later epoch reads from there."""
@@ -110,7 +118,7 @@ class Healed(msgspec.Struct, frozen=True, tag_field="kind", tag="healed"):
     until: int
 
 
-Note: TypeAlias = Founded | Announced | Forgotten | Led | ShardAdded | ShardState | Stranded | Healed
+Note: TypeAlias = Founded | Announced | Forgotten | Led | ShardAdded | ShardState | Stranded | HealingBegun | Healed
 """A record of the map."""
 
 encode_note: Final = msgspec.json.Encoder().encode
@@ -121,8 +129,9 @@ _decode: Final = msgspec.json.Decoder(Note).decode
 class MemberMap:
     """What the map says. `members` has the last start of each, but for those that are gone. `numbers` has all that ever
     came, from 1 on in the order in which they came. `shards` has the server ids of the shards, `states` those that are not
-    open, `leaders` the last takeover of each. `stranded` are the members that wait to be healed, and `healed` has the last
-    healing of each shard. `version` is the place behind the last record."""
+    open, `leaders` the last takeover of each. `stranded` are the members that wait to be healed. `healing` has who began a
+    healing that has not ended, for each shard, and `healed` the last one that has. `version` is the place behind the last
+    record."""
 
     founded: Founded | None = None
     members: dict[str, Announced] = field(default_factory=dict)
@@ -131,6 +140,7 @@ class MemberMap:
     states: dict[int, str] = field(default_factory=dict)
     leaders: dict[int, Led] = field(default_factory=dict)
     stranded: dict[str, Stranded] = field(default_factory=dict)
+    healing: dict[int, str] = field(default_factory=dict)
     healed: dict[int, Healed] = field(default_factory=dict)
     version: int = 0
 
@@ -162,6 +172,10 @@ class MemberMap:
     def number(self, name: str) -> int:
         """The number of a member. It never changes, also while the member is gone."""
         return self.numbers[name]
+
+    def all_stranded(self, shard: int) -> bool:
+        """Whether all members of a shard are stopped, and wait to be healed."""
+        return all(each.name in self.stranded for each in self.of_shard(shard))
 
     def rank(self, name: str) -> int:
         """The place of a member among those of its shard: 0 for the one that came first."""
@@ -203,8 +217,11 @@ class MemberMap:
         elif isinstance(note, Stranded):
             if note.name in self.members:
                 self.stranded[note.name] = note
+        elif isinstance(note, HealingBegun):
+            self.healing[note.shard] = note.name
         elif isinstance(note, Healed):
             self.healed[note.shard] = note
+            self.healing.pop(note.shard, None)
             self.stranded = {name: each for name, each in self.stranded.items() if each.shard != note.shard}
         elif self.founded is None:
             if note.format != FORMAT:

@@ -18,7 +18,7 @@ from delayserver.runtime.log_appender import LogAppender
 from delayserver.runtime.shared_log import SharedLog
 from delayserver.server.ground import Ground
 from delayserver.server.state_parts import StateParts
-from delayserver.startup.directory_opening import Member
+from delayserver.startup.directory_opening import OpeningMember
 from delayserver.state.shard.leader_horizon import LeaderHorizon
 from delayserver.state.shard.leading import Leading
 from delayserver.state.shard.log_health import LogHealth
@@ -82,7 +82,7 @@ def build_cluster(ground: Ground, state: StateParts, appender: LogAppender) -> C
     )
 
 
-def _take_directory(ground: Ground, member: Member, start: FollowedTo) -> None:
+def _take_directory(ground: Ground, member: OpeningMember, start: FollowedTo) -> None:
     """The file `cluster` names this member, unless it does so already."""
     directory = ground.opened.directory
     owner = directory.owner

@@ -17,7 +17,7 @@ from delayserver.runtime.room_wait import RoomWait
 from delayserver.runtime.runtime import Runtime
 from delayserver.runtime.shared_log import LogEngine
 from delayserver.runtime.watchdog import Watchdog
-from delayserver.startup.directory_opening import Member, Opened
+from delayserver.startup.directory_opening import Opened, OpeningMember
 from delayserver.state.connections.connections import Connections
 from delayserver.state.files import Files
 from delayserver.state.positions.readiness import Readiness
@@ -44,10 +44,10 @@ class Membership:
     healed: Healed | None = None
 
     @property
-    def member(self) -> Member:
+    def member(self) -> OpeningMember:
         """As a data directory knows it."""
         seat = self.seat
-        return Member(seat.identity.server_id, MemberOf(seat.identity.cluster_id, seat.shard, seat.name))
+        return OpeningMember(seat.identity.server_id, MemberOf(seat.identity.cluster_id, seat.shard, seat.name))
 
     def leader_of(self, standing: Standing) -> str:
         """The name of whoever leads. Its claim has it. Where an earlier process read the claim, `names` have it."""

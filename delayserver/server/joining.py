@@ -106,9 +106,20 @@ async def _join(file: ClusterFile, engines: Engines, address: str, http: str, ch
         raise LogUnusable(
             f"the cluster has {len(known.shards)} shards, counted from 0, and this member is of shard {file.shard}"
         )
+    _require_whole(known, file.shard)
     require_fit([await engines.shards.open(file.shard).describe(), await engines.map.open(0).describe()])
     own = Announced(file.member, file.shard, address, http, __version__, f"{chance.getrandbits(64):016x}")
     found = await engines.note(own)
+    _require_whole(found, file.shard)
     shards = ClusterMap(file.shard)
     shards.take(found.shown())
     return Joined(engines, file, own, found, shards)
+
+
+def _require_whole(found: MemberMap, shard: int) -> None:
+    """Raises LogUnusable while the log of a shard is healed: a member would take a part of it for all."""
+    if shard in found.healing:
+        raise LogUnusable(
+            f"the log of shard {shard} is being healed by {found.healing[shard]}, or that was interrupted. If no "
+            "delayserver cluster heal runs any more, call it again on the machine of each member of the shard"
+        )

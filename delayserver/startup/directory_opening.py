@@ -70,7 +70,7 @@ class Attempts:
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class OpeningMember:
     """Which member of a cluster opens a directory. `server_id` is that of its shard."""
 
     server_id: int
@@ -102,7 +102,7 @@ def open_directory(
     holder: str,
     role: str,
     *,
-    member: Member | None = None,
+    member: OpeningMember | None = None,
     patient: bool = False,
 ) -> Opened:
     """Locks, reads and recovers a data directory. Reports damage that can be read around to `runtime.damage`. With `patient`
@@ -125,7 +125,7 @@ def _open(
     runtime: Runtime,
     holder: str,
     role: str,
-    member: Member | None,
+    member: OpeningMember | None,
     *,
     patient: bool,
 ) -> Opened:
@@ -278,7 +278,7 @@ def _open_names(fs: FileSystem, path: str, server_id: int, settings: Settings, *
     return Names.open(fs, path, server_id, *bounds, shared=shared)
 
 
-def _refuse_other_shard(path: str, server_id: int, member: Member | None) -> None:
+def _refuse_other_shard(path: str, server_id: int, member: OpeningMember | None) -> None:
     """Raises FormatError for the directory of a server that is no member of the shard."""
     if member is not None and member.server_id != server_id:
         raise FormatError(path, f"belongs to server {server_id:012x}, and the shard is {member.server_id:012x}")

@@ -67,6 +67,7 @@ async def _heal(file: ClusterFile, engines: Engines, fs: FileSystem, root: str, 
     import trio
 
     from delayserver.members.healing import Healing, look, place_after, require_part_of, who_heals
+    from delayserver.members.member_map import HealingBegun
     from delayserver.runtime.chance import system_chance
     from delayserver.runtime.clock import SystemClock
     from store.shared.envelope import LogWriter
@@ -83,7 +84,12 @@ async def _heal(file: ClusterFile, engines: Engines, fs: FileSystem, root: str, 
     healing = Healing(lambda: engines.shards.open(own.shard), found.identity(own.shard), own, me)
     mine, place = look(own, _pieces(fs, root, server_id))
     earlier = found.healed.get(own.shard)
-    if earlier is not None and mine.epoch <= earlier.until and await healing.remove_before(earlier):
+    if (
+        earlier is not None
+        and own.shard not in found.healing
+        and mine.epoch <= earlier.until
+        and await healing.remove_before(earlier)
+    ):
         return earlier  # the call that healed was interrupted behind its note
     await engines.note(mine)
     waits_for: list[str] = []
@@ -95,13 +101,17 @@ async def _heal(file: ClusterFile, engines: Engines, fs: FileSystem, root: str, 
         absent = [each.name for each in found.of_shard(own.shard) if each.name not in found.stranded]
         healer = who_heals(stranded)
         if not absent and healer == mine:
-            break
+            require_part_of(_pieces(fs, root, server_id), mine, stranded)
+            if own.shard not in found.healing:  # else the log has a part of what it lost, and may look whole
+                await healing.require_lost(place_after(place, found.healed.get(own.shard)))
+            # A member that starts from now on sees it, and ends. One that started before is not stranded any more.
+            if (await engines.note(HealingBegun(own.shard, own.name))).all_stranded(own.shard):
+                break
+            continue
         if waits_for != (absent or [healer.name]):
             waits_for = absent or [healer.name]
             click.echo(visible(f"waits for {', '.join(waits_for)}"), err=True)
         await trio.sleep(AGAIN_S)
-    require_part_of(_pieces(fs, root, server_id), mine, stranded)
-    await healing.require_lost(place_after(place, found.healed.get(own.shard)))
     healed = await healing.write(_pieces(fs, root, server_id), stranded, SystemClock().now_us())
     # First the note: without it no member goes on behind what is removed, and none would heal once more.
     await engines.note(healed)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from random import Random
 
 import pytest
+import trio
 
 from delayserver.cli.cluster.heal import _heal as heal_member
 from delayserver.config.cluster_file import ClusterFile
 from delayserver.members.founding import Engines
 from delayserver.members.healing import Healing, HealingRefusedError, look, require_part_of, who_heals
-from delayserver.members.member_map import FORMAT, Announced, Founded, Healed, Stranded
-from delayserver.runtime.shared_log import LogLost, LogTrimmed, LogUnavailable
+from delayserver.members.member_map import FORMAT, Announced, Founded, Healed, HealingBegun, Stranded, encode_note
+from delayserver.runtime.shared_log import LogLost, LogTrimmed, LogUnavailable, LogUnusable
+from delayserver.server.joining import join
 from store.logs.log_scan import LogScan
 from store.records.batches import FollowedBatch
 from store.records.column_batch import ColumnBatch
@@ -97,16 +100,21 @@ async def test_what_the_log_lost_is_made_whole_and_nobody_loses_anything(boot: B
 
 
 class Logs:
-    """The logs of a cluster, or its map. The first `refused` calls of `trim` get no answer."""
+    """The logs of a cluster, or its map. The first `refused` calls of `trim` get no answer. `takes`: so many records of each
+    log are appended, and the others not."""
 
     topic = "t"
 
-    def __init__(self, records: Records, refused: int = 0) -> None:
+    def __init__(self, records: Records, refused: int = 0, takes: int | None = None) -> None:
         self.records = records
         self.refused = refused
+        self.takes = takes
 
     def open(self, shard: int) -> ListLog:
-        return UntrimmedLog(self)
+        log = UntrimmedLog(self)
+        if self.takes is not None:
+            log.lose_from(self.takes)
+        return log
 
     async def make_topic(self, shards: int) -> None:
         raise AssertionError("it is there")
@@ -129,7 +137,8 @@ class UntrimmedLog(ListLog):
         await super().trim(position)
 
 
-async def test_a_healing_that_was_interrupted_is_ended_by_the_next_call(boot: Boot) -> None:
+async def broken(boot: Boot) -> tuple[Cluster, Logs]:
+    """A cluster whose log has lost five records that member a has and b, which waits to be healed, has not; and its map."""
     cluster = Cluster(boot, "ab")
     a, b = cluster.hosts.values()
     client = await a.start_connected()
@@ -141,24 +150,79 @@ async def test_a_healing_that_was_interrupted_is_ended_by_the_next_call(boot: Bo
         await client.put(f"{number}", a.now_ms + MINUTE_MS)
     await a.kill()
     del cluster.engine.records.data[-5:]
-    engines = Engines(Logs(cluster.engine.records, refused=1), Logs(Records()))
+    logs = Logs(Records())
+    engines = Engines(logs, logs)
     founded = Founded(FORMAT, f"{IDENTITY.cluster_id:012x}", (f"{IDENTITY.server_id:012x}",))
     for note in (founded, Announced("a", 0, "h:1", "", "1", ""), Announced("b", 0, "h:2", "", "1", "")):
         await engines.note(note)
     other, _ = look(Announced("b", 0, "h:2", "", "1", ""), pieces(b))
     await engines.note(other)
-    file = ClusterFile("k:1", "a")
-    with pytest.raises(LogUnavailable):
-        await heal_member(file, engines, a.disk, DATA_DIR, IDENTITY.server_id)
-    cluster.healed = await heal_member(file, engines, a.disk, DATA_DIR, IDENTITY.server_id)
-    found = await engines.read_map()
-    assert found.healed == {0: cluster.healed} and found.stranded == {}
-    assert cluster.engine.records.first == cluster.healed.position
+    return cluster, logs
+
+
+FILE = ClusterFile("k:1", "a")
+
+
+async def test_members_do_not_start_on_a_log_that_is_healed_in_part(boot: Boot) -> None:
+    """The part may look whole to each of them."""
+    cluster, map_ = await broken(boot)
+    a = cluster.hosts["a"]
+    with trio.move_on_after(60):
+        half = Engines(Logs(cluster.engine.records, takes=8), map_)
+        await heal_member(FILE, half, a.disk, DATA_DIR, IDENTITY.server_id)
+    engines = Engines(Logs(cluster.engine.records), map_)
+    for name in "ab":
+        with pytest.raises(LogUnusable, match=r"shard 0 is being healed by a, .*call it again"):
+            await join(ClusterFile("k:1", name), engines, "h:1", "", Random(1))
+    assert (await engines.read_map()).members["b"].address == "h:2", "it did not become a member"
+    cluster.healed = await heal_member(FILE, engines, a.disk, DATA_DIR, IDENTITY.server_id)
+    assert await join(FILE, engines, "h:1", "", Random(1))
+    await require_whole(cluster)
+
+
+async def test_a_member_that_starts_as_the_healing_begins_is_waited_for(boot: Boot) -> None:
+    cluster, map_ = await broken(boot)
+    engines = Engines(Logs(cluster.engine.records), map_)
+    known = Announced("b", 0, "h:2", "", "1", "")
+    before = len(cluster.engine.records.data)
+    add = map_.records.add
+
+    def started_meanwhile(record: bytes) -> None:
+        if record == encode_note(HealingBegun(0, "a")):
+            map_.records.add = add  # type: ignore[method-assign]
+            add(encode_note(known))
+        add(record)
+
+    map_.records.add = started_meanwhile  # type: ignore[method-assign]
+    with trio.move_on_after(60):
+        await heal_member(FILE, engines, cluster.hosts["a"].disk, DATA_DIR, IDENTITY.server_id)
+    assert len(cluster.engine.records.data) == before, "nothing is written while a member works"
+    await engines.note(look(known, pieces(cluster.hosts["b"]))[0])
+    cluster.healed = await heal_member(FILE, engines, cluster.hosts["a"].disk, DATA_DIR, IDENTITY.server_id)
+    await require_whole(cluster)
+
+
+async def require_whole(cluster: Cluster) -> None:
+    """Both members go on, and nothing is lost."""
+    a, b = cluster.hosts.values()
     a.begin()
     b.begin()
     await b.sleep_ms(2 * MINUTE_MS)
     assert sorted(cluster.delivered) == [*map(str, range(10)), "one"]
     assert contents(a) == contents(b)
+
+
+async def test_a_healing_that_was_interrupted_is_ended_by_the_next_call(boot: Boot) -> None:
+    cluster, map_ = await broken(boot)
+    a = cluster.hosts["a"]
+    engines = Engines(Logs(cluster.engine.records, refused=1), map_)
+    with pytest.raises(LogUnavailable):
+        await heal_member(FILE, engines, a.disk, DATA_DIR, IDENTITY.server_id)
+    cluster.healed = await heal_member(FILE, engines, a.disk, DATA_DIR, IDENTITY.server_id)
+    found = await engines.read_map()
+    assert found.healed == {0: cluster.healed} and found.stranded == {}
+    assert cluster.engine.records.first == cluster.healed.position
+    await require_whole(cluster)
 
 
 async def test_a_log_that_lost_nothing_is_not_healed(boot: Boot) -> None:
