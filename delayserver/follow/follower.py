@@ -140,7 +140,7 @@ class Follower:
             found = unwrap(record.data, self._standing.seat.identity, position)
         except ForeignRecordError as error:
             self.foreign += 1
-            self._damage.report(CorruptionError("the shared log", position, str(error)))
+            self._damage.report(CorruptionError("the shared log", position, str(error)), own=False)
             return
         envelope = found.envelope
         validity = self._order.judge(envelope)
@@ -221,8 +221,9 @@ class Follower:
 
     @property
     def _gathers(self) -> bool:
-        """Whether what waits may wait for more."""
-        return self._waiting_bytes < GATHERED_BYTES_MAX and all(each.accepted is None for each in self._waiting)
+        """Whether what waits may wait for more. Behind an end a member is to lead."""
+        little = self._waiting_bytes < GATHERED_BYTES_MAX and self._standing.heir is None
+        return little and all(each.accepted is None for each in self._waiting)
 
     async def _gather(self) -> None:
         """Wait for more, while nothing hurries."""

@@ -38,6 +38,8 @@ class DamageReport:
         self._clock = clock
         self._lock = Lock()
         self.corruption: list[str] = []
+        self.own = ""
+        """The first corruption of a file of this directory; empty: none is known."""
         self.unreadable: list[str] = []
         """One text for each file that the disk could not read since the start."""
         self.refused = 0
@@ -48,8 +50,8 @@ class DamageReport:
         self._lines: set[tuple[str, str, int]] = set()
         self._not_logged = 0
 
-    def report(self, error: Exception) -> None:
-        """Note an error. Log it if it is new and the bound of lines allows it."""
+    def report(self, error: Exception, *, own: bool = True) -> None:
+        """Note an error. Log it if it is new and the bound of lines allows it. `own`: it is of a file of this directory."""
         with self._lock:
             if isinstance(error, UnreadableError):
                 self._note_unreadable(error)
@@ -60,6 +62,18 @@ class DamageReport:
                 self._refused(str(error), (error.path, error.operation, error.errno))
             else:
                 self._corrupt(str(error))
+                if own:
+                    self.own = self.own or str(error)
+
+    def forbids_leading(self) -> bool:
+        """Whether damage of this directory is known, so that another member of the cluster must lead. Then it is logged."""
+        if self.own:
+            events.error(
+                "damaged_member_does_not_lead",
+                "this member does not lead: its directory is damaged ({finding}); make it anew from a backup",
+                finding=self.own,
+            )
+        return bool(self.own)
 
     def _corrupt(self, text: str) -> None:
         if text not in self.corruption and len(self.corruption) < CORRUPTIONS_MAX:

@@ -77,7 +77,7 @@ def build_cluster(ground: Ground, state: StateParts, appender: LogAppender) -> C
         sequences=ShardSequences(positions.accepted_sequence),
         writer=ShardWriter(proposals, state.accepted, positions),
         follower=Follower(start, appender, state.accepted, standing, proposals, runtime.damage),
-        claiming=Claiming(log, standing, proposals, membership.settings),
+        claiming=Claiming(log, standing, proposals, membership.settings, runtime.damage),
         beating=Beating(standing, horizon, proposals, membership.settings, runtime.clock),
     )
 

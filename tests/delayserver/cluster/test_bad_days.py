@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
+import trio
 
 from delayserver.protocol.errors import InDoubt, SharedLogUnavailable
 from delayserver.runtime.shared_log import AppendFailed
+from store.errors import DiskFullError
 from store.shared.envelope import ShardIdentity
+from tests.delayserver.backup.builders import repository
+from tests.delayserver.backup.test_restoring import backed_up, restored
 from tests.delayserver.cluster.clusters import Cluster
 from tests.delayserver.cluster.test_lease import epoch
-from tests.fakes.host import Boot
+from tests.fakes.host import DATA_DIR, Boot
 
 MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS
@@ -100,3 +107,86 @@ async def test_a_record_that_the_log_will_never_take_is_in_doubt_and_ends_the_le
     await (await second.client()).put("short", second.now_ms)
     await second.sleep_ms(1_000)
     assert cluster.delivered == ["short"]
+
+
+async def test_a_standby_whose_disk_is_full_ends_by_name_and_never_leads(boot: Boot) -> None:
+    cluster = Cluster(boot, "abc")
+    first, second, third = cluster.hosts.values()
+    client = await first.start_connected()
+    second.begin()
+    third.begin()
+    await first.sleep_ms(1_000)
+    second.disk.capacity_bytes = second.disk.used_bytes
+    for _ in range(12):  # a segment of message_log has 1 MiB
+        sent = await client.put("b" * 100_000, first.now_ms + HOUR_MS)
+    await second.wait_down()
+    assert isinstance(second.died_of, BaseExceptionGroup)
+    assert second.died_of.subgroup(DiskFullError) is not None
+    await first.kill()
+    await third.wait_up()
+    assert epoch(third) == 2
+    second.disk.kill()
+    second.disk.capacity_bytes = None
+    second.begin()
+    await third.sleep_ms(20_000)
+    await third.kill()
+    await second.wait_up()
+    assert await (await second.client()).lookup(sent["receipt"]) == ["pending"]
+
+
+async def test_a_standby_whose_disk_hangs_does_not_lead(boot: Boot) -> None:
+    cluster = Cluster(boot, "abc")
+    first, second, third = cluster.hosts.values()
+    client = await first.start_connected()
+    second.begin()
+    third.begin()
+    await first.sleep_ms(1_000)
+    hangs = trio.Event()
+
+    async def hang(_name: str, work: Callable[[], Any]) -> Any:
+        await hangs.wait()
+        return work()
+
+    second.workers.around = hang
+    await client.put("kept", first.now_ms + 10_000)
+    await first.sleep_ms(1_000)
+    await first.kill()
+    await third.wait_up()
+    led = epoch(third)
+    hangs.set()
+    assert led == 2, "the claim of the one that is preferred would have come first"
+    await third.sleep_ms(20_000)
+    assert cluster.delivered == ["kept"]
+    assert [epoch(second), epoch(third)] == [2, 2]
+
+
+async def test_a_standby_that_has_found_damage_never_leads_and_is_made_anew_from_a_backup(boot: Boot) -> None:
+    cluster, place = Cluster(boot, "abc"), repository()
+    first, second, third = cluster.hosts.values()
+    client = await first.start_connected()
+    second.begin()
+    third.begin()
+    sent = await client.put("kept", first.now_ms + HOUR_MS)
+    await first.sleep_ms(10_000)
+    await second.kill()
+    (lost,) = second.disk.files(f"{DATA_DIR}/schedule_log/")
+    second.disk.remove(lost)
+    second.begin()
+    await first.sleep_ms(1_000)
+    assert lost.removeprefix(DATA_DIR) in second.server.damage.corruption[0]
+    await first.kill()
+    await third.wait_up()
+    assert epoch(third) == epoch(second) == 2
+    await third.kill()
+    await second.sleep_ms(MINUTE_MS)
+    assert epoch(second) == 2, "no member leads rather than one without what it had"
+    third.begin()
+    await third.wait_up()
+    await backed_up(third, await third.client(), place)
+    await second.kill()
+    second.disk, _ = restored(place, third.clock.now_us())
+    second.begin()
+    await third.sleep_ms(1_000)
+    await third.kill()
+    await second.wait_up()
+    assert await (await second.client()).lookup(sent["receipt"]) == ["pending"]

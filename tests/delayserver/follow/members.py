@@ -193,7 +193,7 @@ class Member:
         writer = ShardWriter(self.proposals, self.accepted, self.positions)
         self.sequences = ShardSequences(self.positions.accepted_sequence)
         self.commit = GroupCommit(gathering, self.sequences, writer, self.accepted, self.positions, storage, runtime)
-        self.claiming = Claiming(self.shared, self.standing, self.proposals, cluster)
+        self.claiming = Claiming(self.shared, self.standing, self.proposals, cluster, runtime.damage)
         leading = Leading(self.standing, runtime.clock, cluster.lease_ms, cluster.log_wait_ms)
         self.horizon = LeaderHorizon(leading, Bell())
         self.beating = Beating(self.standing, self.horizon, self.proposals, cluster, runtime.clock)

@@ -355,7 +355,7 @@ async def test_a_member_that_lost_its_lease_before_the_connection_was_there_send
         streams.append(await greeted(listener))
 
     nursery.start_soon(answer)
-    with pytest.raises(DeliveryError, match="lease") as error:
+    with trio.fail_after(60), pytest.raises(DeliveryError, match="lease") as error:
         await remote.deliver(batch(1, 10), uncertain=False)
     assert error.value.known
     (stream,) = streams
@@ -381,7 +381,7 @@ async def test_a_member_that_lost_its_lease_does_not_send_the_rest_of_a_frame(
         assert len(await stream.receive()) == 1_000
 
     nursery.start_soon(answer)
-    with pytest.raises(DeliveryError, match="lease") as error:
+    with trio.fail_after(60), pytest.raises(DeliveryError, match="lease") as error:
         await remote.deliver(batch(10, 500), uncertain=False)
     assert error.value.known, "the node has no whole frame"
 
