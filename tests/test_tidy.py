@@ -51,7 +51,7 @@ store.snapshots: store store.disk store.logs store.tables
 .broker.queues: store store.disk store.logs store.records .broker
 .client.asynchronous: .client.calls .client.connections .client.tracing .client.values .protocol .protocol.schema
 .runtime: store store.disk store.logs store.records .logs .protocol
-.members: store.disk store.shared .protocol .protocol.schema .runtime
+.members: store.disk store.shared store.tables .protocol .protocol.schema .runtime
 .kafka: .logs .runtime
 .targets: store.disk store.records .broker.queues .kafka .logs .net .protocol .runtime
 .config: store.logs .protocol .targets
@@ -68,7 +68,8 @@ store.snapshots: store store.disk store.logs store.tables
 .broker.actions: store store.disk store.logs store.records .broker .broker.files .broker.filters .broker.queues
 .client.listening: .client.asynchronous .client.blocking .client.consuming .client.tracing .client.values .logs
     .protocol
-.operations.access: store store.disk store.tables .protocol .protocol.schema .runtime .state.counts .tokens
+.operations.access: store store.disk store.tables .logs .protocol .protocol.schema .runtime .state.counts .state.shard
+    .tokens
 .recover.checking: store store.disk store.indexes store.logs store.records store.shared store.tables .broker.files
     .protocol .recover.reading .runtime
 .backup: store store.disk store.records store.shared store.snapshots store.tables .broker.files .config .recover.checking
@@ -106,7 +107,8 @@ delayserver: .client
     .config .members .protocol .protocol.schema .runtime
 .cli.backup: store.disk store.snapshots store.tables delayserver .backup .cli.recover .cli.terminal .client .config
     .protocol .runtime
-.cli.tokens: store.disk store.tables .cli.terminal .client.calls .config .protocol .protocol.schema .runtime .tokens
+.cli.tokens: store.disk store.tables .cli.kafka .cli.terminal .client.calls .config .members .protocol .protocol.schema
+    .runtime .tokens
 .dispatch: wheel store store.indexes store.logs store.records store.tables .config .logs .protocol .runtime
     .state.counts .state.decisions .state.memory .state.windows .targets
 .load: wheel store store.indexes store.logs store.records .config .runtime .state.decisions .state.memory

@@ -19,6 +19,7 @@ from delayserver.protocol.slots import SLOTS
 from delayserver.runtime.marks import Mark
 from delayserver.runtime.shared_log import LogRecord, LogUnusable, SharedLog, SharedLogError
 from store.shared.envelope import ShardIdentity
+from store.tables.stored_tokens import TOKENS_MAX, StoredToken
 
 FORMAT: Final = 1
 
@@ -72,6 +73,20 @@ class ShardState(msgspec.Struct, frozen=True, tag_field="kind", tag="state"):
     state: str
 
 
+class TokenNote(msgspec.Struct, frozen=True, tag_field="kind", tag="token"):
+    """An access token for all shards. `made`: it counts if no token has its id; else it takes the place of the one that
+    has. So a token that was revoked does not come back with a new secret."""
+
+    token: StoredToken
+    made: bool
+
+
+class TokenRevoked(msgspec.Struct, frozen=True, tag_field="kind", tag="token_revoked"):
+    """A token is valid no longer."""
+
+    id: str
+
+
 class Stranded(msgspec.Struct, frozen=True, tag_field="kind", tag="stranded"):
     """A member whose log has lost records is stopped, and waits to be healed. It had followed the log up to record `index`
     of `epoch`. `records_epoch` and `records_index` are those of the last one that had more than a note. The writer of the
@@ -118,7 +133,19 @@ class Healed(msgspec.Struct, frozen=True, tag_field="kind", tag="healed"):
     until: int
 
 
-Note: TypeAlias = Founded | Announced | Forgotten | Led | ShardAdded | ShardState | Stranded | HealingBegun | Healed
+Note: TypeAlias = (
+    Founded
+    | Announced
+    | Forgotten
+    | Led
+    | ShardAdded
+    | ShardState
+    | TokenNote
+    | TokenRevoked
+    | Stranded
+    | HealingBegun
+    | Healed
+)
 """A record of the map."""
 
 encode_note: Final = msgspec.json.Encoder().encode
@@ -130,8 +157,8 @@ class MemberMap:
     """What the map says. `members` has the last start of each, but for those that are gone. `numbers` has all that ever
     came, from 1 on in the order in which they came. `shards` has the server ids of the shards, `states` those that are not
     open, `leaders` the last takeover of each. `stranded` are the members that wait to be healed. `healing` has who began a
-    healing that has not ended, for each shard, and `healed` the last one that has. `version` is the place behind the last
-    record."""
+    healing that has not ended, for each shard, and `healed` the last one that has. `tokens` are those of all shards, by id;
+    None: none was made yet. `version` is the place behind the last record."""
 
     founded: Founded | None = None
     members: dict[str, Announced] = field(default_factory=dict)
@@ -142,6 +169,7 @@ class MemberMap:
     stranded: dict[str, Stranded] = field(default_factory=dict)
     healing: dict[int, str] = field(default_factory=dict)
     healed: dict[int, Healed] = field(default_factory=dict)
+    tokens: dict[str, StoredToken] | None = None
     version: int = 0
 
     def identity(self, shard: int) -> ShardIdentity:
@@ -168,6 +196,10 @@ class MemberMap:
             leading[0] if leading else "",
             [each.address for each in members if each.address not in leading],
         )
+
+    def token_table(self) -> tuple[StoredToken, ...] | None:
+        """The tokens of all shards, in the order in which they were made; None: none was made yet."""
+        return None if self.tokens is None else tuple(self.tokens.values())
 
     def number(self, name: str) -> int:
         """The number of a member. It never changes, also while the member is gone."""
@@ -214,6 +246,14 @@ class MemberMap:
                 self.shards.append(note.server_id)
         elif isinstance(note, ShardState):
             self.states[note.shard] = note.state
+        elif isinstance(note, TokenNote):
+            tokens = self.tokens = self.tokens or {}
+            known_id = note.token.token_id in tokens
+            if not known_id and len(tokens) < TOKENS_MAX if note.made else known_id:
+                tokens[note.token.token_id] = note.token
+        elif isinstance(note, TokenRevoked):
+            if self.tokens is not None:
+                self.tokens.pop(note.id, None)
         elif isinstance(note, Stranded):
             if note.name in self.members:
                 self.stranded[note.name] = note

@@ -53,17 +53,16 @@ def build_groups(
         runtime,
     )
     filters = FilterCompiler(names, runtime)
-    propose_policies = propose_tokens = None
+    propose_policies = None
     if cluster is not None:
         propose_policies = ShardTableWriter(TableNumber.POLICIES, cluster.proposing, state.positions).write
-        propose_tokens = ShardTableWriter(TableNumber.TOKENS, cluster.proposing, state.positions).write
     policies = GroupPolicies(broker.core, filters, names, runtime, propose_policies)
     first = FirstMessages(local, names, ground.settings.broker, runtime)
     waiting = WaitingCounts(state.balance, ground.names, runtime.clock)
     path, server_id = opened.directory.path, opened.directory.server_id
-    tokens = TokenBook(
-        ground.outside.doors.fs, path, server_id, ground.outside.own_tokens, waiting, runtime, propose_tokens
-    )
+    membership = ground.outside.membership
+    shared = None if membership is None else membership.map.tokens
+    tokens = TokenBook(ground.outside.doors.fs, path, server_id, ground.outside.own_tokens, waiting, runtime, shared)
     table = broker.core.state.policies
     state.tables.add(TableNumber.POLICIES, table.keep, table.adopt)
     state.tables.add(TableNumber.TOKENS, tokens.keep, tokens.adopt)

@@ -82,6 +82,18 @@ def require_of_member(settings: Settings) -> None:
             )
 
 
+async def has_tokens(engines: Engines) -> bool:
+    """Whether the cluster has tokens. Waits for Kafka where it does not answer. Raises LogUnusable."""
+    while True:
+        try:
+            return (await engines.read_map()).tokens is not None
+        except LogMissing:
+            return False
+        except LogUnavailable as error:
+            events.warning("start_waits_for_log", "the start waits for the shared log: {reason}", reason=str(error))
+            await trio.sleep(AGAIN_S)
+
+
 async def join(file: ClusterFile, engines: Engines, address: str, http: str, chance: Random) -> Joined:
     """Join, and wait for Kafka where it does not answer. Raises LogUnusable: there is no such cluster or shard, or a topic
     has wrong settings."""
@@ -113,6 +125,7 @@ async def _join(file: ClusterFile, engines: Engines, address: str, http: str, ch
     _require_whole(found, file.shard)
     shards = ClusterMap(file.shard)
     shards.take(found.shown())
+    shards.tokens.take(found.token_table(), found.version)
     return Joined(engines, file, own, found, shards)
 
 

@@ -1,4 +1,4 @@
-"""A member reads the map of the cluster while it runs, and writes there that it leads."""
+"""A member reads the map of the cluster while it runs, and writes there that it leads, and which tokens were changed."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import trio
 
 from delayserver.logs.events import EventLogger
 from delayserver.members.founding import Engine
-from delayserver.members.member_map import Announced, Led, MemberMap, encode_note
+from delayserver.members.member_map import Announced, Led, MemberMap, Note, TokenNote, TokenRevoked, encode_note
 from delayserver.runtime.shared_log import LogRecord, SharedLog, SharedLogError
 from delayserver.state.shard.cluster_map import ClusterMap
+from delayserver.state.shard.shared_tokens import TokenChange
 
 events = EventLogger()
 
@@ -34,6 +35,7 @@ class MapReading:
             async with trio.open_nursery() as nursery:
                 log = self._engine.open(0)
                 nursery.start_soon(self._say_that_it_leads, log)
+                nursery.start_soon(self._say_changed_tokens, log)
                 try:
                     await self._read(log)
                 except SharedLogError as error:
@@ -50,6 +52,7 @@ class MapReading:
                 found.take(each, self._engine.topic)
             if found.version > self._shards.version.value:
                 self._shards.take(found.shown())
+                self._shards.tokens.take(found.token_table(), found.version)
 
         await log.run(0, arrived)
 
@@ -59,3 +62,19 @@ class MapReading:
             await led.reached(said + 1)
             said = led.value
             log.append(encode_note(Led(own.name, own.shard, said)))
+
+    async def _say_changed_tokens(self, log: SharedLog) -> None:
+        """What was offered while no log was there is written now. Whoever asked for it may have given up: it is in doubt."""
+        tokens = self._shards.tokens
+        while True:
+            tokens.offered.hush()
+            for change in tokens.take_offered():
+                log.append(encode_note(_note_of(change)))
+            await tokens.offered.rung()
+
+
+def _note_of(change: TokenChange) -> Note:
+    if change.after is None:
+        assert change.before is not None, "a change has a token"
+        return TokenRevoked(change.before.token_id)
+    return TokenNote(change.after, made=change.before is None)

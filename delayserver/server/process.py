@@ -30,7 +30,7 @@ from delayserver.server.delay_server import DelayServer, Ready
 from delayserver.server.encryption import Encryption
 from delayserver.server.ground import Doors
 from delayserver.server.http_gateway import HttpGateway
-from delayserver.server.joining import Following, Joined, join, require_of_member
+from delayserver.server.joining import Following, Joined, has_tokens, join, require_of_member
 from delayserver.server.lives import Lives
 from delayserver.server.map_reading import MapReading
 from delayserver.server.service_manager import BEATS, ServiceManager, status_line
@@ -81,7 +81,10 @@ async def serve(
         require_of_member(settings)
     settings = within_descriptors(settings, fs)
     encryption = Encryption(settings.tls)
-    bound, gateway = _listen(settings, fs, http, member=cluster is not None)
+    guarded = fs.exists(f"{settings.storage.data_dir}/{TOKENS}")
+    if cluster is not None and not guarded and not _is_alone(settings):
+        guarded = await has_tokens(engines_of(cluster))
+    bound, gateway = _listen(settings, http, member=cluster is not None, guarded=guarded)
     listener = encryption.around(bound)
 
     def again() -> Settings:
@@ -154,20 +157,20 @@ async def _join(
 
 
 def _listen(
-    settings: Settings, fs: FileSystem, http: bool, *, member: bool
+    settings: Settings, http: bool, *, member: bool, guarded: bool
 ) -> tuple[SocketListener, HttpGateway | None]:
-    """Binds all addresses. Raises OSError, HttpAddressError, ConfigError."""
+    """Binds all addresses. `guarded`: there are tokens. Raises OSError, HttpAddressError, ConfigError."""
     with ExitStack() as opened:
         listen = settings.listen
         listener = SocketListener(listen.all_hosts, listen.port, listen.announced)
         opened.callback(listener.close)
         for host, _ in listener.addresses:
-            require_authentication("listen.host", host, settings, fs, member=member)
+            require_authentication("listen.host", host, settings, member=member, guarded=guarded)
         gateway = HttpGateway.listen(settings) if http and settings.http.port else None
         if gateway is not None:
             opened.callback(gateway.close)
             for host in gateway.hosts:
-                require_authentication("http.host", host, settings, fs, member=member)
+                require_authentication("http.host", host, settings, member=member, guarded=guarded)
         opened.pop_all()
     return listener, gateway
 
@@ -178,16 +181,21 @@ def _dialled(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def require_authentication(key: str, host: str, settings: Settings, fs: FileSystem, *, member: bool) -> None:
-    """Raises ConfigError for an address beyond loopback if the data directory has no tokens, unless `listen.insecure`.
-    `key`: the setting with the address. `member`: of a cluster, which gets its tokens by the log."""
+def _is_alone(settings: Settings) -> bool:
+    """Whether only this machine reaches the server, or whoever reaches it may do everything."""
+    hosts = {*settings.listen.all_hosts, *settings.http.all_hosts}
+    return settings.listen.insecure or hosts <= {"127.0.0.1", "::1", "localhost"}
+
+
+def require_authentication(key: str, host: str, settings: Settings, *, member: bool, guarded: bool) -> None:
+    """Raises ConfigError for an address beyond loopback if there are no tokens, unless `listen.insecure`. `key`: the setting
+    with the address. `member`: of a cluster, whose tokens are common. `guarded`: there are tokens."""
     if settings.listen.insecure or ipaddress.ip_address(host.partition("%")[0]).is_loopback:
         return
-    if not fs.exists(f"{settings.storage.data_dir}/{TOKENS}"):
+    if not guarded:
         # What made a token in the directory of a new member would make a directory of no shard.
         first = (
-            "Let the members listen on loopback first, and make a token at the primary: delayserver token create --role "
-            "admin. It comes to all members by the log"
+            "Make a token of the cluster first: delayserver token create --cluster FILE --role admin"
             if member
             else f"Make a token first: delayserver token create --data-dir {settings.storage.data_dir} --role admin"
         )

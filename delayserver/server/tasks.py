@@ -56,6 +56,7 @@ def tasks_by_stage(parts: Parts) -> Mapping[Stage, tuple[Task, ...]]:
                 dispatch.targets.run,
                 dispatch.reload.run,
                 groups.tokens.run,
+                *(() if parts.cluster is None else (groups.tokens.follow,)),
             ),
             Stage.FOLLOWING: following,
             Stage.DELIVERING: (
@@ -67,6 +68,9 @@ def tasks_by_stage(parts: Parts) -> Mapping[Stage, tuple[Task, ...]]:
                 parts.messages.timers.run,
                 upkeep.housekeeping.run,
             ),
-            Stage.READY: tuple([task for task in ready if task not in following]),
+            Stage.READY: (
+                *[task for task in ready if task not in following],
+                *(() if parts.cluster is None else (groups.tokens.bring,)),
+            ),
         }
     )

@@ -1,4 +1,5 @@
-"""`delayserver token`: makes, lists, revokes and rotates access tokens, at a running server or in a data directory."""
+"""`delayserver token`: makes, lists, revokes and rotates access tokens: at a running server, in a data directory, or in the
+map of a cluster."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from delayserver.config.units import parse_size_bytes
 from delayserver.protocol.token_text import OVERLAP_MS_DEFAULT, ROLES
 
 if TYPE_CHECKING:
+    from delayserver.cli.tokens.token_cluster import TokenCluster
     from delayserver.cli.tokens.token_directory import TokenDirectory
     from delayserver.client.calls.token_calls import MadeToken
     from delayserver.protocol.schema.tokens import Token
@@ -22,11 +24,17 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def place(command: Command) -> Command:
-    """Adds ``--data-dir`` beside ``--server``."""
+    """Adds ``--data-dir`` and ``--cluster`` beside ``--server``."""
     data_dir = click.option(
         "--data-dir", metavar="DIR", help="Work on this data directory itself, while no server runs on it."
     )
-    return data_dir(options.server(options.as_json(command)))
+    cluster = click.option(
+        "--cluster",
+        metavar="FILE",
+        type=click.Path(),
+        help="Work on the tokens of the cluster of this file, in Kafka. No member need run.",
+    )
+    return data_dir(cluster(options.server(options.as_json(command))))
 
 
 @click.group
@@ -36,6 +44,9 @@ def token() -> None:
     As soon as a server has had one token, it asks every client for one. The first token is made with --data-dir before
     the server starts, or at a server that listens on loopback. Clients give theirs in the environment variable
     DELAYSERVER_TOKEN, or with --token-file.
+
+    The tokens of a cluster are those of all its members and shards. With --server any primary changes them, and with
+    --cluster the command itself. The answer comes when the change is in the log. All members learn it within a second.
     """
 
 
@@ -66,15 +77,17 @@ def create(
     bytes_rate: int | None,
     pending_max: int | None,
     data_dir: str | None,
+    cluster: str | None,
     server: str,
     as_json: bool,
 ) -> None:
     """Make a token. It is printed once: the server keeps only a digest of it."""
     limits = {"rate": rate or 0, "bytes_rate": bytes_rate or 0, "pending_max": pending_max or 0}
-    if data_dir is not None:
+    stored = _stored(data_dir, cluster)
+    if stored is not None:
         from delayserver.client.calls.token_calls import wanted_token
 
-        with _directory(data_dir) as directory:
+        with stored as directory:
             made = directory.create(wanted_token(roles, subjects, _expires_ms(expires), name=name, **limits))
     else:
         with options.connect(server) as client:
@@ -84,10 +97,11 @@ def create(
 
 @token.command("list")
 @place
-def list_(data_dir: str | None, server: str, as_json: bool) -> None:
+def list_(data_dir: str | None, cluster: str | None, server: str, as_json: bool) -> None:
     """List the tokens, without their secrets."""
-    if data_dir is not None:
-        with _directory(data_dir) as directory:
+    stored = _stored(data_dir, cluster)
+    if stored is not None:
+        with stored as directory:
             tokens = directory.tokens()
     else:
         with options.connect(server) as client:
@@ -104,10 +118,11 @@ def list_(data_dir: str | None, server: str, as_json: bool) -> None:
 @token.command
 @click.argument("token_id", metavar="ID")
 @place
-def revoke(token_id: str, data_dir: str | None, server: str, as_json: bool) -> None:
+def revoke(token_id: str, data_dir: str | None, cluster: str | None, server: str, as_json: bool) -> None:
     """End a token. Connections that use it are closed at once."""
-    if data_dir is not None:
-        with _directory(data_dir) as directory:
+    stored = _stored(data_dir, cluster)
+    if stored is not None:
+        with stored as directory:
             revoked = directory.revoke(token_id)
     else:
         with options.connect(server) as client:
@@ -123,10 +138,13 @@ def revoke(token_id: str, data_dir: str | None, server: str, as_json: bool) -> N
 @click.option("--overlap", "overlap_ms", type=options.DURATION, default=OVERLAP_MS_DEFAULT, metavar="DURATION",
               help="How long the old secret stays valid.  [default: 1h]")  # fmt: skip
 @place
-def rotate(token_id: str, overlap_ms: int, data_dir: str | None, server: str, as_json: bool) -> None:
+def rotate(
+    token_id: str, overlap_ms: int, data_dir: str | None, cluster: str | None, server: str, as_json: bool
+) -> None:
     """Give a token a new secret. The old one stays valid for the overlap, so that clients can be changed one by one."""
-    if data_dir is not None:
-        with _directory(data_dir) as directory:
+    stored = _stored(data_dir, cluster)
+    if stored is not None:
+        with stored as directory:
             made = directory.rotate(token_id, overlap_ms)
     else:
         with options.connect(server) as client:
@@ -134,10 +152,19 @@ def rotate(token_id: str, overlap_ms: int, data_dir: str | None, server: str, as
     _tell_made(made, as_json)
 
 
-def _directory(data_dir: str) -> TokenDirectory:
-    from delayserver.cli.tokens.token_directory import TokenDirectory
+def _stored(data_dir: str | None, cluster: str | None) -> TokenDirectory | TokenCluster | None:
+    """The tokens on which the command works itself; None: at a server."""
+    if data_dir is not None and cluster is not None:
+        raise click.UsageError("say where: --data-dir, or --cluster")
+    if cluster is not None:
+        from delayserver.cli.tokens.token_cluster import TokenCluster
 
-    return TokenDirectory(data_dir)
+        return TokenCluster(cluster)
+    if data_dir is not None:
+        from delayserver.cli.tokens.token_directory import TokenDirectory
+
+        return TokenDirectory(data_dir)
+    return None
 
 
 def _expires_ms(expires: tuple[bool, int] | None) -> int:

@@ -10,16 +10,17 @@ valid. A table that was made stays: the last token that is revoked opens nothing
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 import trio
 
+from delayserver.logs.events import EventLogger
 from delayserver.operations.access.access import LOOK, Access, TokenLimits
 from delayserver.operations.access.waiting import WaitingCounts
-from delayserver.protocol.errors import DiskFull, StorageFailed, Unauthenticated
+from delayserver.protocol.errors import DiskFull, InDoubt, StorageFailed, Unauthenticated
 from delayserver.protocol.schema.tokens import (
     CreateToken,
     ListTokens,
@@ -32,6 +33,7 @@ from delayserver.protocol.schema.tokens import (
 from delayserver.protocol.token_text import ParsedToken, parse_token
 from delayserver.runtime.marks import Bell
 from delayserver.runtime.runtime import Runtime
+from delayserver.state.shard.shared_tokens import SharedTokens, TokenChange
 from delayserver.tokens.changes import created, is_valid, revoked, rotated
 from delayserver.tokens.making import new_secret, new_text
 from delayserver.tokens.shown import shown, with_text
@@ -42,11 +44,14 @@ from store.tables.stored_tokens import (
     StoredSecret,
     StoredToken,
     decode_tokens,
-    encode_tokens,
     read_tokens,
     write_tokens,
 )
 
+events = EventLogger()
+
+SHARED_S: Final = 5.0
+"""A change that did not come back with the map of the cluster within this time is in doubt."""
 SWEEP_S_MAX: Final = 30.0
 """Expiry follows the wall clock, which may be set. So it is compared at least this often."""
 
@@ -92,14 +97,13 @@ class TokenBook:
         own: OwnTokens,
         waiting: WaitingCounts,
         runtime: Runtime,
-        propose: Callable[[bytes], Awaitable[None]] | None = None,
+        shared: SharedTokens | None = None,
     ) -> None:
-        """Reads the table of the data directory. `propose`, in a member of a cluster: makes a changed table that of all
-        members, and returns when it came to `adopt`. Raises CorruptionError, FormatError."""
+        """Reads the table of the data directory. `shared`, in a member of a cluster: the table of all shards, which comes
+        before it. Raises CorruptionError, FormatError."""
         self._write = partial(write_tokens, fs, directory, server_id)
-        self._encode = partial(encode_tokens, server_id)
         self._decode = partial(decode_tokens, path=f"{directory}/{FILE_NAME}", server_id=server_id)
-        self._propose = propose
+        self._shared = shared
         # The connection that asked for the change which is on its way.
         self._asking = 0
         self._clock = runtime.clock
@@ -114,7 +118,7 @@ class TokenBook:
         self._changed = Bell()
         self.enabled = trio.Event()
         """Set from the moment on from which every client needs a token: there is a table, even if it is empty."""
-        stored = read_tokens(fs, directory, server_id)
+        stored = read_tokens(fs, directory, server_id) if shared is None or shared.table is None else shared.table
         if stored is not None:
             self._adopt(stored)
 
@@ -165,7 +169,7 @@ class TokenBook:
             token_id, text, digest = new_secret(self._chance)
             tokens = list(self._stored.values())
             token = created(tokens, asked, token_id, digest, self._now_ms())
-            await self._store([*tokens, token])
+            await self._store(TokenChange(None, token), [*tokens, token])
             return with_text(token, text)
 
     async def revoke(self, asked: RevokeToken, asking: int = 0) -> Token:
@@ -173,7 +177,7 @@ class TokenBook:
         DiskFull, StorageFailed."""
         async with self._changing:
             token, rest = revoked(list(self._stored.values()), asked.id)
-            await self._store(rest, asking)
+            await self._store(TokenChange(token, None), rest, asking)
             return shown(token)
 
     async def rotate(self, asked: RotateToken, asking: int = 0) -> TokenWithText:
@@ -182,17 +186,14 @@ class TokenBook:
             text, digest = new_text(self._chance, asked.id)
             now_ms = self._now_ms()
             until_ms = now_ms + asked.overlap_ms
-            token, tokens = rotated(list(self._stored.values()), asked.id, digest, now_ms, until_ms)
-            await self._store(tokens, asking)
+            before = list(self._stored.values())
+            token, tokens = rotated(before, asked.id, digest, now_ms, until_ms)
+            await self._store(TokenChange(token, token), tokens, asking)
             return with_text(token, text)
 
-    async def _store(self, tokens: list[StoredToken], asking: int = 0) -> None:
-        if self._propose is not None:
-            self._asking = asking
-            try:
-                await self._propose(self._encode(tokens))
-            finally:
-                self._asking = 0
+    async def _store(self, change: TokenChange, tokens: list[StoredToken], asking: int = 0) -> None:
+        if self._shared is not None:
+            await self._share(self._shared, change, asking)
             return
         try:
             await self._workers.run(partial(self._write, tokens))
@@ -213,14 +214,65 @@ class TokenBook:
 
     # -- in a member of a cluster
 
+    async def _share(self, shared: SharedTokens, change: TokenChange, asking: int) -> None:
+        """Make a change that of all shards. It is in force here when this returns. Raises InDoubt."""
+        self._asking = asking
+        try:
+            # The first change of the cluster brings the tokens along that this shard has alone.
+            shared.offer([*self._own_changes(shared), change])
+            with trio.move_on_after(SHARED_S):
+                while not shared.has(change):
+                    await shared.read.reached(shared.read.value + 1)
+                self._adopt_shared(shared)
+                return
+        finally:
+            self._asking = 0
+        raise InDoubt(
+            f"the map of the cluster did not say within {SHARED_S:g} s whether it has the change: list the tokens"
+        )
+
+    async def bring(self) -> None:
+        """This member leads. Tokens that its shard alone has, from before there were common ones, become those of all."""
+        if self._shared is not None:
+            self._shared.offer(self._own_changes(self._shared))
+
+    def _own_changes(self, shared: SharedTokens) -> list[TokenChange]:
+        return [] if shared.table is not None else [TokenChange(None, token) for token in self._stored.values()]
+
+    async def follow(self) -> None:
+        """Take each later table of the cluster, until cancelled. It is in force at once. Then the file gets it, for backups
+        and for a start without the map."""
+        shared = self._shared
+        assert shared is not None, "it is a member of a cluster"
+        written: tuple[StoredToken, ...] | None = None
+        while True:
+            self._adopt_shared(shared)
+            read, table = shared.read.value, shared.table
+            if table is not None and table != written:
+                try:
+                    await self._workers.run(partial(self._write, table))
+                    written = table
+                except StoreError as error:
+                    events.warning(
+                        "tokens_not_written", "the file of tokens is not written: {reason}", reason=str(error)
+                    )
+            await shared.read.reached(read + 1)
+
+    def _adopt_shared(self, shared: SharedTokens) -> None:
+        known = tuple(self._stored.values()) if self.enabled.is_set() else None
+        if shared.table is not None and shared.table != known:
+            self._adopt(shared.table, self._asking)
+
     def keep(self, content: bytes) -> None:
-        """Writes a table that came out of the log of a shard. Raises CorruptionError, FormatError, DiskFullError,
-        SyncFailedError."""
-        self._write(self._decode(content))
+        """Writes a table that came out of the log of a shard, from before there were common ones. Raises CorruptionError,
+        FormatError, DiskFullError, SyncFailedError."""
+        if self._shared is None or self._shared.table is None:
+            self._write(self._decode(content))
 
     def adopt(self, content: bytes) -> None:
         """The file has this table: it is in force from this step on."""
-        self._adopt(self._decode(content), self._asking)
+        if self._shared is None or self._shared.table is None:
+            self._adopt(self._decode(content))
 
     def _now_ms(self) -> int:
         return self._clock.now_us() // 1000

@@ -9,6 +9,7 @@ from delayserver.protocol.errors import WrongShard
 from delayserver.protocol.schema.shard_map import CLOSED, OPEN, ShardMap
 from delayserver.protocol.slots import NAMED_CHARACTERS, SLOTS
 from delayserver.runtime.marks import Mark
+from delayserver.state.shard.shared_tokens import SharedTokens
 
 AGAIN_MS = 100
 """A client that is behind reads the map, and a member that is behind does so within this time."""
@@ -27,6 +28,8 @@ class ClusterMap:
         self.version = Mark(0)
         # The last epoch in which this process leads its shard, and serves.
         self.led = Mark(0)
+        # Writer: `MapReading`.
+        self.tokens = SharedTokens()
         # The first characters of ids that name a shard, and the shard.
         self._named: dict[bytes, int] = {}
         self._owners: list[int] = []

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
+
+import trio
 
 from delayserver.config.cluster_settings import ClusterSettings
 from delayserver.config.settings import Settings
-from delayserver.members.member_map import Healed
+from delayserver.members.member_map import Announced, Healed
 from delayserver.server.ground import Membership
+from delayserver.server.map_reading import MapReading
 from delayserver.state.shard.cluster_map import ClusterMap
 from delayserver.state.shard.seat import Seat
 from store.shared.envelope import LogWriter, ShardIdentity
 from tests.delayserver.follow.members import IDENTITY, ListLog, Records
+from tests.delayserver.server.test_map_reading import MapEngine
 from tests.fakes.broker import FakeBroker
 from tests.fakes.disk import FakeDisk
 from tests.fakes.host import Boot, faked_settings
@@ -68,6 +74,15 @@ class Cluster:
         self.lives += 1
         seat = Seat(0, self._identity, LogWriter(number, self.lives), name, f"{name}:1", f"http://{name}:2")
         return Membership(self.engine, seat, ClusterSettings(rank=number), map=self.maps[name], healed=self.healed)
+
+    @asynccontextmanager
+    async def reading(self, engine: MapEngine) -> AsyncIterator[None]:
+        """All members read the map of `engine`, and write there, until the end of the block."""
+        async with trio.open_nursery() as nursery:
+            for name, shards in self.maps.items():
+                nursery.start_soon(MapReading(engine, Announced(name, 0, f"{name}:1", "", "1", name), shards).run)
+            yield
+            nursery.cancel_scope.cancel()
 
     @property
     def node(self) -> FakeBroker:

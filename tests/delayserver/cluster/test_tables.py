@@ -1,4 +1,4 @@
-"""Policies and tokens are the same on all members: a change comes out of the log."""
+"""Policies are the same on all members of a shard: a change comes out of the log."""
 
 from __future__ import annotations
 
@@ -36,17 +36,11 @@ async def test_a_change_is_in_force_on_all_members(boot: Boot) -> None:
     await client.request("policy", POLICY | {"set": {"attempts": 3}})
     await client.request("policy", POLICY | {"set": {"attempts": 4}})
     assert attempts_of(first) == [4], "the answer comes when it is in force"
-    made = await client.request("token", {"action": "create", "name": "one", "roles": ["admin"]})
-    admin = await first.client()
-    await admin.request("hello", {"versions": [1], "token": made["token"]})
-    gone = await admin.request("token", {"action": "create", "name": "two", "roles": ["admin"]})
-    await admin.request("token", {"action": "revoke", "id": gone["id"]})
     await first.sleep_ms(500)
-    assert (attempts_of(second), tokens_of(second)) == ([4], ["one"])
+    assert attempts_of(second) == [4]
     await first.kill()
     await second.wait_up()
     other = await second.client()
-    await other.request("hello", {"versions": [1], "token": made["token"]})
     assert (await other.request("policy", POLICY))["policy"]["attempts"] == 4
     await other.request("policy", POLICY | {"set": {"attempts": 5}})
     assert attempts_of(second) == [5]

@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 
-from delayserver.members.member_map import Announced, Forgotten, Founded, Led, MemberMap, Note, ShardAdded, ShardState
+from delayserver.members.member_map import (
+    Announced,
+    Forgotten,
+    Founded,
+    Led,
+    MemberMap,
+    Note,
+    ShardAdded,
+    ShardState,
+    TokenNote,
+    TokenRevoked,
+)
 from delayserver.runtime.shared_log import LogRecord
+from store.tables.stored_tokens import TOKENS_MAX, StoredSecret, StoredToken
 
 
 def started(name: str, instance: str) -> Announced:
@@ -58,3 +72,16 @@ def test_the_map_names_the_last_leader_of_each_shard_and_its_standbys() -> None:
     assert [(each.epoch, each.primary, each.standbys) for each in shown[:2]] == [(3, "2:1", ["1:1"]), (0, "", [])]
     (gone, *_) = map_of(FOUNDED, A, B, Led("b", 0, 3), Forgotten("b", "2")).shown().shards
     assert (gone.primary, gone.standbys) == ("", ["1:1"])
+
+
+def test_a_token_is_made_once_and_one_that_was_revoked_gets_no_new_secret() -> None:
+    token = StoredToken("1", "one", ("admin",), ("*",), (StoredSecret(bytes(32)),), 1)
+    new = replace(token, secrets=(StoredSecret(b"x" * 32), StoredSecret(bytes(32), 7)))
+    assert map_of(A).token_table() is None
+    made = TokenNote(token, made=True)
+    assert map_of(made, TokenNote(new, made=False)).token_table() == (new,)
+    assert map_of(made, TokenNote(new, made=True)).token_table() == (token,)
+    assert map_of(made, TokenRevoked("1"), TokenNote(new, made=False)).token_table() == ()
+    assert map_of(TokenRevoked("1")).token_table() is None
+    many = [TokenNote(replace(token, token_id=str(number)), made=True) for number in range(TOKENS_MAX + 1)]
+    assert len(map_of(*many).token_table() or ()) == TOKENS_MAX

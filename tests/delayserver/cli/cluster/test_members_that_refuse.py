@@ -20,7 +20,6 @@ from delayserver.members.member_map import FORMAT, Announced, Founded, Healed, M
 from delayserver.protocol.errors import RequestTimedOut, Unauthenticated
 from delayserver.runtime.shared_log import LogDescription
 from delayserver.server.process import require_authentication
-from store.disk.memory_filesystem import MemoryFileSystem
 from tests.delayserver.cli.cluster.members_there import at, standing
 
 MEMBERS = {name: Announced(name, 0, f"{name}:1", "", "1.2.3", "1") for name in "ab"}
@@ -109,9 +108,9 @@ def test_backups_from_before_the_log_was_healed_do_not_count(
 
 def test_a_new_member_without_tokens_is_told_to_get_them_by_the_log() -> None:
     settings = Settings()
-    fs = MemoryFileSystem(1 << 20)
     with pytest.raises(ConfigError) as raised:
-        require_authentication("listen.host", "10.0.0.1", settings, fs, member=True)
-    assert "at the primary" in str(raised.value) and "--data-dir" not in str(raised.value)
+        require_authentication("listen.host", "10.0.0.1", settings, member=True, guarded=False)
+    assert "token create --cluster FILE" in str(raised.value) and "--data-dir" not in str(raised.value)
     with pytest.raises(ConfigError, match="--data-dir"):
-        require_authentication("listen.host", "10.0.0.1", settings, fs, member=False)
+        require_authentication("listen.host", "10.0.0.1", settings, member=False, guarded=False)
+    require_authentication("listen.host", "10.0.0.1", settings, member=True, guarded=True)
