@@ -20,7 +20,9 @@ const (
 	addressVariable       = "DELAYSERVER_SERVER"
 	retriesDefault        = 3
 	connectTimeoutDefault = 5 * time.Second
-	retryAfterMax         = time.Minute // a server that asks for a longer pause gets no second try: the caller decides
+	addressesMax          = 64               // a member that is moved often makes no longer list
+	retryAfterMax         = time.Minute      // a server that asks for a longer pause gets no second try: the caller decides
+	takeoverMax           = 15 * time.Second // for so long a call looks for the primary of a cluster
 )
 
 // Options of a Client. The zero value is good.
@@ -46,18 +48,18 @@ func (o *Options) retries() int {
 // Client speaks with a server over one connection at a time. Its methods can be called from many goroutines. A lost connection
 // ends the calls under way on it; those that can be repeated go on over the next one.
 type Client struct {
-	options   Options
-	addresses []string
+	options Options
 
 	life   context.Context // ends with Close
 	end    context.CancelFunc
 	dialer chan struct{} // held by the one goroutine that connects
 
-	lock    sync.Mutex
-	current *connection
-	place   int // in addresses: the one that worked last, or the next one to try
-	closed  bool
-	work    sync.WaitGroup // all goroutines of the client
+	lock      sync.Mutex
+	addresses []string // those of Dial, and of primaries that members have named
+	place     int      // in addresses: the one that worked last, or the next one to try
+	current   *connection
+	closed    bool
+	work      sync.WaitGroup // all goroutines of the client
 }
 
 // Dial makes a Client and its first connection. addresses is "host:port", or several with commas between. It is "" for the variable
@@ -186,8 +188,8 @@ func (c *Client) connection(ctx context.Context) (*connection, error) {
 		return current, err
 	}
 	failed := &ConnectError{}
-	for range c.addresses {
-		address := c.addresses[c.place]
+	for range c.known() {
+		address := c.next()
 		made, err := c.connect(ctx, address)
 		if err == nil {
 			return made, nil
@@ -199,9 +201,78 @@ func (c *Client) connection(ctx context.Context) (*connection, error) {
 			return nil, ctx.Err()
 		}
 		failed.Addresses, failed.Causes = append(failed.Addresses, address), append(failed.Causes, err)
-		c.place = (c.place + 1) % len(c.addresses)
+		c.pass(address)
 	}
 	return nil, failed
+}
+
+func (c *Client) known() []string {
+	c.lock.Lock()
+	defer c.lock.Unlock()
+	return append([]string(nil), c.addresses...)
+}
+
+func (c *Client) next() string {
+	c.lock.Lock()
+	defer c.lock.Unlock()
+	return c.addresses[c.place]
+}
+
+// pass leaves an address that does not serve, if no other one was chosen meanwhile.
+func (c *Client) pass(address string) {
+	c.lock.Lock()
+	defer c.lock.Unlock()
+	if c.addresses[c.place] == address {
+		c.place = (c.place + 1) % len(c.addresses)
+	}
+}
+
+// leave goes on at the primary that a member has named, or else at the next address. What is under way on the connection ends there.
+func (c *Client) leave(on *connection, err error) {
+	var named *Error
+	if !errors.As(err, &named) || named.Name != NotPrimary || !c.choose(on, named.Primary) {
+		return
+	}
+	if !c.spawn(func() {
+		select {
+		case <-c.life.Done():
+			on.fail(ErrClosed)
+		case <-on.done:
+		}
+	}) {
+		on.fail(ErrClosed)
+	}
+	on.retire()
+}
+
+// choose takes another address than that of a connection for the next one. It is false if there is none, or another call has chosen.
+func (c *Client) choose(on *connection, primary string) bool {
+	c.lock.Lock()
+	defer c.lock.Unlock()
+	if c.current != on {
+		return false
+	}
+	place := -1
+	for index, address := range c.addresses {
+		if address == primary {
+			place = index
+		}
+	}
+	_, _, wrong := net.SplitHostPort(primary)
+	switch {
+	case place >= 0:
+		c.place = place
+	case wrong == nil && len(c.addresses) < addressesMax:
+		c.addresses = append(c.addresses, primary)
+		c.place = len(c.addresses) - 1
+	default:
+		c.place = (c.place + 1) % len(c.addresses)
+	}
+	if c.addresses[c.place] == on.address {
+		return false
+	}
+	c.current = nil
+	return true
 }
 
 // connect makes the connection to one address the current one.
@@ -245,15 +316,18 @@ const (
 
 // attempts runs try until it succeeds, at most Options.Retries times more. doubt is true if an earlier attempt may have been done.
 func (c *Client) attempts(ctx context.Context, operation string, kind effect, try func(on *connection) error) (doubt bool, err error) {
+	begun := time.Now()
 	for attempt := 0; ; attempt++ {
 		on, err := c.connection(ctx)
 		if err != nil {
 			err = &NoReplyError{Operation: operation, Cause: err}
 		} else if err = try(on); err == nil {
 			return doubt, nil
+		} else {
+			c.leave(on, err)
 		}
 		unknown := kind != changesNothing && mayBeDone(err)
-		pause, again := c.pause(err, attempt)
+		pause, again := c.pause(err, attempt, time.Since(begun) < takeoverMax)
 		if unknown && kind == notTwice {
 			again = false
 		}
@@ -287,15 +361,22 @@ func mayBeDone(err error) bool {
 	return errors.As(err, &named) && (named.Name == InternalError || named.Name == InDoubt || named.Name == StorageFailed && named.RetryAfter == 0)
 }
 
-// pause is how long to wait before the next attempt, and whether there is one.
-func (c *Client) pause(err error, attempt int) (time.Duration, bool) {
+// pause is how long to wait before the next attempt, and whether there is one. looks: while a cluster has no primary, the attempts do
+// not count.
+func (c *Client) pause(err error, attempt int, looks bool) (time.Duration, bool) {
 	for _, final := range []error{ErrClosed, context.Canceled, context.DeadlineExceeded} {
 		if errors.Is(err, final) {
 			return 0, false
 		}
 	}
 	pause, again := pauseAfter(err, attempt)
-	return pause, again && attempt < c.options.retries() && pause <= retryAfterMax+pauseMax
+	counts := attempt < c.options.retries() || looks && c.options.retries() > 0 && c.changes(err)
+	return pause, again && counts && pause <= retryAfterMax+pauseMax
+}
+
+// changes reports whether err can be that of a cluster whose primary changes now.
+func (c *Client) changes(err error) bool {
+	return errors.Is(err, NotPrimary) || errors.Is(err, ErrConnectionLost) && len(c.known()) > 1
 }
 
 func pauseAfter(err error, attempt int) (pause time.Duration, again bool) {

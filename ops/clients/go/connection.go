@@ -103,6 +103,7 @@ type connection struct {
 	open          map[int64]*request
 	lastID        int64
 	lost          error
+	retired       bool // it gets no more requests, and ends with the last one
 	replyBytesMax int64
 
 	clockLock sync.Mutex
@@ -210,6 +211,17 @@ func (c *connection) fail(reason error) {
 	}
 }
 
+// retire ends the connection when the requests under way have their replies.
+func (c *connection) retire() {
+	c.lock.Lock()
+	c.retired = true
+	idle := len(c.open) == 0
+	c.lock.Unlock()
+	if idle {
+		c.fail(errRetired)
+	}
+}
+
 // write takes frames from callers, each to its last byte, and flushes when no further one is at hand.
 func (c *connection) write() {
 	buffered := bufio.NewWriterSize(c.conn, 64<<10)
@@ -300,7 +312,11 @@ func (c *connection) hand(answer *reply) bool {
 	open := c.open[answer.id]
 	delete(c.open, answer.id)
 	gone := open != nil && open.gone
+	ends := c.retired && len(c.open) == 0
 	c.lock.Unlock()
+	if ends {
+		defer c.fail(errRetired)
+	}
 	switch {
 	case open == nil:
 		return false

@@ -84,6 +84,7 @@ type Error struct {
 	RetryAfter time.Duration // 0 where the server gave none
 
 	// Of some names alone.
+	Primary              string // NotPrimary: where the primary answers, host:port; empty where the member does not know
 	Outcome              string // TransactionEnded: how it ended
 	First, End           int64  // PositionOutOfRange: the first position kept, and where the next message goes
 	Line, Column, Offset int    // FilterInvalid: the place of the first fault; the offset is in characters
@@ -127,6 +128,7 @@ func NameOf(err error) ErrorName {
 var (
 	// ErrConnectionLost is in every error that a lost connection causes.
 	ErrConnectionLost = errors.New("the connection is lost")
+	errRetired        = errors.New("the client has gone to another server")
 	// ErrClosed is in the errors of calls on a Client that was closed by its owner.
 	ErrClosed = errors.New("the client is closed")
 )

@@ -47,6 +47,7 @@ type wireError struct {
 	Error        ErrorName `msgpack:"error"`
 	Message      string    `msgpack:"message"`
 	RetryAfterMs int64     `msgpack:"retry_after_ms"`
+	Primary      string    `msgpack:"primary"`
 	First        int64     `msgpack:"first"`
 	End          int64     `msgpack:"end"`
 	Line         int       `msgpack:"line"`
@@ -59,7 +60,7 @@ func (w *wireError) named() *Error {
 		return nil
 	}
 	return &Error{
-		Name: w.Error, Message: w.Message, RetryAfter: milliseconds(w.RetryAfterMs),
+		Name: w.Error, Message: w.Message, RetryAfter: milliseconds(w.RetryAfterMs), Primary: w.Primary,
 		First: w.First, End: w.End, Line: w.Line, Column: w.Column, Offset: w.Offset,
 	}
 }
