@@ -293,10 +293,9 @@ class ClusterWorld:
         while True:
             while isinstance(host, Member) and host.lost:
                 others = [each for each in self.members if each.open.is_set() and not each.disk.dead]
-                if others:
-                    other = self.chance.choice(others)
-                    self.note("world", "begins with what another one has", host=host.name, other=other.name)
-                    host.begin_from(other)
+                other = self.chance.choice(others) if others else None
+                if other is not None and await host.begin_from(other, self.clock.now_us()):
+                    self.note("world", "begins with a backup", host=host.name, other=other.name)
                 else:
                     await self.time.sleep(0.5)
             host.start()

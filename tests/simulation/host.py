@@ -17,7 +17,6 @@ from delayserver.runtime.runtime import Runtime
 from delayserver.runtime.workers import Workers
 from delayserver.server.delay_server import DelayServer
 from delayserver.server.ground import Doors
-from store.disk.filesystem import directory_of
 from store.errors import DiskFullError, StoreError
 from tests.fakes.disk import FakeDisk, FakeFile, SimulatedCrash
 from tests.fakes.workers import FakeWorkers
@@ -31,17 +30,6 @@ class SimulatedDisk(FakeDisk):
 
     def lock(self, path: str, content: bytes) -> FakeFile:
         return super().lock(path, b"a simulated process\n")
-
-    def copied(self) -> SimulatedDisk:
-        """Another disk with what a reader of this one sees now."""
-        copy = SimulatedDisk()
-        for path in self.files():
-            copy.make_directory(directory_of(path))
-            copy.open(path, create=True).close()
-            copy.overwrite(path, 0, self.content(path))
-            copy.sync_directory(directory_of(path))
-        copy.kill()
-        return copy
 
 
 @dataclass(frozen=True, slots=True)

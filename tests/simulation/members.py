@@ -8,6 +8,11 @@ from typing import Any, TypeVar
 
 import trio
 
+from delayserver.backup.copying import back_up
+from delayserver.backup.objects import Folder
+from delayserver.backup.point_in_time import plan_restore
+from delayserver.backup.repository import Repository
+from delayserver.backup.restoring import restore
 from delayserver.config.cluster_settings import ClusterSettings
 from delayserver.config.settings import Settings
 from delayserver.protocol.frames import FrameDecoder, decode_request
@@ -18,17 +23,22 @@ from delayserver.runtime.workers import Workers
 from delayserver.server.delay_server import DelayServer, LeadershipLost
 from delayserver.server.ground import Doors, Membership
 from delayserver.state.shard.seat import Seat
+from store.disk.memory_filesystem import MemoryFileSystem
 from store.errors import StoreError
 from store.shared.envelope import LogWriter, ShardIdentity
+from store.snapshots.snapshot_listing import read_listing
+from store.snapshots.taking import FILES
 from tests.simulation.client import FRAME_BYTES_MAX, Client, DelayServerError, Lost
 from tests.simulation.clocks import SimulatedTime, WallClock
-from tests.simulation.host import Host
+from tests.simulation.host import Host, SimulatedDisk
 from tests.simulation.log import SimulatedLogs
 from tests.simulation.network import Network, SimulatedTransport
 
 T = TypeVar("T")
 IDENTITY = ShardIdentity(77, 5)
 SHARD = 0
+DATA_DIR = "/data"
+BACKUPS_BYTES = 1 << 30
 # Answers that say for certain that nothing was done: another member may do it.
 NOT_HERE = ("not_ready", "not_primary", "log_unavailable", "shutting_down")
 # So often a client asks the next member, with a pause before each, until it gives up.
@@ -133,10 +143,26 @@ class Member(Host):
             self._kept = max(self._kept, server.parts.cluster.standing.kept.value)
         return self._kept
 
-    def begin_from(self, other: Member) -> None:
-        """Its next life begins on a copy of another member's disk."""
-        self.disk = other.disk.copied()
-        self.lost = False
+    async def begin_from(self, other: Member, now_us: int) -> bool:
+        """Its next life begins with a backup of another member, as an operator makes and restores it. False if that one does
+        not serve it now. `now_us`: the clock of the operator."""
+        client, life = Client(self._network, other.address, f"backup for {self.name}"), other.lives
+        try:
+            taken = await client.request("snapshot", {"action": "take"})
+            if other.lives != life or not other.open.is_set() or other.disk.dead:
+                return False
+            place = _backed_up(other.disk, str(taken["path"]))
+            self.disk = SimulatedDisk()
+            done = restore(place, plan_restore(place, None, alone=False), self.disk, DATA_DIR, now_us, _silent)
+            assert done.followed is not None, "it is of a member"
+            self._kept = done.followed.position
+            self.lost = False
+            await client.request("snapshot", {"action": "drop", "name": taken["name"]})
+        except (Lost, DelayServerError):
+            pass  # what is left there, its next start drops
+        finally:
+            client.close()
+        return not self.lost
 
     def clock_of_process(self) -> Clock:
         return StoppableClock(self.clock, self.gate)
@@ -204,6 +230,21 @@ class Member(Host):
 
         transport.sent = sent
         return transport
+
+
+def _backed_up(disk: SimulatedDisk, path: str) -> Repository:
+    """A place with a backup of a snapshot, which stands at this path."""
+    place = Repository(Folder(MemoryFileSystem(BACKUPS_BYTES), "/backups"))
+    place.hold()
+    try:
+        back_up(place, disk, f"{path}/{FILES}", read_listing(disk, path), "simulation", _silent)
+    finally:
+        place.close()
+    return place
+
+
+def _silent(_done: int, _total: int) -> None:
+    """Tells nobody."""
 
 
 class FollowingClient(Client):
