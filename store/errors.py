@@ -78,6 +78,23 @@ class UpgradeNeededError(StoreError):
         self.detail = detail
 
 
+class DivergedError(StoreError):
+    """A member of a cluster has decided something else than its primary, from the same log.
+
+    What to do: the member stops, by this name, and never leads. Its directory is made anew from a backup.
+    `position` is the place in the log where they differed, `same` the last one where they were the same; 0: none is known.
+    """
+
+    def __init__(self, position: int, same: int, detail: str) -> None:
+        super().__init__(
+            f"position {position} of the shared log: what this member decided up to there is not what the primary decided "
+            f"({detail}); " + (f"at position {same} it was the same" if same else "no earlier position was compared")
+        )
+        self.position = position
+        self.same = same
+        self.detail = detail
+
+
 class DiskFullError(StoreError):
     """The disk has no space left. The call made nothing durable. The caller may try again when there is space.
 

@@ -75,7 +75,8 @@ store.snapshots: store store.disk store.logs store.tables
 .backup: store store.disk store.records store.shared store.snapshots store.tables .broker.files .config .recover.checking
     .recover.reading
 .state.positions: store.logs store.records .config .protocol .runtime .state.counts
-.state.shard: store store.disk store.logs store.records store.shared .protocol .protocol.schema .runtime store.tables
+.state.shard: store store.disk store.logs store.records store.shared .protocol .protocol.schema .runtime .state.positions
+    store.tables
 .broker.service: store store.disk store.logs store.records .broker .broker.actions .broker.files .broker.queues .config
     .logs .protocol .runtime
 .targets.embedded: store store.records .broker.service .protocol .state.counts .targets
@@ -119,7 +120,7 @@ delayserver: .client
 .startup: store store.disk store.logs store.records store.tables .config .logs .protocol .runtime .state .state.counts
     .state.decisions .state.memory .state.windows
 .upkeep: store store.disk store.logs store.records store.tables .config .logs .protocol .runtime .state .state.counts
-    .state.decisions .state.memory .state.positions .state.windows
+    .state.decisions .state.memory .state.positions .state.shard .state.windows
 .web: delayserver .client .client.asynchronous .client.calls .client.connections .client.tracing .client.values
     .config .logs .metrics .net .protocol .protocol.schema .runtime
 .__main__: .cli

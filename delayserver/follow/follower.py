@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 import trio
 
 from delayserver.protocol.errors import InDoubt
-from delayserver.runtime.damage import DamageReport
 from delayserver.runtime.log_appender import AppendedRecords, LogAppender
 from delayserver.runtime.marks import Bell
+from delayserver.runtime.runtime import Runtime
 from delayserver.runtime.shared_log import LogLost, LogRecord, SharedLog
 from delayserver.state.positions.accepted_log import AcceptedLog
+from delayserver.state.shard.digest import Digest
 from delayserver.state.shard.proposals import Accepted, Proposals
 from delayserver.state.shard.standing import Standing
 from store.errors import CorruptionError, UpgradeNeededError
@@ -23,7 +24,7 @@ from store.records.segment import Appendable
 from store.shared.envelope import Envelope, EnvelopeKind, ForeignRecordError, Unwrapped, unwrap
 from store.shared.followed import FollowedTo, marker
 from store.shared.log_order import LogOrder, Validity
-from store.shared.payload import BarrierNote, ClaimNote, Note, decode_note, decode_records
+from store.shared.payload import BarrierNote, BeatNote, ClaimNote, Note, decode_note, decode_records
 
 # Records that were read and wait for the disk. Past the first bound reading stops, below the second it goes on.
 WAITING_BYTES_MAX = 32 << 20
@@ -71,7 +72,8 @@ class Follower:
         accepted: AcceptedLog,
         standing: Standing,
         proposals: Proposals,
-        damage: DamageReport,
+        digest: Digest,
+        runtime: Runtime,
     ) -> None:
         """`start` is where the last process left the log."""
         self._place = start
@@ -80,7 +82,8 @@ class Follower:
         self._accepted = accepted
         self._standing = standing
         self._proposals = proposals
-        self._damage = damage
+        self._digest = digest
+        self._damage = runtime.damage
         self._waiting: deque[_Valid] = deque()
         # The place behind each record of the log that waits, and how many records it brought. Also those which
         # message_log has already, and the places around claims.
@@ -205,8 +208,21 @@ class Follower:
                 self._superseded = True
             elif led:  # its next claim came before it had seen that it led
                 self._waiting.append(_Valid((), lambda _: self._accepted.follow()))
-        elif envelope.writer == standing.seat.me:
+            return
+        if envelope.writer == standing.seat.me:
             proposals.came_back(envelope.index).accepted([])
+        if isinstance(note, BeatNote):
+            self._look_at_beat(note, self._place.position - 1)
+
+    def _look_at_beat(self, note: BeatNote, position: int) -> None:
+        """Compare what the primary says of an earlier beat. What came before this one is summed up when it is replayed."""
+        self._digest.compare(note.position, note.digest)
+        if self._place.ahead:  # message_log has more than what came before
+            return
+        if self._waiting or self._appending:
+            self._waiting.append(_Valid((), lambda _: self._digest.look_at(position)))
+        else:
+            self._digest.look_at(position)
 
     # -- appending
 

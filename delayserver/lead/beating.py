@@ -6,6 +6,7 @@ from delayserver.config.cluster_settings import ClusterSettings
 from delayserver.protocol.errors import DelayServerError
 from delayserver.runtime.clock import Clock
 from delayserver.runtime.marks import Bell
+from delayserver.state.shard.digest import Digest
 from delayserver.state.shard.leader_horizon import LeaderHorizon
 from delayserver.state.shard.proposals import Proposals
 from delayserver.state.shard.standing import Standing
@@ -20,12 +21,14 @@ class Beating:
         standing: Standing,
         horizon: LeaderHorizon,
         proposals: Proposals,
+        digest: Digest,
         settings: ClusterSettings,
         clock: Clock,
     ) -> None:
         self._standing = standing
         self._horizon = horizon
         self._proposals = proposals
+        self._digest = digest
         self._settings = settings
         self._clock = clock
         self._came_back = Bell()
@@ -50,11 +53,12 @@ class Beating:
 
     def _beat(self) -> None:
         settings, seat, sent_us = self._settings, self._standing.seat, self._clock.boot_us()
+        position, digest = self._digest.last
         beat = BeatNote(
             horizon_ms=self._clock.now_ms() + settings.horizon_ms,
             lease_ms=settings.lease_ms,
-            digest=b"",
-            position=0,
+            digest=digest,
+            position=position,
             address=seat.address,
             http=seat.http,
         )

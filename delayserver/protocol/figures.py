@@ -337,6 +337,11 @@ class MemberFigures(Struct, frozen=True):
         "0 where nothing is missing; else how long ago the last record that the member has read was written.",
         "Cluster/Lag in time",
     )]  # fmt: skip
+    compared_position: Annotated[int, gauge(
+        "member_compared_position",
+        "The position in the log up to which the member was last found to have decided the same as the primary; 0: not yet.",
+        "Cluster/Compared",
+    )]  # fmt: skip
     lease_left_ms: Annotated[int, gauge(
         "member_lease_left_seconds", "How long the primary may serve without another beat. 0 on a standby.",
         "Cluster/Lease of the primary",

@@ -76,7 +76,7 @@ class Replayer:
         while True:
             entries = await self._next_entries()
             if entries:
-                done = Round(entries[-1].end, self._positions.replayed_sequence.value)
+                done = Round(entries[-1].end, self._positions.replayed_sequence.value, entries)
                 quick = self._is_quick(entries)
                 retired_until_ms = _retired_until_ms(entries)
                 if retired_until_ms:
@@ -101,7 +101,7 @@ class Replayer:
             return self._queue.take(ROUND_BYTES_MAX, ROUND_ROWS_MAX)
         if not self._queue.overflowed:
             return []
-        position, stop = self._positions.replayed.value, self._positions.durable.value
+        position, stop = self._positions.replayed.value, min(self._positions.durable.value, self._queue.round_end)
         entries = await self._reader.read(position, stop)
         if not self._queue.catch_up() and not entries:
             self._positions.replayed.advance(stop)  # only the header of a new segment, or damage, lies between

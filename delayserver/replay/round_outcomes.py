@@ -17,6 +17,7 @@ from delayserver.runtime.runtime import Runtime
 from delayserver.state.decisions.decided import Decided
 from delayserver.state.decisions.outcome_rows import cancelled_outcomes, suppressed_outcomes
 from delayserver.state.replay_round import Round
+from delayserver.state.shard.digest import DERIVED, Digest
 from delayserver.state.windows.windows import Windows
 from store.errors import CorruptionError
 from store.logs.dispatch_log import DispatchKey
@@ -35,9 +36,11 @@ class RoundOutcomes:
         groups: OutcomeGroups,
         runtime: Runtime,
         schedule: ScheduleLog | None,
+        digest: Digest | None,
     ) -> None:
         """`schedule`: where a member finds the copies whose outcomes its last process did not write. All members show the
-        same counts, whichever leads. None: a single server, which finds them when it loads their windows."""
+        same counts, whichever leads. None: a single server, which finds them when it loads their windows. `digest`: of a
+        member."""
         self._decided = decided
         self._retired = windows.retired
         self._book = windows.book
@@ -47,8 +50,10 @@ class RoundOutcomes:
         self._groups = groups
         self._schedule = schedule
         self._workers = runtime.workers
-        # Of a start of a member: messages with ids whose rows are not written again.
+        self._digest = digest
+        # Of a start of a member: messages with ids whose rows are not written again; and copies that were met.
         self._skipped: list[tuple[ScheduleKey, I64]] = []
+        self._copies: list[I64] = []
 
     @property
     def recovering(self) -> bool:
@@ -62,8 +67,19 @@ class RoundOutcomes:
         for outcomes, groups in zip(done.outcomes, done.outcome_groups, strict=True):
             self.add(outcomes, groups)
         for batch in done.cancels:
-            self.add(cancelled_outcomes(batch, self._clock.now_us()))
+            self.derive(cancelled_outcomes(batch, self._clock.now_us()))
             self._decided.holds.release(batch.sequence)
+
+    def derive(self, batch: OutcomeBatch) -> None:
+        """Take outcomes that each member finds by itself: of cancels and of copies."""
+        if self._digest is not None:
+            self._sum_up(batch, self._digest)
+        self.add(batch)
+
+    def _sum_up(self, batch: OutcomeBatch, digest: Digest) -> None:
+        digest.add(DERIVED, batch.sequence, batch.outcome)
+        if self._waiting is not None:
+            self._copies.append(batch.sequence[batch.outcome == int(Outcome.DEDUPLICATED)])
 
     def add(self, batch: OutcomeBatch, groups: U32 | None = None) -> None:
         """Take outcomes that a round has brought. `groups`: as `Decided.add` has them."""
@@ -82,17 +98,31 @@ class RoundOutcomes:
     async def _skipped_copies(self) -> list[OutcomeBatch]:
         """The outcomes of copies that the files of messages had before this start."""
         schedule, found, now_us = self._schedule, list[MessageBatch](), self._clock.now_us()
-        assert schedule is not None
+        assert schedule is not None and self._digest is not None
+        missing = False
 
         def read() -> None:
+            nonlocal missing
             for key, sequences in self._skipped:
+                rows = MessageBatch.filled(0)
                 if key in schedule:
                     rows = schedule.read_ids(key, sequences, damages=[])  # whoever needs damaged ones reports it
                     found.append(rows.take(np.flatnonzero(rows.duplicate_of)))
+                missing |= len(rows) < len(sequences)
 
         await self._workers.run(read)
         self._skipped.clear()
-        return [suppressed_outcomes(rows, now_us) for rows in found if len(rows)]
+        copies = [suppressed_outcomes(rows, now_us) for rows in found if len(rows)]
+        if copies:
+            # Of a round that met a full disk, rows were placed and then skipped.
+            _, first = np.unique(
+                np.concatenate([*self._copies, *[each.sequence for each in copies]]), return_index=True
+            )
+            new = first[first >= sum(map(len, self._copies))] - sum(map(len, self._copies))
+            self._sum_up(OutcomeBatch.concatenate(copies).take(new), self._digest)
+        if missing:  # retention took them, or a drained day
+            self._digest.distrust()
+        return copies
 
     async def record_missing_cancels(self, cancels: CancelBatch) -> None:
         """Record those of these cancels that have no outcome which can be read."""

@@ -134,7 +134,7 @@ class RowsToMemory:
         copies = placed.batch.duplicate_of != 0
         if copies.any():
             index = index_rows(placed.batch, placed.appended.blob_start)
-            self._outcomes.add(suppressed_outcomes(index.take(np.flatnonzero(copies)), now_us))
+            self._outcomes.derive(suppressed_outcomes(index.take(np.flatnonzero(copies)), now_us))
 
     def _record_lost_copies(self, placed: Placed, owned: NDArray[np.bool_]) -> None:
         """A crash can lose the outcome row of a copy in a day's file. Where no load will find it, it is found here."""

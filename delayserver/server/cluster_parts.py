@@ -53,7 +53,8 @@ def build_cluster(ground: Ground, state: StateParts, appender: LogAppender) -> C
     """None for a single server. From here on the directory is that of this member. Raises CorruptionError where damage hides
     how far the log was followed, FormatError, LogTrimmed, DiskFullError, SyncFailedError."""
     membership = ground.outside.membership
-    if membership is None:
+    digest = state.digest
+    if membership is None or digest is None:
         return None
     runtime, positions = ground.runtime, state.positions
     start = followed_to(ground.files.log, ground.opened.found.checkpoint.replay_offset)
@@ -76,9 +77,9 @@ def build_cluster(ground: Ground, state: StateParts, appender: LogAppender) -> C
         proposing=Proposing(standing, proposals, state.accepted),
         sequences=ShardSequences(positions.accepted_sequence),
         writer=ShardWriter(proposals, state.accepted, positions),
-        follower=Follower(start, appender, state.accepted, standing, proposals, runtime.damage),
+        follower=Follower(start, appender, state.accepted, standing, proposals, digest, runtime),
         claiming=Claiming(log, standing, proposals, membership.settings, runtime.damage),
-        beating=Beating(standing, horizon, proposals, membership.settings, runtime.clock),
+        beating=Beating(standing, horizon, proposals, digest, membership.settings, runtime.clock),
     )
 
 

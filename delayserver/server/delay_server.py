@@ -42,11 +42,12 @@ from delayserver.server.operations_of import operations_of
 from delayserver.server.parts import Parts, build_parts
 from delayserver.server.tasks import tasks_by_stage
 from delayserver.startup.directory_opening import open_directory
+from delayserver.startup.diverged import keep_diverged
 from delayserver.state.connections.connection_memory import ConnectionMemory
 from delayserver.state.connections.connections import Connections
 from delayserver.state.connections.parties import Parties
 from delayserver.state.positions.readiness import Readiness, Stage
-from store.errors import DiskFullError, StoreError, UnreadableError
+from store.errors import DiskFullError, DivergedError, StoreError, UnreadableError
 
 events = EventLogger()
 
@@ -182,7 +183,19 @@ class DelayServer:
         Raises what `open` raises but for a full disk, which is waited for, and StoreError when a sync failed; a restart
         recovers."""
         with self.watchdog.watching():
-            await self._run(listener, ready, opened)
+            try:
+                await self._run(listener, ready, opened)
+            except BaseExceptionGroup as group:
+                self._keep_diverged(group)
+                raise
+
+    def _keep_diverged(self, group: BaseExceptionGroup[BaseException]) -> None:
+        error: BaseException | None = group.subgroup(DivergedError)
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        if isinstance(error, DivergedError):
+            with contextlib.suppress(StoreError):
+                keep_diverged(self.fs, self.settings.storage.data_dir, error)
 
     async def _run(self, listener: StreamListener, ready: Ready | None, opened: Callable[[], None] | None) -> None:
         self.address = listener.address

@@ -66,8 +66,8 @@ def build_figures(
         runtime,
     )
     member = None
-    if cluster is not None:
-        member = MemberReader(cluster.standing, cluster.leading, cluster.proposals, cluster.health, clock)
+    if cluster is not None and state.digest is not None:
+        member = MemberReader(cluster.standing, cluster.leading, cluster.proposals, cluster.health, state.digest, clock)
     shards = ClusterMap() if outside.membership is None else outside.membership.map
     identity = Identity(ground.server_id, outside.role, shards)
     status = Status(

@@ -74,7 +74,7 @@ async def serve(
 
     Raises StoreError (data directory locked, damaged, disk), OSError (an address is taken), HttpAddressError, and
     ConfigError (it would listen beyond loopback, where any client could do everything; too few file descriptors; settings
-    that are not for a member). A member raises LogLost, LogUnusable and UpgradeNeededError too.
+    that are not for a member). A member raises LogLost, LogUnusable, UpgradeNeededError and DivergedError too.
     """
     fs = fs or RealFileSystem()
     if cluster is not None:

@@ -11,6 +11,7 @@ from delayserver.replay.day_outcomes import DayOutcomes
 from delayserver.replay.day_sealing import DaySealing
 from delayserver.replay.day_tier import DayTier
 from delayserver.replay.deduplication import Deduplication
+from delayserver.replay.digested_rounds import DigestedRounds
 from delayserver.replay.drained_rows import DrainedRows
 from delayserver.replay.kept_names import KeptNames
 from delayserver.replay.kept_tables import KeptTables
@@ -53,11 +54,13 @@ def build_replay(ground: Ground, state: StateParts) -> ReplayParts:
     storage, wheel = ground.settings.storage, ground.settings.wheel
     schedule_of_member = None if ground.outside.membership is None else files.schedule
     groups = OutcomeGroups(files.schedule, storage.window_ms)
-    round_outcomes = RoundOutcomes(state.decided, state.windows, groups, runtime, schedule_of_member)
+    round_outcomes = RoundOutcomes(state.decided, state.windows, groups, runtime, schedule_of_member, state.digest)
     to_memory = RowsToMemory(
         state.windows, state.residency, state.overflow, state.decided, round_outcomes, wheel, runtime
     )
     of_broker = BrokerRecords()
+    reader = MessageLogReader(files.log, runtime)
+    digested = () if state.digest is None else (DigestedRounds(state.digest, reader),)
     steps = (
         # Counts come first: a message is counted before an outcome of it can be. Outcomes come last: those of copies
         # and cancels close messages that this round may have opened, and the holds of cancels end behind them.
@@ -70,6 +73,7 @@ def build_replay(ground: Ground, state: StateParts) -> ReplayParts:
         OpenedMessages(state.decided, round_outcomes, runtime),
         to_memory,
         round_outcomes,
+        *digested,
     )
     placing = Placing(
         files,
@@ -93,7 +97,6 @@ def build_replay(ground: Ground, state: StateParts) -> ReplayParts:
         state.log_queue.arrived,
         runtime.clock,
     )
-    reader = MessageLogReader(files.log, runtime)
     replayer = Replayer(reader, files.schedule, rounds, tier, state.log_queue, storage.window_ms, runtime)
     return ReplayParts(
         placing, publisher, to_memory, round_outcomes, groups, day_outcomes, day_end, tier, reader, replayer, of_broker

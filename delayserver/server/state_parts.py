@@ -22,12 +22,14 @@ from delayserver.state.positions.accepted_log import AcceptedLog
 from delayserver.state.positions.gathering import Gathering
 from delayserver.state.positions.log_queue import LogQueue
 from delayserver.state.positions.positions import Positions
+from delayserver.state.shard.digest import Digest
 from delayserver.state.shard.shared_tables import SharedTables
 from delayserver.state.windows.closed_windows import ClosedWindows
 from delayserver.state.windows.drains import Drains
 from delayserver.state.windows.retired import Retired
 from delayserver.state.windows.window_book import WindowBook
 from delayserver.state.windows.windows import Windows
+from store.records.segment import FILE_HEADER_BYTES
 from wheel.cursors import LoadCursors
 
 
@@ -49,6 +51,7 @@ class StateParts:
     queueing: Queueing
     read_back: ReadBack
     tables: SharedTables
+    digest: Digest | None
 
     @property
     def book(self) -> WindowBook:
@@ -110,8 +113,17 @@ def build_state(ground: Ground) -> StateParts:
         overflow=overflow,
         queueing=queueing,
         tables=SharedTables(),
+        digest=_digest(ground, log_queue),
         read_back=ReadBack(residency, overflow, fallbacks, queueing, windows, runtime),
     )
+
+
+def _digest(ground: Ground, log_queue: LogQueue) -> Digest | None:
+    if ground.outside.membership is None:
+        return None
+    found, log = ground.opened.found, ground.files.log
+    begins = log_queue.positions.replayed.value <= FILE_HEADER_BYTES and log.first == FILE_HEADER_BYTES
+    return Digest(log_queue, {} if found.lost else found.checkpoint.totals, whole=begins and not log.damages)
 
 
 def _windows(ground: Ground) -> Windows:

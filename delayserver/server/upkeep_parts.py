@@ -49,7 +49,7 @@ def build_upkeep(ground: Ground, state: StateParts, cluster: ClusterParts | None
     coming = OnTheirWay(state.gathering, files.log, state.positions, storage.window_ms, runtime)
     found = None if opened.found.lost else opened.found.checkpoint
     checkpoint = CheckpointFile(fs, ground.path("checkpoint"), opened.sequences, horizon, found)
-    progress = Progress(state.positions, state.balance, state.decided, state.windows, opened.believable)
+    progress = Progress(state.positions, state.balance, state.decided, state.windows, opened.believable, state.digest)
     clock_stepped = Bell()
     bells = horizon.earlier, state.residency.loadable, clock_stepped
     writer: LedgerWriter = LocalLedgerWriter(files.ledger)

@@ -17,6 +17,7 @@ from delayserver.runtime.believable_clock import BelievableClock
 from delayserver.runtime.chance import random_server_id
 from delayserver.runtime.damage import DamageReport
 from delayserver.runtime.runtime import Runtime
+from delayserver.startup.diverged import refuse_diverged
 from delayserver.state.files import Files
 from delayserver.state.memory.attempt_horizon import AHEAD_MS, AttemptHorizon
 from delayserver.state.memory.attempted import Attempted
@@ -143,7 +144,7 @@ def _open(
     )
     stack.callback(directory.close)
     server_id = directory.server_id
-    _refuse_other_shard(path, server_id, member)
+    _refuse_other_shard(fs, path, server_id, member)
     _refuse_lost_tables(fs, path)
     names = _open_names(fs, path, server_id, settings, shared=shared)
     stack.callback(names.close)
@@ -278,9 +279,13 @@ def _open_names(fs: FileSystem, path: str, server_id: int, settings: Settings, *
     return Names.open(fs, path, server_id, *bounds, shared=shared)
 
 
-def _refuse_other_shard(path: str, server_id: int, member: OpeningMember | None) -> None:
-    """Raises FormatError for the directory of a server that is no member of the shard."""
-    if member is not None and member.server_id != server_id:
+def _refuse_other_shard(fs: FileSystem, path: str, server_id: int, member: OpeningMember | None) -> None:
+    """Raises FormatError for the directory of a server that is no member of the shard, DivergedError for that of a member
+    which must never lead."""
+    if member is None:
+        return
+    refuse_diverged(fs, path)
+    if member.server_id != server_id:
         raise FormatError(path, f"belongs to server {server_id:012x}, and the shard is {member.server_id:012x}")
 
 

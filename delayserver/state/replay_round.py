@@ -6,6 +6,7 @@ loop. An index over all messages is one more step: a class with `publish`, in th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -36,6 +37,8 @@ class Round:
 
     end: int
     last_sequence: int
+    # What it replays, as it stands in message_log.
+    entries: Sequence[LogEntry] = ()
     # All messages of the round; copies are marked in `placed` only.
     messages: MessageBatch | None = None
     placed: list[Placed] = field(default_factory=list)

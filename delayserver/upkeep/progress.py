@@ -9,6 +9,7 @@ from delayserver.state.counts.balance import Balance
 from delayserver.state.counts.waiting_ages import WaitingAges
 from delayserver.state.decisions.decided import Decided
 from delayserver.state.positions.positions import Positions
+from delayserver.state.shard.digest import Digest
 from delayserver.state.windows.windows import Windows
 from store.records.batches import I64
 
@@ -41,12 +42,15 @@ class Progress:
         decided: Decided,
         windows: Windows,
         believable: BelievableClock,
+        digest: Digest | None,
     ) -> None:
+        """`digest`: of a member of a cluster."""
         self.positions = positions
         self.decided = decided
         self._balance = balance
         self._windows = windows
         self._believable = believable
+        self._digest = digest
 
     def capture(self) -> Captured:
         """One step. The marks of files may include what replay does later: their high-water marks make the next start skip
@@ -59,6 +63,7 @@ class Progress:
                 "internal": self._balance.internal,
                 "replaced": self._balance.replaced,
                 "timers_until_ms": self._balance.timers_until_ms,
+                **({} if self._digest is None else self._digest.counters),
             },
             drains=dict(self._windows.drains.positions),
             orphans=dict(self._windows.book.orphans),

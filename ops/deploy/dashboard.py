@@ -273,6 +273,7 @@ ROWS: Final[dict[str, Sequence[Panel]]] = {
                      f"max by (job, shard) ({_value('member_epoch')} offset $__range)", "shard {{shard}}")],
               width=8),
         Panel("Lag in records", "Records of the log that a member has not applied.", width=8),
+        Panel("Compared", "Up to this position each standby was found to have decided as the primary.", width=8),
         Panel("Lag in time", "How far each member is behind the log.", width=8),
         Panel("Lease of the primary",
               "How long the primary may serve without another beat, and the age of the last beat that came back.", width=8),

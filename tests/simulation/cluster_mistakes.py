@@ -9,10 +9,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from delayserver.broker.service import shared_broker
 from delayserver.broker.service.commit import BrokerCommit
 from delayserver.follow.follower import Follower
 from delayserver.follow.shard_outcome_writer import ShardOutcomeWriter
+from delayserver.replay.deduplication import Deduplication
 from delayserver.replay.replayer import Replayer
 from delayserver.server import cluster_parts
 from delayserver.state.memory.attempted import Attempted
@@ -159,6 +162,24 @@ def published_before_it_came_back() -> list[Change]:
     return [(BrokerCommit, "when_stored", lambda _: lambda self, _end, done: (done(None), self.soon()))]
 
 
+def a_duplicate_dropped() -> list[Change]:
+    """The replay of one member takes one copy for a message of its own."""
+
+    def mistaken(right: Any) -> Any:
+        dropped: list[Any] = []
+
+        def mark(self: Any, key: Any, rows: Any, *, may_read: bool) -> Any:
+            marked = right(self, key, rows, may_read=may_read)
+            if not dropped and marked.duplicate_of.any():
+                dropped.append(key)
+                return marked.with_columns(duplicate_of=np.zeros(len(marked), np.int64))
+            return marked
+
+        return mark
+
+    return [(Deduplication, "mark", mistaken)]
+
+
 # Each with a seed that notices it.
 CLUSTER_MISTAKES: tuple[tuple[Callable[[], list[Change]], int], ...] = (
     (outcomes_written_before_they_came_back, 4),
@@ -172,4 +193,5 @@ CLUSTER_MISTAKES: tuple[tuple[Callable[[], list[Change]], int], ...] = (
     (follows_behind_its_end, 202),
     (acks_beside_the_log, 3),
     (published_before_it_came_back, 15),
+    (a_duplicate_dropped, 4),
 )

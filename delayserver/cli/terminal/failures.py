@@ -52,12 +52,18 @@ def _describe(error: BaseException) -> tuple[int, str] | None:
     from delayserver.config.toml_file import ConfigError
     from delayserver.protocol.errors import DelayServerError
     from delayserver.runtime.shared_log import LogLost, LogTrimmed, LogUnusable, SharedLogError
-    from store.errors import StoreError, UpgradeNeededError
+    from store.errors import DivergedError, StoreError, UpgradeNeededError
 
     if isinstance(error, LogLost) and not isinstance(error, LogTrimmed):
         return (
             LOG_LOST,
             f"log_lost: {error}. Stop all members of the shard, then call delayserver cluster heal for each",
+        )
+    if isinstance(error, DivergedError):
+        return (
+            LOG_LOST,
+            f"diverged: {error}. This member never leads. Put its directory aside, and make it anew from a backup "
+            "(delayserver restore)",
         )
     if isinstance(error, LogLost | LogUnusable | UpgradeNeededError):
         return LOG_LOST, str(error)

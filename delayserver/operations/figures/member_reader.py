@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from delayserver.protocol.figures import MemberFigures
 from delayserver.runtime.clock import Clock
+from delayserver.state.shard.digest import Digest
 from delayserver.state.shard.leading import Leading
 from delayserver.state.shard.log_health import LogHealth
 from delayserver.state.shard.proposals import Proposals
@@ -14,12 +15,19 @@ class MemberReader:
     """Reads the figures of a member."""
 
     def __init__(
-        self, standing: Standing, leading: Leading, proposals: Proposals, health: LogHealth, clock: Clock
+        self,
+        standing: Standing,
+        leading: Leading,
+        proposals: Proposals,
+        health: LogHealth,
+        digest: Digest,
+        clock: Clock,
     ) -> None:
         self._standing = standing
         self._leading = leading
         self._proposals = proposals
         self._health = health
+        self._digest = digest
         self._clock = clock
 
     @property
@@ -39,6 +47,7 @@ class MemberReader:
             epoch=standing.epoch.value,
             lag_records=lag,
             lag_ms=standing.lag_ms(lag, self._clock.now_us()),
+            compared_position=self._digest.compared,
             lease_left_ms=self._leading.left_us // 1000,
             beat_age_ms=None if unconfirmed_us is None else unconfirmed_us // 1000,
             proposals=len(self._proposals),

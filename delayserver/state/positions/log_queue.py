@@ -25,6 +25,7 @@ QUEUE_BYTES_MAX = 32 << 20
 LINGER_MS = 50
 LINGER_ROWS_MAX = 512
 SOON_MS = 200
+NO_END = 1 << 62
 
 
 class LogQueue:
@@ -38,6 +39,8 @@ class LogQueue:
         self._size_bytes = 0
         self._lingering = False
         self._lingering_rows = 0
+        # Offsets at which a round ends, in order.
+        self._round_ends: deque[int] = deque()
         # Whether the log holds entries behind those that are here.
         self.overflowed = True
         # Rung when there is something to replay.
@@ -70,11 +73,23 @@ class LogQueue:
                     self.positions.hurry.ring()
         self.arrived.ring()
 
+    def end_round_at(self, offset: int) -> None:
+        """Let a round end at an offset behind those that are replayed. Offsets come in order."""
+        self._round_ends.append(offset)
+
+    @property
+    def round_end(self) -> int:
+        """The next round takes nothing behind this offset."""
+        ends = self._round_ends
+        while ends and ends[0] <= self.positions.replayed.value:
+            ends.popleft()
+        return ends[0] if ends else NO_END
+
     def take(self, bytes_max: int, rows_max: int) -> list[LogEntry]:
-        """The first entries: at least one if there is any, up to about so many bytes and rows."""
+        """The first entries: at least one if there is any, up to about so many bytes and rows, or to `round_end`."""
         entries: list[LogEntry] = []
-        size, rows = 0, 0
-        while self._entries and size < bytes_max and rows < rows_max:
+        size, rows, end = 0, 0, self.round_end
+        while self._entries and size < bytes_max and rows < rows_max and self._entries[0].start < end:
             entry = self._entries.popleft()
             entries.append(entry)
             size += entry.end - entry.start

@@ -33,6 +33,7 @@ from delayserver.state.positions.accepted_log import AcceptedLog
 from delayserver.state.positions.gathering import Committed, Gathering
 from delayserver.state.positions.log_queue import LogQueue
 from delayserver.state.positions.positions import Positions
+from delayserver.state.shard.digest import Digest
 from delayserver.state.shard.leader_horizon import LeaderHorizon
 from delayserver.state.shard.leading import Leading
 from delayserver.state.shard.proposals import Proposals
@@ -189,14 +190,15 @@ class Member:
         gathering = Gathering(storage, runtime.clock)
         self.accepted = AcceptedLog(self.queue, Balance(), gathering)
         appender = LogAppender(self.log, inline_bytes_max, runtime.clock, runtime.workers, assumed=False)
-        self.follower = Follower(start, appender, self.accepted, self.standing, self.proposals, runtime.damage)
+        self.digest = Digest(self.queue, {}, whole=True)
+        self.follower = Follower(start, appender, self.accepted, self.standing, self.proposals, self.digest, runtime)
         writer = ShardWriter(self.proposals, self.accepted, self.positions)
         self.sequences = ShardSequences(self.positions.accepted_sequence)
         self.commit = GroupCommit(gathering, self.sequences, writer, self.accepted, self.positions, storage, runtime)
         self.claiming = Claiming(self.shared, self.standing, self.proposals, cluster, runtime.damage)
         leading = Leading(self.standing, runtime.clock, cluster.lease_ms, cluster.log_wait_ms)
         self.horizon = LeaderHorizon(leading, Bell())
-        self.beating = Beating(self.standing, self.horizon, self.proposals, cluster, runtime.clock)
+        self.beating = Beating(self.standing, self.horizon, self.proposals, self.digest, cluster, runtime.clock)
 
     @asynccontextmanager
     async def following(self) -> AsyncIterator[trio.Nursery]:

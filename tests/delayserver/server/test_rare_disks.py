@@ -71,7 +71,7 @@ async def test_a_start_takes_time_in_proportion_to_the_cancels_it_meets(
         subject=1,
     )
     groups = OutcomeGroups(server.parts.files.schedule, 60_000)
-    outcomes = RoundOutcomes(server.parts.state.decided, server.parts.state.windows, groups, server.runtime, None)
+    outcomes = RoundOutcomes(server.parts.state.decided, server.parts.state.windows, groups, server.runtime, None, None)
     outcomes.add(cancelled_outcomes(cancels, 0))
     compared = 0
     equal = DispatchKey.__eq__

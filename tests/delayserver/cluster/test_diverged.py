@@ -1,0 +1,146 @@
+"""A member that decides something else than the primary, from the same log, stops by name and never leads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from delayserver.replay.deduplication import Deduplication
+from store.errors import DivergedError
+from store.shared.envelope import Envelope, EnvelopeKind, unwrap
+from tests.delayserver.cluster.clusters import Cluster
+from tests.delayserver.follow.members import IDENTITY
+from tests.fakes.host import Boot, Host
+
+FAR_MS = 3_600_000
+
+
+def compared(host: Host) -> int:
+    digest = host.server.parts.state.digest
+    assert digest is not None and digest.since == 0
+    return digest.compared
+
+
+def diverged(host: Host) -> DivergedError:
+    error: BaseException | None = host.died_of
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, DivergedError)
+    return error
+
+
+async def send_copies(host: Host, name: str) -> None:
+    """Two messages, a copy, and a cancel."""
+    client = await host.client()
+    due_ms = host.now_ms + FAR_MS
+    for body in ("first", "copy"):
+        await client.put(body, due_ms, message_id=name)
+    await client.cancel((await client.put("gone", due_ms))["receipt"])
+
+
+def drop_copies(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The replay of this member sees no copies."""
+    mark = Deduplication.mark
+    schedule = host.server.parts.files.schedule
+
+    def forgetful(self: Any, key: Any, rows: Any, *, may_read: bool) -> Any:
+        return rows if self._schedule is schedule else mark(self, key, rows, may_read=may_read)
+
+    monkeypatch.setattr(Deduplication, "mark", forgetful)
+
+
+def claims(cluster: Cluster) -> list[Envelope]:
+    found = [unwrap(data, IDENTITY, place).envelope for place, data in enumerate(cluster.engine.records.data)]
+    return [each for each in found if each.kind is EnvelopeKind.CLAIM]
+
+
+async def test_members_of_one_log_have_one_digest_over_restarts_and_takeovers(boot: Boot) -> None:
+    cluster = Cluster(boot, "ab")
+    first, second = cluster.hosts["a"], cluster.hosts["b"]
+    await first.start_connected()
+    second.begin()
+    for number in range(4):
+        await send_copies(first, f"one-{number}")
+        await first.sleep_ms(1_300)
+        if number % 2:
+            await second.lose_power(number)
+        else:
+            await second.kill()
+        second.begin()
+    await first.sleep_ms(3_000)
+    assert compared(second) > 0
+    await first.kill()
+    await second.wait_up()
+    first.begin()
+    await send_copies(second, "two")
+    await second.sleep_ms(3_000)
+    assert compared(first) > 0
+
+
+async def test_a_member_that_drops_a_duplicate_stops_and_never_claims(
+    boot: Boot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster(boot, "ab")
+    first, second = cluster.hosts["a"], cluster.hosts["b"]
+    await first.start_connected()
+    second.begin()
+    await send_copies(first, "one")
+    await first.sleep_ms(3_000)
+    same = compared(second)
+    drop_copies(second, monkeypatch)
+    await send_copies(first, "two")
+    await second.wait_down()
+    assert diverged(second).position > same > 0
+    await first.kill()
+    second.disk.kill()
+    second.begin()
+    await second.wait_down()
+    assert diverged(second).position > same
+    assert [each.epoch for each in claims(cluster)] == [1]
+
+
+async def test_a_diverged_member_is_found_again_after_its_power_was_lost(
+    boot: Boot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster(boot, "ab")
+    first, second = cluster.hosts["a"], cluster.hosts["b"]
+    await first.start_connected()
+    second.begin()
+    await first.sleep_ms(2_000)
+    drop_copies(second, monkeypatch)
+    await send_copies(first, "one")
+    sent = first.server.parts.state.positions.accepted_sequence.value
+    await second.server.parts.state.positions.replayed_sequence.reached(sent)
+    for log in cluster.engine.logs[1:]:
+        log.pause()  # it does not hear what the primary says
+    await second.server.parts.upkeep.checkpointing.write()
+    await second.lose_power(1)
+    monkeypatch.undo()
+    second.begin()
+    await second.wait_down()
+    diverged(second)
+
+
+async def test_a_member_that_lost_its_checkpoint_compares_from_then_on(boot: Boot) -> None:
+    cluster = Cluster(boot, "ab")
+    first, second = cluster.hosts["a"], cluster.hosts["b"]
+    await first.start_connected()
+    second.begin()
+    await send_copies(first, "one")
+    await first.sleep_ms(2_000)
+    digest = second.server.parts.state.digest
+    assert digest is not None
+    digest.distrust()
+    await send_copies(first, "two")
+    await first.sleep_ms(2_000)
+    assert compared(second) > 0
+    digest = first.server.parts.state.digest
+    assert digest is not None
+    digest.distrust()
+    await first.sleep_ms(2_000)
+    await send_copies(first, "three")
+    await first.sleep_ms(2_000)
+    ours = second.server.parts.state.digest
+    assert ours is not None and ours.since == digest.since and ours.since
+    assert ours.counters == digest.counters
