@@ -24,6 +24,7 @@ from delayserver.startup.directory_opening import find_lost_broker
 from delayserver.startup.written_records import written_records
 from store.errors import StoreError
 from store.logs.message_log import MessageLog
+from store.records.segment import FILE_HEADER_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,8 @@ def build_broker(
     """Opens the broker's files, which are the last: takes sequences then. Raises StoreError; the files are closed then."""
     opened, runtime, storage = ground.opened, ground.runtime, ground.settings.storage
     path = ground.path("broker")
-    lost = find_lost_broker(ground.outside.doors.fs, path, ground.names)
+    begun = cluster is not None and ground.files.log.end > FILE_HEADER_BYTES
+    lost = None if begun else find_lost_broker(ground.outside.doors.fs, path, ground.names)
     if lost is not None:
         runtime.damage.report(lost)
     core = Broker.open(
@@ -57,6 +59,7 @@ def build_broker(
         runtime.clock.monotonic_us(),
         patient=ground.patient,
         shared=cluster is not None,
+        begun=begun,
     )
     try:
         # All files are open: from here on the start is not refused, and sequences may be taken.

@@ -187,6 +187,7 @@ class GroupTable:
     def recover_removal(self, key: GroupKey, retry_end: int) -> None:
         """Removes a group whose removal the progress log has. Its retry queue ended here. An older checkpoint, or the
         store behind it, may know that queue still."""
+        self.removals.known[key] = retry_end
         self._groups.pop(key, None)
         retry = self._queues.get(key)
         if retry is not None:

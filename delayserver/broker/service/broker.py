@@ -71,6 +71,7 @@ class Broker:
         *,
         patient: bool = False,
         shared: bool = False,
+        begun: bool = False,
     ) -> Self:
         """Open or create the broker's files in `directory` and recover. A torn tail is cut off, queues are scanned from
         the checkpoint on, and leased messages are deliverable again.
@@ -78,13 +79,13 @@ class Broker:
         `now_us` dates segments of unknown age. From it follows how much longer messages wait in their place. It is also
         the default of `lease_us`. The store asks `room` before it grows. With `patient` raises UnreadableError where the
         disk cannot read the store; without, its messages are passed over. `shared`: of a member of a cluster, which has
-        followed its log up to the last mark of its files. It serves after `take_over` only.
-        Raises FormatError for files of another server, DiskFullError, StoreError.
+        followed its log up to the last mark of its files; `begun`: it has records of that log. It serves after `take_over`
+        only. Raises FormatError for files of another server, CorruptionError for missing ones, DiskFullError, StoreError.
         """
         leases_us = now_us if lease_us is None else lease_us
         limits = limits or BrokerLimits()
         state, replay = recover_broker(
-            fs, directory, server_id, limits, now_us, leases_us, room, patient=patient, shared=shared
+            fs, directory, server_id, limits, now_us, leases_us, room, patient=patient, shared=shared, begun=begun
         )
         if not shared:
             replay.finish(now_us)

@@ -52,6 +52,11 @@ from store.logs.message_log_opening import cut_log
 from store.records.record import HEADER_BYTES
 from store.records.segment import FILE_HEADER_BYTES, FILE_STORE
 
+# Other members have all that one has lost. One that led without it would take it from them too.
+MEMBER_REMEDY = (
+    "Put it back; or make the directory of this member anew: restore a backup of its shard, or begin with none"
+)
+
 
 def recover_broker(
     fs: FileSystem,
@@ -64,22 +69,24 @@ def recover_broker(
     *,
     patient: bool = False,
     shared: bool = False,
+    begun: bool = False,
 ) -> tuple[BrokerState, ProgressReplay]:
     """Open or create the files; returns the state, and the replay of its progress: it has all rows and is not finished. With
     `patient` raises UnreadableError where the disk cannot read the store: it may read that later. Without, its messages are
-    passed over. `shared`: of a member of a cluster; the files are cut to their last mark.
+    passed over. `shared`: of a member of a cluster; the files are cut to their last mark. `begun`: message_log has records,
+    so a member has written such a mark.
 
     Raises FormatError for files of another server, StoreError if the disk fails, and CorruptionError if a file is
     missing and messages would silently be lost or come again."""
     fs.make_directory(directory)
-    _refuse_lost_files(fs, directory)
+    _refuse_lost_files(fs, directory, shared=shared)
     checkpoint = _read_checkpoint(fs, f"{directory}/checkpoint", server_id)
     # Without a checkpoint the time gives the epoch, so that it differs from the epochs of old delivery ids.
     epoch = checkpoint.epoch + 1 if checkpoint else now_us // 1_000_000
     reads = Reads()
     progress = ProgressLog.open(fs, f"{directory}/progress.log", server_id)
     if shared:
-        _cut_to_mark(fs, directory, server_id, progress)
+        _cut_to_mark(fs, directory, server_id, progress, begun=begun)
     stored = checkpoint.store_offset if checkpoint else 0
     store = BrokerStore.open(fs, f"{directory}/store", server_id, limits, stored, reads)
     if (
@@ -140,37 +147,40 @@ def recover_broker(
     return state, replay
 
 
-def _refuse_lost_files(fs: FileSystem, directory: str) -> None:
+def _refuse_lost_files(fs: FileSystem, directory: str, *, shared: bool) -> None:
     """Raise CorruptionError if the store or the progress log is missing and the other files show that it was there.
 
     Both exist before the first checkpoint, message and ack. Only the operator may decide to go on without one of them,
-    by a step that the error names."""
+    by a step that the error names. A member of a cluster goes on without neither: the others have all of it."""
     store, progress, checkpoint = f"{directory}/store", f"{directory}/progress.log", f"{directory}/checkpoint"
     has_store = any(name.endswith(".log") for name in fs.listdir(store))
     has_progress = fs.exists(progress)
     if not has_store and (fs.exists(checkpoint) or (has_progress and fs.size(progress) > FILE_HEADER_BYTES)):
-        detail = (
-            "the store is missing, and with it all that was delivered and not consumed yet. Put it back; or remove "
-            f"all of {directory}, start with an empty broker, and let `delayserver recover redispatch` deliver again"
+        remedy = (
+            f"Put it back; or remove all of {directory}, start with an empty broker, and let "
+            "`delayserver recover redispatch` deliver again"
         )
-        raise CorruptionError(store, 0, detail)
+        detail = "the store is missing, and with it all that was delivered and not consumed yet"
+        raise CorruptionError(store, 0, f"{detail}. {MEMBER_REMEDY if shared else remedy}")
     if not has_progress and (fs.exists(checkpoint) or _has_messages(fs, store)):
-        detail = (
-            "the progress log is missing, and with it what every consumer group has acked. Put it back; or make an empty "
-            "file of this name: then every group gets once more all that the store keeps"
+        remedy = (
+            "Put it back; or make an empty file of this name: then every group gets once more all that the store keeps"
         )
-        raise CorruptionError(progress, 0, detail)
+        detail = "the progress log is missing, and with it what every consumer group has acked"
+        raise CorruptionError(progress, 0, f"{detail}. {MEMBER_REMEDY if shared else remedy}")
 
 
-def _cut_to_mark(fs: FileSystem, directory: str, server_id: int, progress: ProgressLog) -> None:
+def _cut_to_mark(fs: FileSystem, directory: str, server_id: int, progress: ProgressLog, *, begun: bool) -> None:
     """Cut the files of a member to what they had at its last mark. Its store may have more that never came into the log of
-    its shard. Raises FormatError if a server that was no member wrote them."""
+    its shard. Raises FormatError if a server that was no member wrote them, CorruptionError if they are gone."""
     progress.cut_to_mark()
     store, mark = f"{directory}/store", progress.applied
     if mark is not None:
         cut_log(fs, store, server_id, FILE_STORE, mark.store_end)
     elif progress.length_bytes > FILE_HEADER_BYTES or _has_messages(fs, store):
         raise FormatError(directory, "has messages of a server that was no member of a cluster")
+    elif begun:
+        raise CorruptionError(directory, 0, f"what this member knew of its consumers is missing. {MEMBER_REMEDY}")
 
 
 def _has_messages(fs: FileSystem, store: str) -> bool:

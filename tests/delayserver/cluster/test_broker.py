@@ -9,9 +9,10 @@ import trio
 
 from delayserver.protocol.errors import InDoubt
 from delayserver.server.delay_server import LeadershipLost
+from store.errors import CorruptionError
 from tests.delayserver.cluster.clusters import Cluster
 from tests.delayserver.operations.groups.test_redelivery_crashes import GONE, OPERATIONS, Told, judge, script
-from tests.fakes.host import Boot, Client, small_settings, texts
+from tests.fakes.host import DATA_DIR, Boot, Client, small_settings, texts
 
 # The records that a primary appends during the script below, beats among them.
 RECORDS = 60
@@ -164,3 +165,22 @@ async def test_what_a_superseded_primary_was_asked_last_is_in_doubt(boot: Boot) 
     await first.wait_down()
     assert isinstance(first.died_of, LeadershipLost)
     assert texts(await (await second.client()).pull()) == ["one"]
+
+
+@pytest.mark.parametrize("lost", ["", "/progress.log", "/store"])
+async def test_a_member_that_lost_its_broker_s_files_does_not_start(boot: Boot, lost: str) -> None:
+    cluster = members(boot)
+    first, second = cluster.hosts["a"], cluster.hosts["b"]
+    client = await first.start_connected()
+    second.begin()
+    await publish(client, "one")
+    await second.sleep_ms(1_000)
+    await second.kill()
+    for path in second.disk.files(f"{DATA_DIR}/broker{lost}"):
+        second.disk.remove(path)
+    for _ in range(2):
+        second.begin()
+        await second.wait_down()
+        assert isinstance(second.died_of, CorruptionError)
+        assert "restore a backup" in str(second.died_of)
+    assert texts(await client.pull()) == ["one"]

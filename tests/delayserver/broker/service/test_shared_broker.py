@@ -232,6 +232,32 @@ def test_the_files_of_a_server_that_was_no_member_are_not_cut() -> None:
     assert len(open_broker(disk).pull(1, 9, 8, 1 << 20, NOW_US, NOW_US) or ()) == 3
 
 
+async def test_a_removed_group_stays_removed_where_a_snapshot_takes_the_place_of_its_rows() -> None:
+    log: list[ColumnBatch] = []
+    leader, standby = Member(log), Member(log)
+    leader.lead(1)
+    again = messages(1, 3).with_columns(target_group=np.full(3, 9, np.uint32))
+    leader.core.arrivals.deliver(again, NOW_US)
+    leader.core.pull(1, 9, 1, 1 << 20, NOW_US, NOW_US)
+    await leader.shared.sync()
+    standby.follow()
+    await standby.shared.mark()
+    standby.core.durability.checkpoint()
+    leader.core.state.groups.remove((1, 9))
+    leader.core.positions.begin((1, 10), 0)
+    await leader.shared.sync()
+    while not standby.core.durability.progress_is_long:
+        leader.core.positions.seek((1, 10), 0)
+        await leader.shared.sync()
+        standby.follow()
+        await standby.shared.mark()
+    await standby.shared.mark()
+    after = standby.next_life(Random(0))
+    after.lead(2)
+    assert after.core.state.groups.moves == leader.core.state.groups.moves
+    assert after.core.pull(1, 9, 8, 1 << 20, NOW_US, NOW_US) is None
+
+
 def test_more_rows_than_one_envelope_takes_become_several() -> None:
     rows = ProgressRows()
     rows.add_all(ACKED, 1, 9, False, [(2 * place, 2 * place + 1) for place in range(900_000)])
