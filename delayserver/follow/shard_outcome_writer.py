@@ -26,11 +26,12 @@ class ShardOutcomeWriter:
         self._proposing = proposing
         self._local = local
 
-    async def write(self, batches: list[OutcomeBatch]) -> set[DispatchKey]:
-        """As `OutcomeWriter.write`."""
-        if self._proposing.decides:
-            batch = OutcomeBatch.concatenate(batches)
+    async def write(self, batches: list[OutcomeBatch], new: list[OutcomeBatch]) -> set[DispatchKey]:
+        """As `OutcomeWriter.write`. The log has those already that only move. If the clock of a former primary was hours
+        ahead, they are of messages that lie in the file of a day here."""
+        if self._proposing.decides and new:
+            batch = OutcomeBatch.concatenate(new)
             decided = np.flatnonzero(np.isin(batch.outcome, DECIDED))
             for first in range(0, len(decided), ROWS_MAX):
                 await self._proposing.decide([batch.take(decided[first : first + ROWS_MAX])])
-        return await self._local.write(batches)
+        return await self._local.write(batches, new)

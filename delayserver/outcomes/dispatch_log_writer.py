@@ -21,7 +21,7 @@ class DispatchLogWriter:
         self._clock = runtime.clock
         self.disk_full = False
 
-    async def write(self, batches: list[OutcomeBatch]) -> set[DispatchKey]:
+    async def write(self, batches: list[OutcomeBatch], _new: list[OutcomeBatch]) -> set[DispatchKey]:
         """As `OutcomeWriter.write`. In a thread, as outcomes are not urgent."""
         parts: list[tuple[DispatchKey, OutcomeBatch]] = []
         done = 0

@@ -102,7 +102,7 @@ class OutcomeRecorder:
             writes.acquire_nowait()  # an event-loop iteration less
         try:
             batches, totals = decided.begin_write(), decided.totals.copy()
-            keys = await self._writer.write(batches)
+            keys = await self._writer.write(batches, decided.writing_new)
             decided.end_write(totals)
         finally:
             writes.release()

@@ -31,12 +31,12 @@ def outcomes_written_before_they_came_back() -> list[Change]:
     """Files are written before the record came back."""
 
     def mistaken(right: Any) -> Any:
-        async def write(self: Any, batches: Any) -> Any:
-            keys = await self._local.write(batches)
+        async def write(self: Any, batches: Any, new: Any) -> Any:
+            keys = await self._local.write(batches, new)
             if self._proposing.decides:
                 local, self._local = self._local, _Wrote(keys)
                 try:
-                    await right(self, batches)
+                    await right(self, batches, new)
                 finally:
                     self._local = local
             return keys
@@ -52,7 +52,7 @@ class _Wrote:
     def __init__(self, keys: Any) -> None:
         self._keys = keys
 
-    async def write(self, _batches: Any) -> Any:
+    async def write(self, _batches: Any, _new: Any) -> Any:
         return self._keys
 
 

@@ -272,6 +272,11 @@ class Decided:
         self._writing_since_us = self._waiting_since_us
         return self._unwritten.begin_write()
 
+    @property
+    def writing_new(self) -> list[OutcomeBatch]:
+        """Those of the write that was begun which do not only move from the file of a day."""
+        return self._writing_counted
+
     def end_write(self, totals: I64) -> None:
         """Ends the write that was begun: it is durable. `totals` are the counts of that moment."""
         rows = self._unwritten.end_write()

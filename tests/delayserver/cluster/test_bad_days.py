@@ -11,11 +11,14 @@ import trio
 from delayserver.protocol.errors import InDoubt, SharedLogUnavailable
 from delayserver.runtime.shared_log import AppendFailed
 from store.errors import DiskFullError
-from store.shared.envelope import ShardIdentity
+from store.records.batches import OutcomeBatch
+from store.shared.envelope import EnvelopeKind, ShardIdentity, unwrap
+from store.shared.payload import decode_records
 from tests.delayserver.backup.builders import repository
 from tests.delayserver.backup.test_restoring import backed_up, restored
 from tests.delayserver.cluster.clusters import Cluster
 from tests.delayserver.cluster.test_lease import epoch
+from tests.delayserver.follow.members import IDENTITY
 from tests.fakes.host import DATA_DIR, Boot
 
 MINUTE_MS = 60_000
@@ -190,3 +193,27 @@ async def test_a_standby_that_has_found_damage_never_leads_and_is_made_anew_from
     await third.kill()
     await second.wait_up()
     assert await (await second.client()).lookup(sent["receipt"]) == ["pending"]
+
+
+async def test_what_a_clock_far_ahead_delivered_is_in_the_log_once_when_another_clock_comes_there(boot: Boot) -> None:
+    cluster = Cluster(boot, "ab")
+    first, second = cluster.hosts.values()
+    first.clock.step(100 * HOUR_MS)
+    client = await first.start_connected()
+    second.begin()
+    await client.put("one", first.now_ms + 1_000)
+    await first.sleep_ms(10_000)
+    assert cluster.delivered == ["one"]
+    await first.kill()
+    await second.wait_up()
+    second.clock.step(101 * HOUR_MS)  # the day of the message comes near, and goes by
+    await second.sleep_ms(10 * MINUTE_MS)
+    await second.balanced(pending=0)
+    assert cluster.delivered == ["one"]
+    outcomes = [
+        record.to_batch()
+        for position, data in enumerate(cluster.engine.records.data)
+        if (found := unwrap(data, IDENTITY, position)).envelope.kind is EnvelopeKind.RECORDS
+        for record in decode_records(found.payload, position)
+    ]
+    assert [batch.sequence.tolist() for batch in outcomes if isinstance(batch, OutcomeBatch)] == [[1]]

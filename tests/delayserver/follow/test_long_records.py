@@ -42,7 +42,7 @@ class Written:
         self._kept = kept
         self.rows = 0
 
-    async def write(self, batches: list[OutcomeBatch]) -> set[DispatchKey]:
+    async def write(self, batches: list[OutcomeBatch], _new: list[OutcomeBatch]) -> set[DispatchKey]:
         assert self._kept.records, "the log has them first"
         self.rows += sum(map(len, batches))
         return set()
@@ -64,7 +64,8 @@ async def test_the_outcomes_of_a_burst_become_several_records_in_their_order() -
     )
     kept = Kept()
     local = Written(kept)
-    await ShardOutcomeWriter(kept, local).write([batch, OutcomeBatch.filled(1, outcome=int(Outcome.CANCELLED))])
+    batches = [batch, OutcomeBatch.filled(1, outcome=int(Outcome.CANCELLED))]
+    await ShardOutcomeWriter(kept, local).write(batches, batches)
     assert len(kept.records) > 1 and local.rows == count + 1
     proposed = OutcomeBatch.concatenate([each for each in kept.records if isinstance(each, OutcomeBatch)])
     assert np.array_equal(proposed.sequence, batch.sequence)
