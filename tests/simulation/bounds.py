@@ -26,11 +26,13 @@ LOOKS_PER_CHECK = 4
 class Bounds:
     """Looks at servers while they run, and remembers how close they came."""
 
-    def __init__(self, rows_at_once: int, clients: int) -> None:
-        """`rows_at_once`: the most rows that all clients together send at the same time; `clients`: how many there are."""
+    def __init__(self, rows_at_once: int, clients: int, clocks: int = 1) -> None:
+        """`rows_at_once`: the most rows that all clients together send at the same time; `clients`: how many there are.
+        `clocks`: how many members lead in turn, each by its own clock."""
         # A group commit and a round of replay hold one request of every client.
         self._burst = rows_at_once
         self._clients = clients
+        self._clocks = clocks
         self.highest: dict[str, float] = {}
         self.looks = 0
 
@@ -92,7 +94,9 @@ class Bounds:
         if not host.clock.step_count:
             # What a clock that was ahead let the broker forget is counted again after a restart at the right time.
             for group_of in server.parts.broker.core.state.groups.values():
-                yield "bytes of redeliveries", group_of.redelivery_bytes, settings.broker.redelivery_bytes_max
+                # What is old by the clock of the former primary may be young by that of the next one.
+                redelivery_bytes_max = self._clocks * settings.broker.redelivery_bytes_max
+                yield "bytes of redeliveries", group_of.redelivery_bytes, redelivery_bytes_max
         yield "waiting pulls", server.parts.broker.pulls.waiting, min(settings.broker.waiting_pulls_max, self._clients)
         yield "connections", server.connections.open, settings.listen.connections_max
         memory = server.connections.memory

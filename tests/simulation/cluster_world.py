@@ -169,7 +169,7 @@ class ClusterWorld:
         self.dealer = self._dealer(seed)
         self.workloads = self._workloads(seed)
         self.checker = FollowingClient(self.network, addresses, "checker", chance)
-        self.bounds = Bounds(40 * len(self.producers), 24)
+        self.bounds = Bounds(40 * len(self.producers), 24, len(MEMBERS))
         self.calm = False
 
     def _groups(self, remote: GroupSettings) -> tuple[tuple[GroupSettings, ...], tuple[RouteSettings, ...]]:
