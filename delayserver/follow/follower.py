@@ -36,6 +36,8 @@ GATHER_MS = 100
 # An idle shard has nothing but beats, four a second. So often it is written down how far they were read: a restart reads
 # fewer of them again, and the log can be trimmed up to there.
 MARKS_APART = 10_000
+# A claimant has read all but what was on its way when it claimed. So many records are remembered, to compare.
+COUNTED_MAX = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,8 @@ class Follower:
     ) -> None:
         """`start` is where the last process left the log."""
         self._place = start
+        # The last positions that count, with the epoch and the index behind each.
+        self._counted = deque([(start.position - 1, start.epoch, start.index)], COUNTED_MAX)
         self._order = LogOrder(start.epoch, start.index, start.writer)
         self._appender = appender
         self._accepted = accepted
@@ -120,7 +124,7 @@ class Follower:
                 break
             self._read(record)
         standing = self._standing
-        standing.read.advance(self._place.position)
+        standing.advance(self._place)
         if not self._waits:
             if not self._appending:
                 standing.applied.advance(self._place.position)
@@ -166,10 +170,28 @@ class Follower:
         if envelope.kind is EnvelopeKind.CLAIM:
             # The tools learn from these rows how long the shard had no primary.
             self._came += [(before, 0), (self._place, 0)]
-        if envelope.kind is EnvelopeKind.RECORDS:
+        note = None if envelope.kind is EnvelopeKind.RECORDS else decode_note(envelope.kind, found.payload, position)
+        if isinstance(note, ClaimNote):
+            self._require_same_log(note, position)
+        self._counted.append((position, envelope.epoch, envelope.index))
+        if note is None:
             self._take_records(found, position, len(record.data))
         else:
-            self._take_note(envelope, decode_note(envelope.kind, found.payload, position))
+            self._take_note(envelope, note)
+
+    def _require_same_log(self, note: ClaimNote, position: int) -> None:
+        """Raises LogLost where the claimant had not the records before its claim that this member has: the log lost them."""
+        before = next((each for each in reversed(self._counted) if each[0] < note.position), None)
+        if note.index < 0 or before is None:  # it read the log only where an earlier process of this member did
+            return
+        _, epoch, index = before
+        if index != note.index:
+            raise LogLost(
+                self._standing.seat.shard,
+                note.position,
+                position,
+                f"{note.member} claims behind record {note.index} of epoch {epoch}, and this member has read {index} of it",
+            )
 
     def _take_records(self, found: Unwrapped, position: int, size_bytes: int) -> None:
         accepted: Accepted | None = None

@@ -78,7 +78,7 @@ def build_cluster(ground: Ground, state: StateParts, appender: LogAppender) -> C
         sequences=ShardSequences(positions.accepted_sequence),
         writer=ShardWriter(proposals, state.accepted, positions),
         follower=Follower(start, appender, state.accepted, standing, proposals, digest, runtime),
-        claiming=Claiming(log, standing, proposals, membership.settings, runtime.damage),
+        claiming=Claiming(log, standing, proposals, membership.map, membership.settings, runtime.damage),
         beating=Beating(standing, horizon, proposals, digest, membership.settings, runtime.clock),
     )
 

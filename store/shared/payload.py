@@ -34,6 +34,8 @@ class ClaimNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Why it claims, for the operator."""
     http: str = ""
     """The URL of its HTTP interface; empty: it has none."""
+    index: int = -1
+    """The number of the last record of the epoch before that it has read; -1: it does not say."""
 
 
 class BeatNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -35,6 +35,11 @@ class ClusterMap:
         self._owners: list[int] = []
         self._state = OPEN
 
+    @property
+    def epoch(self) -> int:
+        """The last epoch in which somebody served this shard, as far as the map says."""
+        return next((each.epoch for each in self.shown.shards if each.shard == self._shard), 0)
+
     def take(self, shown: ShardMap) -> None:
         """A later map."""
         self.shown = shown

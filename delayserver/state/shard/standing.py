@@ -24,6 +24,7 @@ class Standing:
         "heard",
         "heir",
         "horizon_ms",
+        "index",
         "kept",
         "leader",
         "leader_address",
@@ -52,6 +53,8 @@ class Standing:
         self.horizon_ms = start.horizon_ms
         # The position behind the last record that was read; and behind the last one whose records are in message_log.
         self.read = Mark(start.position)
+        # The number of the last record of the epoch up to there.
+        self.index = start.index
         self.applied = Mark(start.position)
         # The position from which the next process would read on: message_log says it.
         self.kept = Mark(start.position)
@@ -84,6 +87,11 @@ class Standing:
     def lag_ms(self, lag_records: int | None, now_us: int) -> int:
         """0 where nothing is missing; else how long ago the last record that was read was written, by the wall clocks."""
         return 0 if lag_records == 0 else max(now_us - self.written_us.value, 0) // 1000
+
+    def advance(self, place: FollowedTo) -> None:
+        """The log was read up to a place."""
+        self.read.advance(place.position)
+        self.index = place.index
 
     def take(self, epoch: int, writer: LogWriter, note: Note) -> None:
         """A note counts, which this writer made in this epoch."""

@@ -33,6 +33,7 @@ from delayserver.state.positions.accepted_log import AcceptedLog
 from delayserver.state.positions.gathering import Committed, Gathering
 from delayserver.state.positions.log_queue import LogQueue
 from delayserver.state.positions.positions import Positions
+from delayserver.state.shard.cluster_map import ClusterMap
 from delayserver.state.shard.digest import Digest
 from delayserver.state.shard.leader_horizon import LeaderHorizon
 from delayserver.state.shard.leading import Leading
@@ -195,7 +196,7 @@ class Member:
         writer = ShardWriter(self.proposals, self.accepted, self.positions)
         self.sequences = ShardSequences(self.positions.accepted_sequence)
         self.commit = GroupCommit(gathering, self.sequences, writer, self.accepted, self.positions, storage, runtime)
-        self.claiming = Claiming(self.shared, self.standing, self.proposals, cluster, runtime.damage)
+        self.claiming = Claiming(self.shared, self.standing, self.proposals, ClusterMap(), cluster, runtime.damage)
         leading = Leading(self.standing, runtime.clock, cluster.lease_ms, cluster.log_wait_ms)
         self.horizon = LeaderHorizon(leading, Bell())
         self.beating = Beating(self.standing, self.horizon, self.proposals, self.digest, cluster, runtime.clock)
