@@ -51,7 +51,7 @@ store.snapshots: store store.disk store.logs store.tables
 .broker.queues: store store.disk store.logs store.records .broker
 .client.asynchronous: .client.calls .client.connections .client.tracing .client.values .protocol .protocol.schema
 .runtime: store store.disk store.logs store.records .logs .protocol
-.members: store.disk store.shared store.tables .protocol .protocol.schema .runtime
+.members: store store.disk store.shared store.tables .protocol .protocol.schema .runtime
 .kafka: .logs .runtime
 .targets: store.disk store.records .broker.queues .kafka .logs .net .protocol .runtime
 .config: store.logs .protocol .targets
@@ -105,8 +105,9 @@ delayserver: .client
     .protocol.schema .recover.checking .recover.mending .recover.reading .recover.telling .runtime .cli.kafka
     .config .members
 .cli.cluster: store.disk store.shared store.tables .backup .cli.backup .cli.kafka .cli.recover .cli.terminal .client
-    .config .members .protocol .protocol.schema .runtime
+    .config .crossing .members .protocol .protocol.schema .runtime
 .cli.backup: store.disk store.snapshots store.tables delayserver .backup .cli.recover .cli.terminal .client .config
+    .crossing
     .protocol .runtime
 .cli.tokens: store.disk store.tables .cli.kafka .cli.terminal .client.calls .config .members .protocol .protocol.schema
     .runtime .tokens
@@ -152,6 +153,8 @@ delayserver: .client
     .operations.messages .operations.nodes .operations.sending .outcomes .protocol .receive .replay .runtime .startup
     .state .state.connections .state.counts .state.decisions .state.memory .state.positions .state.windows .targets
     .targets.embedded .upkeep delayserver .follow .lead .state.shard store.shared .kafka .members
+.crossing: store store.disk store.logs store.shared store.tables .backup .broker .broker.files .broker.service .config
+    .members .runtime .server .startup .state.positions .state.shard
 .cli.running: store store.disk store.records store.tables delayserver .cli.terminal .client .config .logs .net .runtime
     .server .targets .web
 .embedded: store store.disk .client.asynchronous .client.blocking .client.connections .config .net .protocol .runtime .server

@@ -52,7 +52,8 @@ Tell = Callable[[int, int], None]
 class Restored:
     """A restored directory. `taken_us`: the moment of the backup it began with. `last_us`: when the last message or cancel
     was accepted that the message_log of a later backup added, 0 without any. `followed`: where a member goes on in the
-    shared log. None: this is a server of its own, which goes on with `next_sequence`."""
+    shared log. None: this is a server of its own, which goes on with `next_sequence`. `of_member`: then the caller calls
+    `leave_restored`, before a server opens it."""
 
     name: str
     server_id: int
@@ -62,6 +63,7 @@ class Restored:
     next_sequence: int
     files: int
     size_bytes: int
+    of_member: bool = False
 
 
 def restore(repository: Repository, plan: RestorePlan, fs: FileSystem, root: str, now_us: int, tell: Tell) -> Restored:
@@ -91,19 +93,21 @@ def restore(repository: Repository, plan: RestorePlan, fs: FileSystem, root: str
         following = 0
         if followed is None:
             elapsed_s = max(now_us - base.taken_us, 0) // 1_000_000 + 1
-            following = _pass_over(fs, root, base.server_id, elapsed_s)
-            _begin_epoch(fs, root, base.server_id, now_us)
+            following = pass_over(fs, root, base.server_id, elapsed_s)
+            begin_epoch(fs, root, base.server_id, now_us)
         owner = read_owner(fs, root)
         if owner is not None and not owner.left:
-            write_owner(fs, root, base.server_id, replace(owner, member="", left=followed is None))
+            write_owner(fs, root, base.server_id, replace(owner, member=""))
         writing.files([identity])
     finally:
         lock.close()
     size_bytes = writing.size_bytes
-    return Restored(plan.name, base.server_id, base.taken_us, last_us, followed, following, len(plan.files), size_bytes)
+    of_member = owner is not None and not owner.left
+    counts = following, len(plan.files), size_bytes
+    return Restored(plan.name, base.server_id, base.taken_us, last_us, followed, *counts, of_member)
 
 
-def _pass_over(fs: FileSystem, root: str, server_id: int, elapsed_s: int) -> int:
+def pass_over(fs: FileSystem, root: str, server_id: int, elapsed_s: int) -> int:
     """Go on behind the sequences that the server can have used in this time. Returns the next one."""
     # A member reserves none: those of its shard follow from the shared log.
     known = None
@@ -196,7 +200,7 @@ def _accepted_us(batch: object) -> int:
     return int(batch.requested_us.max()) if isinstance(batch, CancelBatch) else 0
 
 
-def _begin_epoch(fs: FileSystem, root: str, server_id: int, now_us: int) -> None:
+def begin_epoch(fs: FileSystem, root: str, server_id: int, now_us: int) -> None:
     """Consumers may still hold deliveries of the server that went on. Their ids name its epoch, so the restored one takes a
     later epoch: the time, as a broker does that has lost its checkpoint."""
     path = f"{root}/{_BROKER_CHECKPOINT}"

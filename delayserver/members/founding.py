@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Final, Protocol, TypeVar
@@ -11,7 +11,20 @@ import trio
 
 from delayserver.members.member_map import FORMAT, Founded, MemberMap, Note, ShardAdded, visit
 from delayserver.runtime.chance import random_server_id
-from delayserver.runtime.shared_log import LogDescription, LogMissing, LogUnavailable, LogUnusable, SharedLog
+from delayserver.runtime.log_reading import reading
+from delayserver.runtime.marks import Mark
+from delayserver.runtime.shared_log import (
+    LogDescription,
+    LogMissing,
+    LogRecord,
+    LogUnavailable,
+    LogUnusable,
+    SharedLog,
+)
+from store.errors import UpgradeNeededError
+from store.shared.envelope import Envelope, EnvelopeKind, ForeignRecordError, ShardIdentity, unwrap, wrap
+from store.shared.log_order import NOBODY
+from store.shared.payload import ClaimNote, encode_note
 
 TRIES: Final = 6
 AGAIN_S: Final = 0.5
@@ -77,16 +90,54 @@ async def _found(engines: Engines, shards: int, chance: Random, made: list[str])
     found = await _founded(engines)
     if found is not None and len(found.shards) != shards:
         raise LogUnusable(f"the cluster in topic {engines.shards.topic} has {len(found.shards)} shards, not {shards}")
-    await _make(engines.shards, shards, made)
-    await _make(engines.map, 1, made)
+    await make_topics(engines, shards, made)
     if found is None:
         await _require_empty(engines.shards, range(shards))
         ids = [f"{random_server_id(chance):012x}" for _ in range(shards + 1)]
-        note = Founded(FORMAT, ids[0], tuple(ids[1:]))
-        found = (await _known(lambda: engines.note(note))).founded
-        assert found is not None, "the map has the note"
-        made.append(f"a cluster of {shards} {'shard' if shards == 1 else 'shards'}")
+        found = await note_founded(engines, Founded(FORMAT, ids[0], tuple(ids[1:])), made)
     return found
+
+
+async def make_topics(engines: Engines, shards: int, made: list[str]) -> None:
+    """Make the topics that are missing, and add to `made` what was. Raises LogUnusable, LogUnavailable."""
+    await _make(engines.shards, shards, made)
+    await _make(engines.map, 1, made)
+
+
+async def note_founded(engines: Engines, founded: Founded, made: list[str]) -> Founded:
+    """The cluster exists from here on. Returns what the map says: another call may have come first."""
+    found = (await _known(lambda: engines.note(founded))).founded
+    assert found is not None, "the map has the note"
+    made.append(f"a cluster of {len(found.shards)} {'shard' if len(found.shards) == 1 else 'shards'}")
+    return found
+
+
+async def begin_log(engine: Engine, shard: int, identity: ShardIdentity, wall_us: int) -> int:
+    """Let the log of a shard that begins with a directory have its begin behind a first record: no member starts with an
+    empty directory then. Returns the position behind it. May be repeated. Raises LogUnusable (records of another program),
+    LogUnavailable."""
+    described = await _known(engine.open(shard).describe)
+    if described.end and described.first == described.end:
+        return described.end
+    read = Mark(described.first)
+    note = ClaimNote("", "", "", 0, "the shard begins with a directory")
+    own = wrap(Envelope(EnvelopeKind.CLAIM, identity, 1, 0, NOBODY, wall_us), [encode_note(note)])
+
+    def arrived(records: Sequence[LogRecord]) -> None:
+        for each in records:
+            try:
+                unwrap(each.data, identity, each.position)
+            except (ForeignRecordError, UpgradeNeededError):
+                raise _foreign(engine, shard, described.end) from None
+        read.advance(records[-1].position + 1)
+
+    log = engine.open(shard)
+    async with reading(log, described.first, arrived):
+        if not described.end:
+            log.append(own)
+        await read.reached(max(described.end, described.first + 1))
+    await engine.open(shard).trim(read.value)
+    return read.value
 
 
 async def _founded(engines: Engines) -> Founded | None:
@@ -138,10 +189,14 @@ async def _require_empty(engine: Engine, shards: Iterable[int]) -> None:
     for shard in shards:
         end = (await engine.open(shard).describe()).end
         if end:
-            raise LogUnusable(
-                f"topic {engine.topic} has {end} records in partition {shard}, and belongs to no cluster: another program "
-                "writes there. Name another topic in the file of the cluster"
-            )
+            raise _foreign(engine, shard, end)
+
+
+def _foreign(engine: Engine, shard: int, end: int) -> LogUnusable:
+    return LogUnusable(
+        f"topic {engine.topic} has {end} records in partition {shard}, and belongs to no cluster: another program "
+        "writes there. Name another topic in the file of the cluster"
+    )
 
 
 def require_fit(logs: Iterable[LogDescription]) -> None:

@@ -7,16 +7,15 @@ map says that the log is healed, all before is removed, since the log is broken 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
-import trio
-
 from delayserver.members.member_map import Announced, Healed, Stranded
+from delayserver.runtime.log_reading import reading
 from delayserver.runtime.marks import Mark
-from delayserver.runtime.shared_log import LogLost, LogRecord, LogTrimmed, SharedLog, SharedLogError
+from delayserver.runtime.shared_log import LogLost, LogRecord, LogTrimmed, SharedLog
 from store.disk.filesystem import Buffer
 from store.shared.copied import CopiedPiece
 from store.shared.envelope import Envelope, EnvelopeKind, ForeignRecordError, LogWriter, ShardIdentity, unwrap, wrap
@@ -152,10 +151,8 @@ class Healing:
         await log.trim(healed.position)
         return True
 
-    @asynccontextmanager
-    async def _reading(self, log: SharedLog, start: int, order: LogOrder, read: Mark) -> AsyncIterator[None]:
+    def _reading(self, log: SharedLog, start: int, order: LogOrder, read: Mark) -> AbstractAsyncContextManager[None]:
         """Read for the block, from `start` on, and judge. Raises LogLost, LogUnusable."""
-        failure: SharedLogError | None = None
 
         def arrived(records: Sequence[LogRecord]) -> None:
             for each in records:
@@ -164,20 +161,7 @@ class Healing:
                         raise LogLost(self.healer.shard, start, each.position, "records are missing before it")
             read.advance(records[-1].position + 1)
 
-        async def follow(scope: trio.CancelScope) -> None:
-            nonlocal failure
-            try:
-                await log.run(start, arrived)
-            except SharedLogError as error:
-                failure = error
-                scope.cancel()
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(follow, nursery.cancel_scope)
-            yield
-            nursery.cancel_scope.cancel()
-        if failure is not None:
-            raise failure
+        return reading(log, start, arrived)
 
     def _envelopes(
         self, pieces: Iterator[CopiedPiece], behind: Stranded, until: int, wall_us: int

@@ -12,7 +12,9 @@ from store.logs.message_log import LogEntry
 class BrokerRecords:
     """Round → the embedded broker, which is built later."""
 
-    def __init__(self) -> None:
+    def __init__(self, known_to: int) -> None:
+        """A single server was a member up to this offset: its broker has what stands before."""
+        self._known_to = known_to
         self._take: Callable[[LogEntry], None] | None = None
 
     def give_to(self, take: Callable[[LogEntry], None]) -> None:
@@ -23,5 +25,7 @@ class BrokerRecords:
         """Hand the records of a round over, in order. Raises FormatError in a single server, DiskFullError, StoreError."""
         for entry in done.of_broker:
             if self._take is None:
+                if entry.start < self._known_to:
+                    continue
                 raise FormatError("message_log", "belongs to a member of a cluster; start it with its cluster file")
             self._take(entry)

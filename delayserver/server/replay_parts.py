@@ -58,7 +58,8 @@ def build_replay(ground: Ground, state: StateParts) -> ReplayParts:
     to_memory = RowsToMemory(
         state.windows, state.residency, state.overflow, state.decided, round_outcomes, wheel, runtime
     )
-    of_broker = BrokerRecords()
+    owner = ground.opened.directory.owner
+    of_broker = BrokerRecords(owner.log_offset if owner is not None and owner.left else 0)
     reader = MessageLogReader(files.log, runtime)
     digested = () if state.digest is None else (DigestedRounds(state.digest, reader),)
     steps = (

@@ -24,14 +24,17 @@ class UncountedError(ValueError):
     """The program that wrote the log did not count its records, so it cannot be told where they came from."""
 
 
-def log_records(fs: FileSystem, paths: Sequence[str], server_id: int) -> Iterator[ColumnBatch]:
-    """The records of message_log, on which no server works. `paths` are its segments, in order. Raises FormatError,
-    CorruptionError where a record is damaged, StoreError."""
+def log_records(fs: FileSystem, paths: Sequence[str], server_id: int, log_offset: int = 0) -> Iterator[ColumnBatch]:
+    """The records of message_log from an offset on, on which no server works. `paths` are its segments, in order. Raises
+    FormatError, CorruptionError where a record is damaged, StoreError."""
     for path in paths:
+        base = int(path.rpartition("/")[2].partition(".")[0])
         segment = Segment.open(fs, path, FILE_MESSAGE_LOG, server_id, write=False)
-        report = ScanReport(FILE_HEADER_BYTES)
+        start = max(FILE_HEADER_BYTES, log_offset - base)
+        report = ScanReport(start)
         try:
-            yield from (batch for _, batch in segment.records(report=report))
+            if start < fs.size(path):
+                yield from (batch for _, batch in segment.records(start, report=report))
         finally:
             segment.close()
         if report.damages:

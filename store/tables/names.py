@@ -182,10 +182,11 @@ class Names:
     def keep(self, batch: NameBatch) -> None:
         """Names came out of the shared log: write them, without a sync. What the file has already is passed over. Raises
         CorruptionError where the log has another name for a code, DiskFullError."""
-        assert self._segment is not None and self._shared
+        assert self._segment is not None
         first, path = int(batch.code[0]), self._segment.path
         if first + len(batch) - 1 <= self._kept:
-            return
+            return  # also in a single server that was a member
+        assert self._shared
         if first != self._kept + 1:
             raise CorruptionError(path, self._segment.end, f"code {first} where {self._kept + 1} must follow")
         if first > len(self):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -35,15 +36,21 @@ def restore(source: str, data_dir: str, to_ms: int | None, alone: bool, as_json:
     the cluster's log what came since, so nothing is delivered again. With --to-time or --alone it makes the directory of
     a server of its own: then all members of the cluster must be stopped for good.
     """
+    import trio
+
     from delayserver.backup.point_in_time import plan_restore
     from delayserver.backup.restoring import restore as restored_from
+    from delayserver.crossing.leaving import leave_restored
     from delayserver.runtime.clock import SystemClock
+    from delayserver.runtime.runtime import Runtime
     from store.disk.filesystem import RealFileSystem
 
     with backups_in(source) as repository, progress_bar("restoring") as tell:
         plan = plan_restore(repository, to_ms, alone=alone)
         root = data_dir.rstrip("/") or "/"
         done = restored_from(repository, plan, RealFileSystem(), root, SystemClock().now_us(), tell)
+        if done.of_member and done.followed is None:
+            done = replace(done, next_sequence=trio.run(leave_restored, RealFileSystem(), root, Runtime.on()))
     if as_json:
         print_json(
             {

@@ -9,6 +9,7 @@ from delayserver.cli.cluster.drain_shard import drain_shard
 from delayserver.cli.cluster.forget import forget
 from delayserver.cli.cluster.heal import heal
 from delayserver.cli.cluster.init import init
+from delayserver.cli.cluster.leave import leave
 from delayserver.cli.cluster.move import move
 from delayserver.cli.cluster.status import status
 from delayserver.cli.cluster.switch import switch
@@ -22,5 +23,5 @@ def cluster() -> None:
     """Found a cluster, show its members and shards, and move them."""
 
 
-for command in (add_shard, drain_shard, forget, heal, init, move, status, switch, trim):
+for command in (add_shard, drain_shard, forget, heal, init, leave, move, status, switch, trim):
     cluster.add_command(command)

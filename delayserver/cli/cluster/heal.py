@@ -121,7 +121,11 @@ async def _heal(file: ClusterFile, engines: Engines, fs: FileSystem, root: str, 
 
 def _pieces(fs: FileSystem, root: str, server_id: int) -> Iterator[CopiedPiece]:
     from store.shared.copied import log_records, pieces_in
+    from store.tables.member_file import read_owner
 
     names = sorted(filter(_SEGMENT.fullmatch, fs.listdir(f"{root}/message_log")))
-    whole = bool(names) and int(names[0].partition(".")[0]) == 0
-    return pieces_in(log_records(fs, [f"{root}/message_log/{name}" for name in names], server_id), whole=whole)
+    owner = read_owner(fs, root)
+    # The log of the shard begins there, where it began with the directory of a single server.
+    begin = 0 if owner is None else owner.log_offset
+    whole = bool(names) and int(names[0].partition(".")[0]) == begin == 0
+    return pieces_in(log_records(fs, [f"{root}/message_log/{name}" for name in names], server_id, begin), whole=whole)

@@ -50,7 +50,7 @@ class Cluster:
     ) -> None:
         """`records`: the log of another cluster, which has another `identity`."""
         self.engine = Engine(records or Records())
-        self._identity = identity
+        self.identity = identity
         self.network = FakeNetwork()
         self.lives = 0
         self.maps = {name: ClusterMap(0) for name in names}
@@ -72,7 +72,7 @@ class Cluster:
 
     def _membership(self, name: str, number: int) -> Membership:
         self.lives += 1
-        seat = Seat(0, self._identity, LogWriter(number, self.lives), name, f"{name}:1", f"http://{name}:2")
+        seat = Seat(0, self.identity, LogWriter(number, self.lives), name, f"{name}:1", f"http://{name}:2")
         return Membership(self.engine, seat, ClusterSettings(rank=number), map=self.maps[name], healed=self.healed)
 
     @asynccontextmanager

@@ -8,8 +8,10 @@ from delayserver.backup.backup_check import CheckedBackup, check_backup
 from delayserver.backup.coverage import find_coverage
 from delayserver.backup.repository import Repository
 from delayserver.backup.restoring import STARTS
+from delayserver.crossing.leaving import leave_restored
 from delayserver.follow import follower as follower_module
 from delayserver.protocol.receipts import parse_receipt
+from delayserver.runtime.runtime import Runtime
 from delayserver.runtime.shared_log import LogTrimmed
 from store.tables.identity import BLOCK
 from tests.delayserver.backup.builders import repository, silent
@@ -18,6 +20,7 @@ from tests.delayserver.cluster.clusters import Cluster
 from tests.delayserver.follow.members import IDENTITY
 from tests.fakes.disk import FakeDisk
 from tests.fakes.host import DATA_DIR, Boot, Host
+from tests.fakes.workers import FakeWorkers
 
 
 async def test_a_backup_of_a_standby_makes_a_member_that_goes_on_from_the_log(boot: Boot) -> None:
@@ -176,7 +179,9 @@ async def test_a_backup_of_a_member_makes_a_server_of_its_own(boot: Boot, to_tim
     await first.sleep_ms(1_000)
     await backed_up(second, follower, place)
     disk, done = restored(place, first.clock.now_us(), moment if to_time else None, alone=True)
-    assert done.followed is None and is_clean(disk)
+    assert done.followed is None and done.of_member
+    following = await leave_restored(disk, DATA_DIR, Runtime.on(clock=first.clock, workers=FakeWorkers()))
+    assert is_clean(disk)
     await first.kill()
     await second.kill()
     host = boot(first.settings, name="alone", disk=disk, clock=first.clock, network=cluster.network)
@@ -184,7 +189,9 @@ async def test_a_backup_of_a_member_makes_a_server_of_its_own(boot: Boot, to_tim
     other = await host.start_connected()
     assert await other.lookup(early, before, after) == ["pending", "pending", "unknown" if to_time else "pending"]
     new = (await other.put("new", host.now_ms + 1_000))["receipt"]
-    assert parse_receipt(new).sequence == done.next_sequence > STARTS * BLOCK > parse_receipt(after).sequence
+    assert (
+        parse_receipt(new).sequence == following > done.next_sequence > STARTS * BLOCK > parse_receipt(after).sequence
+    )
     await host.sleep_ms(5_000)
     assert cluster.delivered == ["delivered", "new"]
     await host.stop()
