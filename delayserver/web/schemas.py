@@ -163,7 +163,7 @@ class PullReply(Struct):
     messages: list[Pulled]
 
 
-DeliveryName = Annotated[str, Meta(pattern="^[0-9]{1,19}$")] | Annotated[int, Meta(ge=0, le=2**63 - 1)]
+DeliveryName = Annotated[str, Meta(pattern="^[0-9]{1,22}$")] | Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
 class AckRequest(Struct, forbid_unknown_fields=True):

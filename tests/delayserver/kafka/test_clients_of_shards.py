@@ -1,18 +1,22 @@
-"""Clients of two shards, as processes on real Kafka: one token is enough for both."""
+"""Clients of two shards, as processes on real Kafka: one token is enough for both, and each client takes from both."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from delayserver.client import Client
+from delayserver.client import Client, Delivery, ThreadListener
 from delayserver.protocol.errors import Unauthenticated
+from delayserver.protocol.slots import slot_of
 from ops.kafka.nodes import KafkaNodes
 from tests.delayserver.cli.conftest import Done, run, start
 from tests.delayserver.kafka.following import UNHURRIED_S
 from tests.delayserver.kafka.processes import Cluster, Member, running
+from tests.delayserver.web.web_server import gateway_alone
 
 pytestmark = pytest.mark.kafka
 
@@ -53,6 +57,16 @@ def until_valid(member: Member, text: str, *, valid: bool = True) -> None:
     raise AssertionError(f"{member.name} does not know it")
 
 
+def ids(subject: str) -> list[str]:
+    """Four ids: two of each shard."""
+    found: dict[int, list[str]] = {0: [], 1: []}
+    for number in range(1_000):
+        of_shard = found[slot_of(subject, f"m{number}") // 512]
+        if len(of_shard) < 2:
+            of_shard.append(f"m{number}")
+    return found[0] + found[1]
+
+
 def test_a_token_is_valid_at_both_shards_until_it_is_revoked(cluster: Cluster, admin: str) -> None:
     shop = token(cluster, "create", "--role", "send", "--role", "consume").row
     for member in cluster.members.values():
@@ -88,3 +102,72 @@ def test_a_new_member_with_an_empty_directory_has_the_tokens_at_its_start(cluste
     finally:
         new.process.kill()
         new.process.communicate()
+
+
+def test_the_command_line_sends_to_both_shards_and_pulls_from_both(
+    cluster: Cluster, admin: str, tmp_path: Path
+) -> None:
+    secret = tmp_path / "token"
+    secret.write_text(admin)
+    at = "--server", ",".join(cluster.addresses), "--token-file", str(secret), "--json"
+    sent = [run("send", "line", "x", "--id", each, *at).row for each in ids("line")]
+    assert len({each["receipt"].partition("-")[0] for each in sent}) == 2
+    pulled = run("pull", "line", "--group", "g", "--max", "4", "--wait", "60s", "--ack", *at).rows
+    assert {each["message_id"] for each in pulled} == set(ids("line"))
+    later = [run("send", "line", "x", "--id", each, "--delay", "1h", *at).row for each in ids("line")]
+    for each in later:
+        assert run("cancel", each["receipt"], *at).row["outcome"] == "cancelled"
+        assert run("lookup", each["receipt"], *at).row["outcome"] == "cancelled"
+
+
+def test_a_gateway_of_both_shards_takes_and_gives_messages_of_both(cluster: Cluster, admin: str) -> None:
+    bearer = {"authorization": f"Bearer {admin}"}
+    with gateway_alone(",".join(cluster.addresses)) as web:
+        receipts = set()
+        for each in ids("web"):
+            sent = web.ask(
+                "POST",
+                "/v1/messages",
+                {"subject": "web", "body": "x", "delay_ms": 0, "message_id": each},
+                headers=bearer,
+            )
+            assert sent.status == 201, sent.json
+            receipts.add(sent.json["receipt"].partition("-")[0])
+        assert len(receipts) == 2
+        came: set[str] = set()
+        while len(came) < 4:
+            pull = "/v1/subjects/web/groups/g/pull"
+            found = web.ask("POST", pull, {"wait_ms": 20_000, "max_messages": 4}, headers=bearer).json["messages"]
+            came |= {each["message_id"] for each in found}
+            acked = web.ask(
+                "POST",
+                "/v1/subjects/web/groups/g/ack",
+                {"deliveries": [each["delivery"] for each in found]},
+                headers=bearer,
+            )
+            assert acked.status == 200 and acked.json["acked"] == len(found), (acked.json, found)
+        shown = web.ask("GET", "/v1/cluster", headers=bearer).json["shards"]
+        assert [[each["member"] for each in shard["members"] if each["role"] == "primary"] for shard in shown] == [
+            ["a"],
+            ["b"],
+        ]
+        assert all(shard["log"]["faults"] == [] for shard in shown)
+
+
+def test_a_listener_with_a_pattern_gets_the_messages_of_both_shards(cluster: Cluster, admin: str) -> None:
+    came: set[str] = set()
+    all_came = threading.Event()
+    listener = ThreadListener("g")
+
+    @listener("listen.*")
+    def take(message: Delivery) -> None:
+        came.add(message.message_id)
+        if len(came) == 4:
+            all_came.set()
+
+    with Client(cluster.addresses, token=admin) as client:
+        for each in ids("listen.one"):
+            client.send("listen.one", "x", due_ms=time.time_ns() // 1_000_000, message_id=each)
+        with listener.running(client):
+            assert all_came.wait(UNHURRIED_S)
+    assert came == set(ids("listen.one"))
