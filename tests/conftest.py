@@ -40,7 +40,9 @@ AUDIT = Path(__file__).parent / "ops" / "audit"
 # Its tests keep a processor busy for minutes. They share nothing, and each takes seconds.
 BUSY = Path(__file__).parent / "simulation"
 # Files whose tests share a Spark session.
-ONE_SESSION = {f"tests/ops/audit/test_{name}.py" for name in ("audit_of_a_server", "findings", "sink", "sources")}
+ONE_SESSION = {
+    f"tests/ops/audit/test_{name}.py" for name in ("audit_of_a_server", "findings", "sink", "sources", "topics")
+}
 # Their tests share one node of Kafka.
 ONE_NODE = (
     "tests/ops/kafka/",

@@ -168,8 +168,8 @@ ops.fuzz: store store.disk store.logs store.records store.tables .broker .broker
     .config .protocol .recover.checking .recover.telling .web
 ops.kafka:
 ops.bench: store.disk delayserver .cli.terminal .client .config .protocol .server ops.kafka
-ops.audit: store store.disk store.logs store.records store.tables .cli.terminal .client .client.calls .config
-    .protocol ops.bench
+ops.audit: store store.disk store.indexes store.logs store.records store.shared store.tables .cli.kafka .cli.terminal .client
+    .client.calls .config .kafka .protocol .runtime .state.decisions ops.bench
 """
 
 

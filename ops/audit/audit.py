@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import add
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -17,10 +19,15 @@ from ops.audit.latency import LatencyQuestion, LatencyReport
 from ops.audit.log_frames import Range
 from ops.audit.selection import DUE_MAX, DUE_MIN
 from ops.audit.states import Horizon
-from ops.audit.takeovers import read_takeovers
+from ops.audit.takeover_reading import read_takeovers
+from ops.audit.takeovers import Epochs, takeovers_of, together
+from ops.audit.topic_reader import topic_capture
+from ops.audit.topic_survey import Survey, survey
+from ops.audit.topics import find_shards
 from store.disk.filesystem import FileSystem
 from store.errors import StoreError
 from store.logs.due_windows import DAY_MS
+from store.tables.names import Names
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,14 +48,16 @@ class AuditDisturbedError(StoreError):
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """The directories to audit, and the tools for it. `session` starts Spark, or returns the running session. `say` gets a
-    line for people at each step. A report over at most `small_bytes` of logs is made without Spark."""
+    """The directories to audit, or the file of a `cluster` whose topic to audit, and the tools for it. `session` starts
+    Spark, or returns the running session. `say` gets a line for people at each step. A report over at most `small_bytes` of
+    logs is made without Spark."""
 
     session: Callable[[], SparkSession]
     fs: FileSystem
     paths: tuple[str, ...]
     say: Say
     small_bytes: int = 0
+    cluster: str | None = None
 
     def directories(self) -> list[ServerDirectory]:
         """The directories of all paths. Raises FormatError for a path that is no data directory."""
@@ -56,6 +65,13 @@ class Audit:
 
     def latency(self, question: LatencyQuestion, use: Callable[[LatencyReport], Result]) -> Result:
         """The result of `use` with the latency report. `use` runs again if files vanish meanwhile."""
+        if self.cluster is not None:
+            surveys = self._survey(self.cluster)
+            topics = topic_capture(surveys, DISPATCH_LOG)
+            none: Epochs = {}
+            epochs = reduce(together, [found.epochs for found in surveys], none)
+            damages = [row for found in surveys for row in found.damages]
+            return use(LatencyReport.made_by(self._engine([topics]), topics, question, takeovers_of(epochs), damages))
         found = self.directories()
 
         def attempt() -> tuple[Result, list[str]]:
@@ -72,6 +88,8 @@ class Audit:
     ) -> Result:
         """The result of `use` with the completeness report; with `broker_log` also of the brokers' stores. `use` runs
         again if files vanish meanwhile."""
+        if self.cluster is not None:
+            return use(self._completeness_of_topics(self._survey(self.cluster), question))
         logs = [DISPATCH_LOG, SCHEDULE_LOG, MESSAGE_LOG, *([BROKER_LOG] if broker_log else [])]
 
         def attempt() -> tuple[Result, list[str]]:
@@ -84,6 +102,24 @@ class Audit:
             return use(report), vanished
 
         return self._undisturbed(attempt)
+
+    def _survey(self, cluster: str) -> list[Survey]:
+        """Read the logs of all shards once."""
+        shards = find_shards(cluster)
+        self.say(f"reading the topic of {len(shards)} shards")
+        engine = InProcess() if self.small_bytes else OnSpark(self.session().sparkContext)
+        surveys = engine.folded(shards, survey, add) or []
+        size = sum([sum(found.sizes) for found in surveys])
+        self.say(f"{shards[0].cluster.topic}: {size / 1e6:,.1f} MB")
+        return sorted(surveys, key=lambda found: found.shard.number)
+
+    def _completeness_of_topics(self, surveys: Sequence[Survey], question: CompletenessQuestion) -> CompletenessReport:
+        captured = {log: topic_capture(surveys, log) for log in (DISPATCH_LOG, MESSAGE_LOG)}
+        names = {found.shard.server_id: Names.listed(found.names) for found in surveys}
+        damages = tuple([row for found in surveys for row in found.damages])
+        copies = {found.shard.server_id: found.copies for found in surveys}
+        evidence = Evidence(captured, [], {}, names, Horizon({}), damages, copies)
+        return CompletenessReport(self._engine(captured.values()), evidence, question)
 
     def _engine(self, captured: Iterable[Captured]) -> Engine:
         """This process for small logs, and Spark for all others."""

@@ -66,6 +66,10 @@ class Part:
         """Bytes to read, blobs included."""
         return self.stop - self.start
 
+    def is_gone(self, fs: FileSystem) -> bool:
+        """Whether retention or the drain of a day has removed the file."""
+        return not fs.exists(self.path)
+
     def has_rows_in(self, kind: int) -> bool:
         """Whether records of this kind are rows of the log. The message_log of a cluster's member has all that its shard
         decided: what became of a message, and what its broker did, is in the member's other logs too."""
@@ -98,7 +102,7 @@ class Captured:
 
     def vanished(self, fs: FileSystem) -> list[str]:
         """Paths of files that are gone by now, because of retention or the drain of a day."""
-        return sorted({*self.skipped, *[part.path for part in self.parts if not fs.exists(part.path)]})
+        return sorted({*self.skipped, *[part.path for part in self.parts if part.is_gone(fs)]})
 
 
 def capture(fs: FileSystem, directories: Sequence[str], log: str, part_bytes: int = PART_BYTES) -> Captured:

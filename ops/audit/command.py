@@ -33,7 +33,8 @@ def report_options(command: Command) -> Command:
     """Adds the options of both reports."""
     for option in reversed(
         (
-            click.argument("directories", metavar="DIR...", nargs=-1, required=True, type=click.Path()),
+            click.argument("directories", metavar="DIR...", nargs=-1, type=click.Path()),
+            click.option("--cluster", type=click.Path(), metavar="FILE", help="Read the topic of this cluster instead."),
             click.option("--from", "from_ms", type=options.INSTANT, metavar="TIME", help="Due at or after this time."),
             click.option("--to", "to_ms", type=options.INSTANT, metavar="TIME", help="Due before this time."),
             click.option("--subject", "subjects", multiple=True, metavar="NAME", help="Only this; may be repeated."),
@@ -63,7 +64,8 @@ def report_options(command: Command) -> Command:
 def report() -> None:
     """Report latency and completeness from the logs of one or more data directories, with Spark.
 
-    Reads only; works beside running servers. An .html file holds both reports.
+    Reads only; works beside running servers. With --cluster it reads the topic of a cluster.
+    An .html file holds both reports.
     """
 
 
@@ -99,6 +101,12 @@ def _request(given: dict[str, Any]) -> Request:
         raise click.UsageError(f"--slo: {error}") from None
     checked = {"by": by, "slo_ms": slo_ms, "objective": round(given["objective"] / 100, 9)}
     request = Request(**{name: value for name, value in given.items() if name != "slo"} | checked)
+    if bool(request.directories) == bool(request.cluster):
+        raise click.UsageError("name data directories, or the file of a cluster with --cluster")
+    if request.cluster and request.broker_log:
+        raise click.UsageError(
+            "--broker-log reads directories: name those of the nodes, and of one member for each shard"
+        )
     if request.from_ms is not None and request.to_ms is not None and request.from_ms >= request.to_ms:
         raise click.UsageError("--from must lie before --to")
     if request.out:
@@ -152,7 +160,8 @@ def _run(request: Request, name: str) -> int:
         progress.watch(spark)
         return spark
 
-    audit = Audit(session, RealFileSystem(), request.directories, progress.say, SMALL_BYTES if small else 0)
+    small_bytes = SMALL_BYTES if small else 0
+    audit = Audit(session, RealFileSystem(), request.directories, progress.say, small_bytes, request.cluster)
     with one_line(), progress.shown():
         done = work(audit, request)
     if request.out:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from operator import add
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from delayserver.protocol.outcomes import OUTCOME_LABELS
 from delayserver.protocol.receipts import format_receipt
@@ -59,7 +60,8 @@ class CompletenessQuestion:
 class Evidence:
     """The inputs: logs captured at one moment, ledgers (`retired`), names, and the horizons.
 
-    `window_ms` and `names` are by server id. `damages`: rows of the `corrupt` report for checkpoints and ledgers."""
+    `window_ms` and `names` are by server id, and so are `copies`, as in `StateQuestion`. `damages`: rows of the `corrupt`
+    report for checkpoints, ledgers and topics."""
 
     captured: Mapping[str, Captured]
     retired: Sequence[Retired]
@@ -67,6 +69,7 @@ class Evidence:
     names: Mapping[int, Names]
     horizon: Horizon
     damages: tuple[CorruptRow, ...] = ()
+    copies: Mapping[int, NDArray[np.int64]] = field(default_factory=dict)
     broker: BrokerSide | None = None
 
 
@@ -89,13 +92,17 @@ class CompletenessReport:
             self._gone(),
             question.now_ms - question.grace_ms,
             max(1, -(-size_bytes // JOIN_BYTES)),
+            evidence.copies,
         )
         self._states = merged(
             engine.exchanged(tasks, partial(read_rows, asked), partial(join_rows, asked), asked.places)
         )
         # All files are looked at, also those without a row of the range: damage hides what a row says.
         whole = [
-            partition.parts for captured in evidence.captured.values() for partition in pack(captured.parts, PACK_BYTES)
+            partition.parts
+            for captured in evidence.captured.values()
+            # A survey has found the damage of topics.
+            for partition in pack([part for part in captured.parts if part.directory], PACK_BYTES)
         ]
         damages = engine.folded(whole, damages_of, add) or []
         self._damages = sorted(damages, key=lambda row: (str(row["file"]), row["start"]))

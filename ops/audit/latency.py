@@ -11,6 +11,7 @@ from typing import Any, Self
 import pyarrow as pa
 
 from ops.audit.capture import Captured
+from ops.audit.directories import CorruptRow
 from ops.audit.engines import Engine
 from ops.audit.histogram import ERROR, POINTS
 from ops.audit.latency_cells import BY, KEYS, MINUTE, SUBJECT
@@ -60,7 +61,14 @@ class LatencyQuestion:
 class LatencyReport:
     """The cells of one audit, and the figures computed from them."""
 
-    def __init__(self, cells: Cells, question: LatencyQuestion, takeovers: Sequence[Takeover] = ()) -> None:
+    def __init__(
+        self,
+        cells: Cells,
+        question: LatencyQuestion,
+        takeovers: Sequence[Takeover] = (),
+        damages: Sequence[CorruptRow] = (),
+    ) -> None:
+        self._damages = damages
         self._cells = cells
         self._question = question
         self._takeovers = takeovers
@@ -68,11 +76,17 @@ class LatencyReport:
 
     @classmethod
     def made_by(
-        cls, engine: Engine, dispatch: Captured, question: LatencyQuestion, takeovers: Sequence[Takeover] = ()
+        cls,
+        engine: Engine,
+        dispatch: Captured,
+        question: LatencyQuestion,
+        takeovers: Sequence[Takeover] = (),
+        damages: Sequence[CorruptRow] = (),
     ) -> Self:
-        """A report over a captured dispatch_log, read where the engine runs. `takeovers`: those of its shards."""
+        """A report over a captured dispatch_log, read where the engine runs. `takeovers`: those of its shards.
+        `damages`: rows of the `corrupt` report."""
         chosen = [each for each in takeovers if question.holds(each)]
-        return cls(Cells(read_cells(engine, dispatch, question.counted(chosen))), question, chosen)
+        return cls(Cells(read_cells(engine, dispatch, question.counted(chosen))), question, chosen, damages)
 
     @cached_property
     def _totals(self) -> LatencyTotals:
@@ -98,7 +112,7 @@ class LatencyReport:
             "thundering_minutes": self._first("minute", _MOST),
             "outages": find_outages(totals.trouble),
             "takeovers": [self._cost(each) for each in self._takeovers],
-            "corrupt": totals.corrupt_ranges(),
+            "corrupt": [*self._damages, *totals.corrupt_ranges()],
         }
 
     def _cost(self, takeover: Takeover) -> dict[str, Any]:

@@ -14,17 +14,15 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ops.audit.arrow_rows import open_names
 from ops.audit.capture import Captured, Part
 from ops.audit.engines import Engine
 from ops.audit.grouping import Table
 from ops.audit.latency_cells import BY, COLUMNS, STAGES, TAKEOVER, TROUBLE, CellCounter
 from ops.audit.log_frames import PACK_BYTES
 from ops.audit.log_rows import pack
-from ops.audit.part_reader import PartReader
+from ops.audit.readers import names_of, read_part
 from ops.audit.selection import Selection
 from ops.audit.takeovers import Takeover
-from store.disk.filesystem import RealFileSystem
 from store.records.segment import Damage
 from store.tables.names import Names
 
@@ -109,7 +107,9 @@ def _cells_of(question: CellQuestion, parts: Sequence[Part]) -> Iterator[pa.Reco
     """The cells of each server in some parts, and the damage. A vanished file has no rows: the caller of `capture` checks
     for these afterwards."""
     counters: dict[tuple[str, int], CellCounter] = {}
+    last: dict[tuple[str, int], Part] = {}
     for part in parts:
+        last[part.directory, part.server_id] = part
         counter = counters.setdefault((part.directory, part.server_id), question.counter(part.server_id))
         damages: list[Damage] = []
         try:
@@ -119,7 +119,7 @@ def _cells_of(question: CellQuestion, parts: Sequence[Part]) -> Iterator[pa.Reco
         if damages:
             yield _corrupt_batch(part, damages)
     for (directory, server_id), counter in counters.items():
-        names = open_names(directory, server_id)
+        names = names_of(last[directory, server_id])
         for kind, table in counter.cells().items():
             # Cells of the other kinds are summed over all servers.
             apart = kind in (TROUBLE, TAKEOVER) or (kind == BY and "server_id" in question.by)
@@ -127,8 +127,8 @@ def _cells_of(question: CellQuestion, parts: Sequence[Part]) -> Iterator[pa.Reco
 
 
 def _count(question: CellQuestion, part: Part, counter: CellCounter, damages: list[Damage]) -> None:
-    names = open_names(part.directory, part.server_id)
-    for chunk in PartReader(RealFileSystem(), part, lambda _: COLUMNS, (), damages):
+    names = names_of(part)
+    for chunk in read_part(part, lambda _: COLUMNS, (), damages):
         mask = question.selection.mask(chunk.columns, names)
         rows = chunk.columns
         counter.add(rows if mask is None else {name: column[mask] for name, column in rows.items()})

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from ops.audit.arrow_rows import ArrowRows, blob_names, open_names, stored_columns
+from ops.audit.arrow_rows import ArrowRows, blob_names, stored_columns
 from ops.audit.capture import Part
 from ops.audit.directories import CorruptRow
 from ops.audit.fields import CORRUPT_FIELDS, Field, arrow_type
-from ops.audit.part_reader import PartReader
+from ops.audit.readers import names_of, read_part
 from ops.audit.selection import Selection
-from store.disk.filesystem import RealFileSystem
 from store.errors import CorruptionError, StoreError
 from store.records.column_batch import ColumnBatch
 from store.records.segment import Damage
@@ -63,13 +62,13 @@ def read_rows(
 def _part_rows(
     part: Part, fields: Sequence[Field], selection: Selection, damages: list[Damage] | None
 ) -> Iterator[pa.RecordBatch]:
-    names = open_names(part.directory, part.server_id)
+    names = names_of(part)
     rows = ArrowRows(part, fields, names)
 
     def columns(batch_type: type[ColumnBatch]) -> list[str]:
         return stored_columns(fields, batch_type, selection.columns)
 
-    for chunk in PartReader(RealFileSystem(), part, columns, blob_names(fields), damages):
+    for chunk in read_part(part, columns, blob_names(fields), damages):
         mask = selection.mask(chunk.columns, names)
         if mask is None or mask.any():
             yield rows.batch(chunk, mask)
@@ -81,7 +80,7 @@ def damages_of(parts: Sequence[Part]) -> list[CorruptRow]:
     for part in parts:
         damages: list[Damage] = []
         try:
-            for _ in PartReader(RealFileSystem(), part, _first_column, (), damages):
+            for _ in read_part(part, _first_column, (), damages):
                 pass
         except FileNotFoundError:
             continue

@@ -69,7 +69,9 @@ class PartReader:
             for records in reader:
                 self._refuse_damage(reader)
                 for kind in filter(part.has_rows_in, np.unique(records.kinds).tolist()):
-                    yield self._chunk(records.of_kind(kind), BATCHES[kind], reader.report.end)
+                    batch_type = BATCHES[kind]
+                    mine, end = records.of_kind(kind), reader.report.end
+                    yield chunk_of(mine, batch_type, self._names(batch_type), self._blobs, part.path, end)
             self._refuse_damage(reader)
             if reader.newer:
                 raise FormatError(part.path, reader.newer)
@@ -83,11 +85,14 @@ class PartReader:
             for damage in reader.report.damages:
                 raise damage.error(self._part.path)
 
-    def _chunk(self, records: Records, batch_type: type[ColumnBatch], end: int) -> Chunk:
-        schema = batch_type.schema
-        try:
-            columns = records.columns(batch_type, self._names(batch_type))
-            blobs = {name: records.blob(batch_type, columns, name) for name in schema.blobs if name in self._blobs}
-        except MalformedColumnsError as error:
-            raise CorruptionError(self._part.path, int(records.offsets[0]), str(error)) from error
-        return Chunk(batch_type, columns, blobs, records.row_offsets(), end)
+
+def chunk_of(
+    records: Records, batch_type: type[ColumnBatch], names: Sequence[str], blobs: Sequence[str], path: str, end: int
+) -> Chunk:
+    """The rows of records of one kind. Raises CorruptionError where their columns contradict each other."""
+    try:
+        columns = records.columns(batch_type, names)
+        found = {name: records.blob(batch_type, columns, name) for name in batch_type.schema.blobs if name in blobs}
+    except MalformedColumnsError as error:
+        raise CorruptionError(path, int(records.offsets[0]), str(error)) from error
+    return Chunk(batch_type, columns, found, records.row_offsets(), end)

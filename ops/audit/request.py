@@ -17,6 +17,7 @@ class Request:
     """The options that both reports share."""
 
     directories: tuple[str, ...]
+    cluster: str | None
     from_ms: int | None
     to_ms: int | None
     subjects: tuple[str, ...]

@@ -83,7 +83,7 @@ def _run_both(audit: Audit, request: Request) -> Done:
 
 def _about(request: Request) -> str:
     """The directories, range and time of the audit, in one line."""
-    words = [", ".join(request.directories)]
+    words = [", ".join(request.directories) or f"the topic of {request.cluster}"]
     words += [f"due from {_instant(request.from_ms)}"] if request.from_ms is not None else []
     words += [f"due before {_instant(request.to_ms)}"] if request.to_ms is not None else []
     words += [f"subjects {', '.join(request.subjects)}"] if request.subjects else []

@@ -32,6 +32,9 @@ from ops.audit.fields import CORRUPT_FIELDS, Field, default_fields, fields_named
 from ops.audit.log_rows import LogPartition, corrupt_rows, pack, read_rows
 from ops.audit.pushdown import push_filters, pushed_without_being_asked
 from ops.audit.selection import Selection
+from ops.audit.topic_reader import topic_capture
+from ops.audit.topic_survey import survey
+from ops.audit.topics import find_shards
 from store.disk.filesystem import RealFileSystem
 
 FAIL, SKIP, REPORT = "fail", "skip", "report"
@@ -82,7 +85,10 @@ class LogSource(DataSource):  # type: ignore[misc,unused-ignore]  # Any where py
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """A reader that follows the files as they grow. Raises ValueError for a log other than dispatch_log."""
         from ops.audit.stream import DispatchStreamReader
+        from ops.audit.topic_stream import TopicStreamReader
 
+        if self.options.get("cluster"):
+            return TopicStreamReader(self.log, self._checked(schema), self.options)
         if self.log != DISPATCH_LOG:
             raise ValueError(f"readStream follows delay_{DISPATCH_LOG} only; read delay_{self.log} as a batch")
         return DispatchStreamReader(directories_of(self.options), self._checked(schema), self.options)
@@ -156,8 +162,11 @@ class LogReader(DataSourceReader):  # type: ignore[misc,unused-ignore]  # Any wh
 
     def partitions(self) -> list[LogPartition]:
         """The partitions of the files captured in the option `capture`, or of those captured now."""
-        text = self._options.get("capture")
-        if text:
+        text, cluster = self._options.get("capture"), self._options.get("cluster")
+        if cluster:
+            surveys = [found for shard in find_shards(cluster) for found in survey(shard)]
+            captured = topic_capture(surveys, self._log)
+        elif text:
             captured = Captured.decode(text)
         else:
             part_bytes = parse_size(self._options.get("part_bytes"), PART_BYTES)

@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayserver.protocol.outcomes import OUTCOME_LABELS, Outcome
-from ops.audit.arrow_rows import open_names
 from ops.audit.capture import BROKER_LOG, DISPATCH_LOG, MESSAGE_LOG, SCHEDULE_LOG, Part
 from ops.audit.grouping import Table, concatenated
 from ops.audit.latency_cells import HOUR_MS
-from ops.audit.part_reader import Chunk, PartReader
+from ops.audit.part_reader import Chunk
+from ops.audit.readers import names_of, read_part
 from ops.audit.selection import Selection
-from store.disk.filesystem import RealFileSystem
+from ops.audit.topic_reader import TopicPart
 from store.logs.due_windows import DAY_MS
 from store.records.batches import FLAG_PREPARED, CancelBatch
 from store.records.column_batch import ColumnBatch
@@ -103,13 +103,15 @@ class Gone:
 @dataclass(frozen=True, slots=True)
 class StateQuestion:
     """What tasks and joins need to know. `gone` by server id. Messages that were due before `overdue_ms` are overdue if they
-    are pending. `places`: into so many parts the messages are split."""
+    are pending. `places`: into so many parts the messages are split. `copies` by server id: the messages of a topic whose id
+    came before, i64[n] ascending."""
 
     selection: Selection
     horizon: Horizon
     gone: Mapping[int, Gone]
     overdue_ms: int
     places: int
+    copies: Mapping[int, NDArray[np.int64]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +160,7 @@ def read_rows(question: StateQuestion, task: LogTask) -> dict[int, bytes]:
 
 
 def _part_rows(question: StateQuestion, log: str, part: Part) -> Iterable[NDArray[Any]]:
-    names = open_names(part.directory, part.server_id)
+    names = names_of(part)
     # Codes of a broker's own table name other subjects than those of the server.
     selection = question.selection.of_all_subjects() if log == BROKER_LOG else question.selection
     wanted = tuple(dict.fromkeys([*_COLUMNS[log], *selection.columns]))
@@ -167,10 +169,12 @@ def _part_rows(question: StateQuestion, log: str, part: Part) -> Iterable[NDArra
         there = {name for name, _ in batch_type.schema.fields}
         return [name for name in wanted if name in there]
 
-    for chunk in PartReader(RealFileSystem(), part, columns, (), []):
+    for chunk in read_part(part, columns, (), []):
         rows = _MAKERS[log](question, part, chunk)
         mask = selection.mask(chunk.columns, names)
-        yield rows if mask is None else rows[mask]
+        rows = rows if mask is None else rows[mask]
+        # Of earlier messages the log has outcomes alone.
+        yield rows[rows["sequence"] >= part.first_sequence] if isinstance(part, TopicPart) else rows
 
 
 def _new_rows(chunk: Chunk, server: NDArray[Any] | int, subject: NDArray[Any] | int) -> NDArray[Any]:
@@ -207,7 +211,7 @@ def _logged(question: StateQuestion, part: Part, chunk: Chunk) -> NDArray[Any]:
 
 
 def _ended(question: StateQuestion, part: Part, chunk: Chunk) -> NDArray[Any]:
-    timers = open_names(part.directory, part.server_id).code(OWN, TIMERS_SUBJECT)
+    timers = names_of(part).code(OWN, TIMERS_SUBJECT)
     columns, outcome, dispatched_us = chunk.columns, chunk.columns["outcome"], chunk.columns["dispatched_us"]
     rows = _new_rows(chunk, part.server_id, columns["subject"])
     internal = is_internal(columns["redelivery"], columns["origin_sequence"], outcome)
@@ -251,7 +255,7 @@ def join_rows(question: StateQuestion, blobs: list[bytes]) -> States:
     rows = rows[order]
     changes = (rows["server"][1:] != rows["server"][:-1]) | (rows["sequence"][1:] != rows["sequence"][:-1])
     starts = np.flatnonzero(np.concatenate([[True], changes]))
-    messages = _messages(rows, starts)
+    messages = _messages(rows, starts, question.copies)
     evidence = {}
     for problem in PROBLEMS:
         listed = np.flatnonzero(messages[f"shown_{problem}"])[:EVIDENCE_MAX]
@@ -262,7 +266,9 @@ def join_rows(question: StateQuestion, blobs: list[bytes]) -> States:
     return States(_cells(question, {name: column[counted] for name, column in messages.items()}), evidence)
 
 
-def _messages(rows: NDArray[Any], starts: NDArray[np.intp]) -> dict[str, NDArray[Any]]:
+def _messages(
+    rows: NDArray[Any], starts: NDArray[np.intp], copies: Mapping[int, NDArray[np.int64]]
+) -> dict[str, NDArray[Any]]:
     """One row for each message with its flags, bool[n]."""
     counters = np.add.reduceat(rows["counters"], starts)
 
@@ -271,6 +277,9 @@ def _messages(rows: NDArray[Any], starts: NDArray[np.intp]) -> dict[str, NDArray
         return found
 
     outcome = np.maximum.reduceat(rows["outcome"], starts)
+    for server, sequences in copies.items():
+        copy = (rows["server"][starts] == server) & (outcome == 0) & np.isin(rows["sequence"][starts], sequences)
+        outcome = np.where(copy, np.uint8(Outcome.DEDUPLICATED), outcome)
     ends = np.where(rows["outcome"] == 0, _NO_END, rows["outcome"])
     other_outcome = np.minimum.reduceat(ends, starts)
     accepted = (counted(_SCHEDULED) > 0) | (counted(_LOGGED) > 0)

@@ -61,6 +61,16 @@ class RecordImage:
         """Number of rows."""
         return self.header.count
 
+    @property
+    def columns(self) -> memoryview:
+        """The column block."""
+        return self._data[HEADER_BYTES : HEADER_BYTES + self.header.columns_bytes]
+
+    @property
+    def body(self) -> memoryview:
+        """The column block, and the blobs behind it."""
+        return self._data[HEADER_BYTES : HEADER_BYTES + self.header.columns_bytes + self.header.blob_bytes]
+
     def to_batch(self) -> ColumnBatch:
         """The columns of the rows. Blobs are views of the bytes. Raises BadRecordError, if a mistake of the writer made the
         record."""

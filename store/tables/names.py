@@ -94,6 +94,14 @@ class Names:
             raise
         return table
 
+    @classmethod
+    def listed(cls, names: Iterable[tuple[int, str]]) -> Names:
+        """A table without a file, for reading: kind and text of each name, by code from 1 on."""
+        table = cls(None, NAMES_MAX, NAMES_MAX, NAMES_MAX)
+        pairs = list(names)
+        table._adopt([kind for kind, _ in pairs], [name for _, name in pairs])
+        return table
+
     def _load(self, path: str, offset: int, batch: NameBatch) -> None:
         first = len(self._names)
         if not np.array_equal(batch.code, np.arange(first, first + len(batch))):
