@@ -40,6 +40,8 @@ NACKED: Final = "nacked"
 ACK_TIMEOUT: Final = "ack_timeout"
 SKIPPED: Final = "skipped"
 CONSUMER_GONE: Final = "the connection of its consumer ended"
+# What a message takes of a record besides its own bytes: its columns, and an id that is written out.
+_RECORD_ROW_BYTES: Final = 160
 # Parts of records that are gathered in one step on the event loop, which takes a millisecond or two.
 _STEP_PARTS: Final = 16
 # Parts that are joined in one go.
@@ -411,7 +413,10 @@ class Retries:
                 return stop
             position = left[0][0]
             run = yield from having_read(partial(self._state.messages.run_at, key if retry else (key[0], 0), position))
-            count = min(left[0][1], run.position + run.row_count) - position
+            row, count = (
+                run.row_start + position - run.position,
+                min(left[0][1], run.position + run.row_count) - position,
+            )
             try:
                 batch = yield from having_read(partial(self._state.messages.read, run, patient=True))
             except UnreadableError:  # a later read may succeed, as for a pull
@@ -423,8 +428,10 @@ class Retries:
             if batch is None:
                 self._state.damages.count_lost(count)
             else:
-                row = run.row_start + position - run.position
-                part, before = batch.slice(row, row + count), cursor.attempts_before(position, count)
+                part = batch.slice(row, row + count)
+                if not gathered.admits(part):
+                    return position
+                before = cursor.attempts_before(position, count)
                 positions = np.arange(position, position + count)
                 attempts = attempts_before(part.redelivery) + before + 1
                 due_ms = moment.due_ms(self._state.policies.pauses(key), attempts)
@@ -630,6 +637,7 @@ class _Gathered:
     kept_max: int
     kept: KeptBytes
     kept_bytes: int = 0
+    empty: bool = True
     expired: int = 0
     looks: int = 0
     joined: list[StoredBatch] = field(default_factory=list)
@@ -647,10 +655,21 @@ class _Gathered:
         self.looks += 1
         return self.looks % _STEP_PARTS == 0
 
+    def admits(self, part: StoredBatch) -> bool:
+        """Whether there is room for a part. The first one always has it. Where one has none, no other one has: what is
+        gathered becomes one record, and the log of a shard takes no longer one."""
+        if not self.empty and _record_bytes(part) > self.room:
+            self.room = 0
+        return self.room > 0
+
+    def _fill(self, part: StoredBatch) -> None:
+        self.room -= _record_bytes(part)
+        self.empty = self.empty and not len(part)
+
     def add(self, part: StoredBatch, before: I64, due_ms: I64) -> bool:
         """Gather messages if the group has room on disk for their redeliveries. True if they were gathered."""
         size = _size_of(part)
-        self.room -= size
+        self._fill(part)
         if self.kept.total + COPIES * size > self.kept_max:
             return False
         self.kept.begin(COPIES * size)
@@ -665,7 +684,7 @@ class _Gathered:
 
     def look(self, part: StoredBatch) -> None:
         """Count the bytes of messages that are read and wait in their place."""
-        self.room -= _size_of(part)
+        self._fill(part)
 
     def pass_over(self, count: int) -> None:
         """Count messages that do not come again, because they have expired."""
@@ -673,7 +692,7 @@ class _Gathered:
 
     def give_up(self, part: StoredBatch, retry: bool, positions: I64, attempts: I64, failures: list[Failure]) -> None:
         """Gather messages that do not come again."""
-        self.room -= len(part.bodies) + len(part.properties) + len(part.ids) + ROW_BYTES * len(part)
+        self._fill(part)
         for start, stop in ranges_of(positions):
             self.dead[retry].add(start, stop)
         self.dead_parts.append(part)
@@ -698,6 +717,10 @@ class _Gathered:
         if not self.before:
             return None
         return retry_messages([*self.joined, *self.parts], self.before, group, np.concatenate(self.due_ms))
+
+
+def _record_bytes(part: StoredBatch) -> int:
+    return _size_of(part) + (_RECORD_ROW_BYTES - ROW_BYTES) * len(part)
 
 
 def _size_of(part: StoredBatch) -> int:

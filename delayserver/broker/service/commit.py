@@ -240,9 +240,11 @@ class _Group:
         self._stored.append((end, done))
 
     def end(self, synced_offset: int) -> None:
-        """The sync has ended. The store is durable up to an offset, also where acks of the group found no room."""
+        """The sync has ended, once for each who waits. The store is durable up to an offset, also where acks of the group
+        found no room."""
         self.done.set()
-        for end, done in self._stored:
+        stored, self._stored = self._stored, []
+        for end, done in stored:
             done(None if isinstance(self.failure, DiskFullError) and synced_offset >= end else self.failure)
 
     def fail(self, error: Exception | None) -> None:

@@ -27,6 +27,8 @@ from store.records.stored_rows import StoredRows, stored_batch
 
 # Memory of one message besides its bytes, for the bound on bytes that wait for their sync.
 ROW_OVERHEAD_BYTES = 120
+# Rows that become one record: a quarter of what a record of a shared log may have.
+RECORD_BYTES = 8 << 20
 # The pause between two steps of zeros ahead of the store's end, as that of message_log.
 WARM_PAUSE_MS = 20
 
@@ -260,13 +262,16 @@ def _answers(
 
 
 def _folded(parts: list[_Part]) -> list[list[_Part]]:
-    """Neighbours in row form become one record. So the order of the parts stays."""
+    """Neighbours in row form become one record, up to a bound of bytes. So the order of the parts stays."""
     groups: list[list[_Part]] = []
+    room = 0
     for part in parts:
-        if groups and part.columns is None and groups[-1][0].columns is None:
+        if groups and part.size_bytes <= room and part.columns is None and groups[-1][0].columns is None:
             groups[-1].append(part)
         else:
             groups.append([part])
+            room = RECORD_BYTES
+        room -= part.size_bytes
     return groups
 
 

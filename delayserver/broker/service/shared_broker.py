@@ -19,6 +19,7 @@ from delayserver.broker.files.progress_log import FROM, PROGRESS_ROW_BYTES, Appl
 from delayserver.broker.files.store import StoreSync, size_of
 from delayserver.broker.service.broker import Broker
 from delayserver.broker.service.durability import SharedSync
+from delayserver.protocol.errors import DelayServerError, InDoubt
 from delayserver.runtime.marks import Mark
 from delayserver.runtime.runtime import Runtime
 from store.errors import DiskFullError
@@ -108,7 +109,12 @@ class SharedBroker:
             assert self._confirmed is not None, "a standby stores nothing of its own"
             end, _ = self._confirmed
             for records in _envelopes(plan):
-                end = await self._write(records)
+                try:
+                    end = await self._write(records)
+                except DelayServerError as error:
+                    # Never that nothing was done: parts of this plan may stand in the log, also of callers who wait for
+                    # a later sync.
+                    raise InDoubt(f"the result is unknown: {error.message}") from error
             self._confirmed = end, plan.store_end
             for record in plan.records:
                 self._count(record)

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from delayserver.broker.actions.retries import NACKED, Failure
+from delayserver.broker.queues.delivery_id import of_ranges
 from store.failed_reads import READ_TRIES
+from store.shared.payload import encode_records
 from tests.delayserver.broker.brokers import (
     GROUP,
     HOUR_US,
@@ -53,6 +55,23 @@ def test_what_a_nack_has_no_room_for_keeps_its_delay_though_it_was_leased_for_le
     assert ended(broker, NOW_US + LEASE_MS * 1000) == []
     assert ended(broker, NOW_US + HOUR_US - 1) == []
     assert ended(broker, NOW_US + HOUR_US) == ([] if keyed else [3, 4])
+
+
+def test_a_nack_of_many_messages_makes_records_within_the_bound() -> None:
+    bound = 10_000
+    broker = open_broker(FakeDisk(), replace(LIMITS, retry_bytes_max=bound))
+    for first in (1, 41, 81):
+        broker.deliver(messages(first, 40), False, NOW_US)
+    left, came = pull(broker, 120), list[int]()
+    while len(left):
+        batch = broker.nack(SUBJECT, GROUP, left, 0, NOW_US, NOW_US, Failure(NACKED))
+        assert batch.messages is not None
+        assert sum(map(len, encode_records([batch.messages]))) <= bound
+        came += batch.messages.origin_sequence.tolist()
+        broker.retries.settle(batch)
+        left = of_ranges(left, *batch.rest)
+    assert came == list(range(1, 121))
+    broker.check_invariants()
 
 
 def test_an_ack_of_what_a_nack_had_no_room_for_still_counts() -> None:

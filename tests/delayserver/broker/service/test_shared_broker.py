@@ -8,11 +8,18 @@ from random import Random
 
 import numpy as np
 import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from delayserver.broker.files.progress_log import ACKED, ProgressRows
+from delayserver.broker.service import shared_broker
+from delayserver.broker.service.commit import BrokerCommit
 from delayserver.broker.service.durability import SharedSync
+from delayserver.broker.service.publishing import _folded, _Part
 from delayserver.broker.service.shared_broker import ENVELOPE_BYTES, SharedBroker, _envelopes
-from delayserver.protocol.errors import InDoubt
+from delayserver.protocol.errors import InDoubt, NotPrimary
+from delayserver.runtime.believable_clock import BelievableClock
+from delayserver.runtime.clock import SystemClock
 from delayserver.runtime.marks import Mark
 from delayserver.runtime.runtime import Runtime
 from delayserver.runtime.shared_log import RECORD_BYTES_MAX
@@ -44,9 +51,14 @@ class Member:
         runtime = Runtime.on(clock=SimulatedClock(), workers=FakeWorkers())
         self.replayed, self.durable = Mark(0), Mark(0)
         self.superseded = False
+        # So many more envelopes are proposed before another member leads.
+        self.takes = 1 << 30
         self.shared = SharedBroker(self.core, self._write, self.replayed, self.durable, runtime)
 
     async def _write(self, records: Sequence[Appendable]) -> int:
+        if not self.takes:
+            raise NotPrimary("another member leads since")
+        self.takes -= 1
         payload = b"".join([bytes(part) for part in encode_records(records)])
         self.log += [image.to_batch() for image in decode_records(payload, 0)]
         self.durable.advance(8 * len(self.log))
@@ -256,6 +268,43 @@ async def test_a_removed_group_stays_removed_where_a_snapshot_takes_the_place_of
     after.lead(2)
     assert after.core.state.groups.moves == leader.core.state.groups.moves
     assert after.core.pull(1, 9, 8, 1 << 20, NOW_US, NOW_US) is None
+
+
+@pytest.mark.parametrize("taken", [0, 1])
+async def test_a_sync_that_the_log_took_in_part_or_not_at_all_is_in_doubt(
+    monkeypatch: pytest.MonkeyPatch, taken: int
+) -> None:
+    leader = Member([])
+    leader.lead(1)
+    monkeypatch.setattr(shared_broker, "ENVELOPE_BYTES", 100)
+    for first in (1, 4):
+        leader.core.arrivals.deliver(messages(first, 3), NOW_US)
+    leader.takes = taken
+    with pytest.raises(InDoubt):
+        await leader.shared.sync()
+    assert len(leader.log) == taken
+
+
+async def test_each_publish_hears_once_that_its_sync_is_in_doubt(autojump_clock: MockClock) -> None:
+    leader = Member([])
+    leader.lead(1)
+    runtime = Runtime.on(workers=FakeWorkers())
+    commit = BrokerCommit(leader.core, BelievableClock(SystemClock(), 0, 0), runtime, leader.shared)
+    leader.core.arrivals.deliver(messages(1, 3), NOW_US)
+    leader.takes = 0
+    heard: list[Exception | None] = []
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(commit.run)
+            commit.when_stored(leader.core.state.files.store.end, heard.append)
+            await wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+    assert [type(each) for each in heard] == [InDoubt]
+
+
+def test_publishes_of_one_step_become_records_that_the_log_takes() -> None:
+    parts = [_Part([], None, lambda _: None, size << 20) for size in (3, 5, 1, 16, 1, 2)]
+    assert _folded(parts) == [parts[:2], parts[2:3], parts[3:4], parts[4:]]
 
 
 def test_more_rows_than_one_envelope_takes_become_several() -> None:
