@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
+from delayserver.broker.actions.in_doubt import last_written
 from delayserver.broker.broker_limits import BrokerLimits
 from delayserver.broker.redelivery_policy import RedeliveryPolicy
 from delayserver.broker.service.broker import Broker
@@ -15,6 +17,8 @@ from delayserver.broker.service.pulls import PullService
 from delayserver.broker.service.shared_broker import SharedBroker
 from delayserver.config.settings import redelivery_kept_ms
 from delayserver.config.units import parse_delay_levels
+from delayserver.runtime.clock import Clock
+from delayserver.runtime.workers import Workers
 from delayserver.server.cluster_parts import ClusterParts
 from delayserver.server.ground import Ground
 from delayserver.server.receive_parts import ReceiveParts
@@ -22,9 +26,11 @@ from delayserver.server.state_parts import StateParts
 from delayserver.server.upkeep_parts import UpkeepParts
 from delayserver.startup.directory_opening import find_lost_broker
 from delayserver.startup.written_records import written_records
+from delayserver.state.windows.window_book import WindowBook
 from store.errors import StoreError
 from store.logs.message_log import MessageLog
 from store.records.segment import FILE_HEADER_BYTES
+from store.tables.days import DayTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +77,9 @@ def build_broker(
     if cluster is None:
         settle_doubts(core, opened.files.log)
     else:
-        positions = state.positions
-        shared = SharedBroker(core, cluster.proposing.propose, positions.replayed, positions.durable, runtime)
+        positions, propose = state.positions, cluster.proposing.propose
+        is_over = partial(_is_over, state.book, opened.files.days, runtime.clock)
+        shared = SharedBroker(core, propose, positions.replayed, positions.durable, is_over, runtime)
         # A publish waits for the log, never for a sync of its own.
         storage = replace(storage, durability="sync", inline_sync_bytes_max=0)
     commit = BrokerCommit(core, opened.believable, runtime, shared)
@@ -92,11 +99,26 @@ def build_broker(
 
 
 def settle_doubts(core: Broker, log: MessageLog) -> None:
-    """Find out which redeliveries were written before the last process ended, or the last primary. Reads the disk, before
-    anything is handed out."""
+    """Find out which redeliveries were written before the last process ended. Reads the disk, before anything is handed
+    out."""
     doubts_from = core.in_doubt.first_offset()
     if doubts_from is not None:
         core.in_doubt.settle(written_records(log, doubts_from))
+
+
+async def settle_doubts_of_primary(core: Broker, log: MessageLog, workers: Workers) -> None:
+    """As `settle_doubts`, about the last primary. Only message_log is read in a thread: tasks of a standby use the broker
+    meanwhile."""
+    doubts_from = core.in_doubt.first_offset()
+    if doubts_from is not None:
+        read = partial(last_written, written_records(log, doubts_from), core.in_doubt.groups)
+        core.in_doubt.settle_written(await workers.run(read))
+
+
+def _is_over(book: WindowBook, days: DayTable, clock: Clock, start_ms: int) -> bool:
+    passed = start_ms <= clock.now_ms() - book.window_ms and start_ms < days.fine_until_ms
+    # A window of the primary may be a part of a whole day here.
+    return passed and book.is_settled(days.start_of(start_ms, book.window_ms)) and not days.is_draining(start_ms)
 
 
 def _limits(ground: Ground) -> BrokerLimits:

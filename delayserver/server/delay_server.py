@@ -35,7 +35,7 @@ from delayserver.runtime.runtime import Runtime
 from delayserver.runtime.shared_log import LogUnavailable
 from delayserver.runtime.steps import Steps
 from delayserver.runtime.watchdog import Watchdog
-from delayserver.server.broker_parts import settle_doubts
+from delayserver.server.broker_parts import settle_doubts_of_primary
 from delayserver.server.cluster_parts import ClusterParts
 from delayserver.server.ground import Doors, Ground, Membership, Outside
 from delayserver.server.operations_of import operations_of
@@ -321,7 +321,7 @@ class DelayServer:
         assert shared is not None, "a member has one"
         shared.take_over(cluster.standing.epoch.value)
         cluster.sequences.begin_above(shared.next_sequence)
-        await self.runtime.workers.run(partial(settle_doubts, core, self.parts.files.log))
+        await settle_doubts_of_primary(core, self.parts.files.log, self.runtime.workers)
 
     async def _tell_when_following(self, cluster: ClusterParts) -> None:
         membership, standing = self._outside.membership, cluster.standing

@@ -58,14 +58,18 @@ class MessagesInDoubt:
         offsets = [place.until_ms for _, _, cursor in self._cursors() for place in cursor.returning]
         return min(offsets, default=None)
 
+    @property
+    def groups(self) -> set[int]:
+        """The groups of messages in doubt."""
+        return {key[1] for key, _, _ in self._cursors()}
+
     def settle(self, batches: Iterable[tuple[int, MessageBatch]]) -> None:
         """Ack the messages that such records replace, and only these. `batches`: all of message_log from `first_offset` on,
         with their offsets. Reads the disk at once: to be called at a start, before anything is handed out."""
-        groups = {key[1] for key, _, _ in self._cursors()}
-        found: dict[Message, int] = {}
-        for offset, batch in batches:
-            for message in _internal(batch, groups):
-                found[message] = offset  # the last one counts
+        self.settle_written(last_written(batches, self.groups))
+
+    def settle_written(self, found: dict[Message, int]) -> None:
+        """As `settle`. `found`: what `last_written` found."""
         for key, of_retry, cursor in self._cursors():
             for place in list(cursor.returning):
                 self._settle(key, of_retry, cursor, place, found)
@@ -101,6 +105,12 @@ class MessagesInDoubt:
             for of_retry, cursor in ((False, group.main), (True, group.retry))
             if cursor.returning
         ]
+
+
+def last_written(batches: Iterable[tuple[int, MessageBatch]], groups: set[int]) -> dict[Message, int]:
+    """The messages that internal records for these groups replace, with the offset of the last one. Changes nothing, so for
+    any thread."""
+    return {message: offset for offset, batch in batches for message in _internal(batch, groups)}
 
 
 def _internal(batch: MessageBatch, groups: set[int]) -> list[Message]:

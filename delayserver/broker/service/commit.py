@@ -166,6 +166,8 @@ class BrokerCommit:
         async with self._upkeep_lock:
             if self._closed:
                 return
+            if self._shared is not None:
+                self._shared.forget_windows()
             now_us, latest_us = self._believable.now_us(), self._believable.latest_us()
             if self._durability.checkpoint_due() or self._retention.needs_checkpoint(now_us, latest_us):
                 with suppress(DiskFullError):  # retention may make room

@@ -167,7 +167,7 @@ class Durability:
         self._removing = dict(state.groups.removals.undropped)
         return BrokerSync(state.files.store.sync_plan(), ProgressSync(state.files.progress, rows, snapshot))
 
-    def shared_plan(self) -> SharedSync:
+    def shared_plan(self, *, compact: bool) -> SharedSync:
         """As `sync_plan`, in a member of a cluster. `finish_sync` follows, when it came back from the log."""
         assert not self.syncing, "a sync is under way"
         self.syncing = True
@@ -176,7 +176,8 @@ class Durability:
         self._add_passed(rows)
         self._letters_syncing = state.letters.take_behind()
         self._removing = dict(state.groups.removals.undropped)
-        return SharedSync(store.take_made(), rows, self.snapshot() if self.progress_is_long else None, store.end)
+        snapshot = self.snapshot() if compact and self.progress_is_long else None
+        return SharedSync(store.take_made(), rows, snapshot, store.end)
 
     @property
     def progress_is_long(self) -> bool:

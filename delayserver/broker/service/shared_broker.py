@@ -34,17 +34,23 @@ ENVELOPE_BYTES = 16 << 20
 Write = Callable[[Sequence[Appendable]], Awaitable[int]]
 """Proposes records as one envelope. Returns when they are in message_log: the offset behind them. Raises InDoubt."""
 
+IsOver = Callable[[int], bool]
+"""Whether a schedule window of this shard has passed, and all of it has durable outcomes here."""
+
 
 class SharedBroker:
     """Keeps the files of a broker as its log says. `replayed` and `durable` are the marks of message_log.
 
     Invariant: what the log has below the last mark is in the files, and what it has behind that comes again at a start."""
 
-    def __init__(self, core: Broker, write: Write, replayed: Mark, durable: Mark, runtime: Runtime) -> None:
+    def __init__(
+        self, core: Broker, write: Write, replayed: Mark, durable: Mark, is_over: IsOver, runtime: Runtime
+    ) -> None:
         self._core = core
         self._write = write
         self._replayed = replayed
         self._durable = durable
+        self._is_over = is_over
         self._clock = runtime.clock
         self._workers = runtime.workers
         files = core.state.files
@@ -57,6 +63,7 @@ class SharedBroker:
         # Rows that are not in the progress log yet. `_anew`: they are to replace it.
         self._rows = ProgressRows()
         self._anew = False
+        self._rows_bound = 0
         # Of a primary: where message_log and the store ended behind the last records that came back. They move together:
         # where a sync comes back in part, all of it comes again at a start. None: this process does not lead.
         self._confirmed: tuple[int, int] | None = None
@@ -89,6 +96,14 @@ class SharedBroker:
         last = max(record.sequences) if isinstance(record, StoredRows) else int(record.sequence.max())
         self.next_sequence = max(self.next_sequence, last + 1)
 
+    def forget_windows(self) -> None:
+        """Drop the keys of the windows of which this shard hands off nothing more. The primary declares them to its node
+        alone. Not before the replay of the start is complete, which may bring messages for any window."""
+        state = self._core.state
+        own = state.files.server_id
+        over = [start for server, start in state.windows.extents if server == own and self._is_over(start)]
+        self._core.arrivals.window_complete(own, over)
+
     @property
     def leads(self) -> bool:
         """Whether this process has taken over."""
@@ -105,7 +120,9 @@ class SharedBroker:
         """Make all deliveries and acks so far part of the log. Raises InDoubt if this process leads no longer,
         SyncFailedError."""
         async with self._lock:
-            plan = self._core.durability.shared_plan()
+            # Until a mark, the rows behind a snapshot stand behind it, up to as many as the next one would have.
+            compact = not self._anew or len(self._rows) > self._rows_bound
+            plan = self._core.durability.shared_plan(compact=compact)
             assert self._confirmed is not None, "a standby stores nothing of its own"
             end, _ = self._confirmed
             for records in _envelopes(plan):
@@ -122,6 +139,7 @@ class SharedBroker:
                 self._rows.extend(plan.rows)
             else:
                 self._rows, self._anew = plan.snapshot, True
+                self._rows_bound = 2 * len(plan.snapshot) + _rows_max(self._core.state.limits)
             self._core.durability.finish_sync()
             if len(self._rows) > _rows_max(self._core.state.limits) and not self._anew:
                 try:

@@ -184,3 +184,18 @@ async def test_a_member_that_lost_its_broker_s_files_does_not_start(boot: Boot, 
         assert isinstance(second.died_of, CorruptionError)
         assert "restore a backup" in str(second.died_of)
     assert texts(await client.pull()) == ["one"]
+
+
+async def test_a_standby_forgets_the_windows_that_are_over(boot: Boot) -> None:
+    cluster = members(boot)
+    first, second = cluster.hosts["a"], cluster.hosts["b"]
+    client = await first.start_connected()
+    second.begin()
+    await client.put("one", first.now_ms + 500)
+    await client.put("two", first.now_ms + 3_600_000)
+    await first.sleep_ms(1_000)
+    assert texts(await client.pull()) == ["one"]
+    kept = second.server.parts.broker.core.state.windows.extents
+    assert len(kept) == 1
+    await second.sleep_ms(180_000)
+    assert not kept

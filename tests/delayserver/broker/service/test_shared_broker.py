@@ -51,9 +51,11 @@ class Member:
         runtime = Runtime.on(clock=SimulatedClock(), workers=FakeWorkers())
         self.replayed, self.durable = Mark(0), Mark(0)
         self.superseded = False
+        # Windows that have passed and are settled.
+        self.over: set[int] = set()
         # So many more envelopes are proposed before another member leads.
         self.takes = 1 << 30
-        self.shared = SharedBroker(self.core, self._write, self.replayed, self.durable, runtime)
+        self.shared = SharedBroker(self.core, self._write, self.replayed, self.durable, self.over.__contains__, runtime)
 
     async def _write(self, records: Sequence[Appendable]) -> int:
         if not self.takes:
@@ -300,6 +302,46 @@ async def test_each_publish_hears_once_that_its_sync_is_in_doubt(autojump_clock:
             await wait_all_tasks_blocked()
             nursery.cancel_scope.cancel()
     assert [type(each) for each in heard] == [InDoubt]
+
+
+async def test_a_follower_forgets_the_windows_that_are_over() -> None:
+    leader, standby = Member([]), Member([])
+    leader.lead(1)
+    standby.log = leader.log
+    leader.core.arrivals.deliver(messages(1, 3, window_ms=60_000), NOW_US)
+    leader.core.arrivals.deliver(messages(4, 3, window_ms=120_000), NOW_US)
+    await leader.shared.sync()
+    standby.follow()
+    standby.over.add(60_000)
+    standby.shared.forget_windows()
+    assert list(standby.core.state.windows.extents) == [(SERVER, 120_000)]
+
+
+async def test_a_long_progress_log_costs_one_snapshot_until_the_next_mark(monkeypatch: pytest.MonkeyPatch) -> None:
+    leader = Member([])
+    leader.lead(1)
+    leader.core.arrivals.deliver(messages(1, 3), NOW_US)
+    for _ in range(60):
+        leader.core.positions.begin((1, 9), 0)
+    await leader.shared.sync()
+    await leader.shared.mark()
+    assert leader.core.durability.progress_is_long
+    made: list[int] = []
+    snapshot = leader.core.durability.snapshot
+
+    def counted() -> ProgressRows:
+        made.append(1)
+        return snapshot()
+
+    monkeypatch.setattr(leader.core.durability, "snapshot", counted)
+    for place in range(8):
+        leader.core.positions.seek((1, 9), place % 3)
+        await leader.shared.sync()
+    assert len(made) == 1
+    await leader.shared.mark()
+    again = leader.next_life(Random(0))
+    again.lead(2)
+    assert again.known() == leader.known()
 
 
 def test_publishes_of_one_step_become_records_that_the_log_takes() -> None:
