@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 
-from delayserver.broker.actions.in_doubt import last_written
 from delayserver.broker.broker_limits import BrokerLimits
 from delayserver.broker.redelivery_policy import RedeliveryPolicy
 from delayserver.broker.service.broker import Broker
@@ -111,8 +110,8 @@ async def settle_doubts_of_primary(core: Broker, log: MessageLog, workers: Worke
     meanwhile."""
     doubts_from = core.in_doubt.first_offset()
     if doubts_from is not None:
-        read = partial(last_written, written_records(log, doubts_from), core.in_doubt.groups)
-        core.in_doubt.settle_written(await workers.run(read))
+        search = core.in_doubt.search(written_records(log, doubts_from))
+        core.in_doubt.settle_written(await workers.run(search))
 
 
 def _is_over(book: WindowBook, days: DayTable, clock: Clock, start_ms: int) -> bool:

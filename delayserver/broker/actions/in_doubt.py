@@ -10,7 +10,8 @@ of its kind, which older programs refuse.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 
 import numpy as np
 
@@ -58,18 +59,18 @@ class MessagesInDoubt:
         offsets = [place.until_ms for _, _, cursor in self._cursors() for place in cursor.returning]
         return min(offsets, default=None)
 
-    @property
-    def groups(self) -> set[int]:
-        """The groups of messages in doubt."""
-        return {key[1] for key, _, _ in self._cursors()}
+    def search(self, batches: Iterable[tuple[int, MessageBatch]]) -> Callable[[], dict[Message, int]]:
+        """A call that finds the messages that such records replace, with the offset of the last one. It reads `batches`
+        alone, in any thread."""
+        return partial(_last_written, batches, {key[1] for key, _, _ in self._cursors()})
 
     def settle(self, batches: Iterable[tuple[int, MessageBatch]]) -> None:
         """Ack the messages that such records replace, and only these. `batches`: all of message_log from `first_offset` on,
         with their offsets. Reads the disk at once: to be called at a start, before anything is handed out."""
-        self.settle_written(last_written(batches, self.groups))
+        self.settle_written(self.search(batches)())
 
     def settle_written(self, found: dict[Message, int]) -> None:
-        """As `settle`. `found`: what `last_written` found."""
+        """As `settle`. `found`: what `search` found."""
         for key, of_retry, cursor in self._cursors():
             for place in list(cursor.returning):
                 self._settle(key, of_retry, cursor, place, found)
@@ -107,9 +108,7 @@ class MessagesInDoubt:
         ]
 
 
-def last_written(batches: Iterable[tuple[int, MessageBatch]], groups: set[int]) -> dict[Message, int]:
-    """The messages that internal records for these groups replace, with the offset of the last one. Changes nothing, so for
-    any thread."""
+def _last_written(batches: Iterable[tuple[int, MessageBatch]], groups: set[int]) -> dict[Message, int]:
     return {message: offset for offset, batch in batches for message in _internal(batch, groups)}
 
 
