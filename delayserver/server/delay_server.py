@@ -345,7 +345,7 @@ class DelayServer:
     async def _end_after_hand_over(self, scope: trio.CancelScope) -> None:
         hand_over = self.parts.hand_over
         assert hand_over is not None
-        await hand_over.done.wait()
+        await hand_over.run()
         await self.clock.sleep_ms(HEIR_MS)
         # The heir has not claimed: this member must be able to, in its next life.
         self._superseded = True

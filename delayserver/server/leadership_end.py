@@ -13,7 +13,7 @@ from delayserver.receive.group_commit import GroupCommit
 from delayserver.server.clean_end import LastCheckpoint, Settling
 from delayserver.state.shard.proposals import Proposals
 from delayserver.state.shard.standing import Standing
-from store.errors import DiskFullError
+from store.errors import StoreError
 from store.shared.payload import EndNote
 
 SETTLE_S = 0.25
@@ -22,7 +22,7 @@ AGAIN_MS = 50
 
 
 class LeadershipEnd:
-    """Ends the leadership of this process, once."""
+    """Ends the leadership of this process, once. Who asks may go: what has begun is carried out by a task of the server."""
 
     def __init__(
         self,
@@ -39,42 +39,45 @@ class LeadershipEnd:
         self._commit = commit
         self._settling = settling
         self._last = last
-        self._begun = False
-        # Set when the log has the end: this life is over.
-        self.done = trio.Event()
+        self._heir = ""
+        self._asked = trio.Event()
+        self._refused: DelayServerError | None = None
+        self._done = trio.Event()
 
     async def to(self, heir: str) -> int:
         """Hand over to a member by its name; empty: to any. Returns the epoch that has ended. Raises NotPrimary."""
         standing = self._standing
-        if self._begun or not standing.leads:
+        if self._asked.is_set() or not standing.leads:
             raise NotPrimary("this member hands over already, or leads no longer", retry_after_ms=AGAIN_MS)
-        self._begun = True
+        epoch, self._heir = standing.epoch.value, heir
+        self._asked.set()
+        await self._done.wait()
+        if self._refused is not None:
+            raise NotPrimary("another member leads already", retry_after_ms=AGAIN_MS)
+        return epoch
+
+    async def run(self) -> None:
+        """Hand over when it is asked for. Returns when the log has the end, or will never have it: this life is over."""
+        await self._asked.wait()
         self._commit.refuse(NotReady("the primary hands over", retry_after_ms=AGAIN_MS))
         settled = await self._settled()
         self._beating.stop()
-        epoch = standing.epoch.value
-        ended = trio.Event()
-        failure: list[DelayServerError] = []
 
         def refused(error: DelayServerError) -> None:
-            failure.append(error)
-            ended.set()
+            self._refused = error
+            self._done.set()
 
-        horizon_ms = 0 if settled else standing.horizon_ms
+        horizon_ms = 0 if settled else self._standing.horizon_ms
         # The heir may lead before this task goes on: whether this process has handed over is what the log says of its note.
-        self._proposals.note(EndNote(heir, horizon_ms), lambda _: ended.set(), refused)
-        await ended.wait()
-        self.done.set()
-        if failure:
-            raise NotPrimary("another member leads already", retry_after_ms=AGAIN_MS)
-        return epoch
+        self._proposals.note(EndNote(self._heir, horizon_ms), lambda _: self._done.set(), refused)
+        await self._done.wait()
 
     async def _settled(self) -> bool:
         """Whether everything that was ever attempted has an outcome in the log."""
         with trio.move_on_after(SETTLE_S):
             try:
                 await self._settling.messages()
-            except DiskFullError:
+            except (DelayServerError, StoreError):
                 return False
             return not self._last.any_uncertain
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import trio
 
 from delayserver.server.delay_server import LeadershipLost
@@ -77,6 +78,36 @@ async def test_a_primary_that_hands_over_begins_no_attempt_while_a_send_is_on_it
     await heir.wait_up()
     await heir.sleep_ms(70_000)
     assert cluster.delivered == ["soon", "late"]
+
+
+@pytest.mark.parametrize("gone_after_ms", [20, 300])
+@pytest.mark.parametrize("names", ["a", "ab"])
+async def test_a_hand_over_goes_on_when_who_asked_for_it_is_gone(boot: Boot, names: str, gone_after_ms: int) -> None:
+    cluster = Cluster(boot, names)
+    first = cluster.hosts["a"]
+    client = await first.start_connected()
+    for other in [host for host in cluster.hosts.values() if host is not first]:
+        other.begin()
+    await first.sleep_ms(1_500)
+    log = cluster.engine.logs[0]
+    log.pause()
+    await client.ask("send", {"messages": [{"subject": "s", "body": "sent", "due_ms": first.now_ms + 30_000}]})
+    await first.sleep_ms(20)
+    asking = await first.client()
+    await asking.ask("cluster", {"action": "switch", "member": "b"})
+    await first.sleep_ms(gone_after_ms)
+    asking.transport.close()
+    await first.sleep_ms(20)
+    log.resume()
+    await first.wait_down()
+    first.disk.kill()
+    first.begin()
+    heir = cluster.hosts[names[-1]]
+    await heir.wait_up()
+    assert heir.server.readiness.ready
+    await (await heir.client()).put("late", heir.now_ms)
+    await heir.sleep_ms(40_000)
+    assert cluster.delivered == ["late", "sent"]
 
 
 async def test_without_its_heir_another_member_leads(boot: Boot) -> None:
