@@ -70,6 +70,24 @@ class Proposing:
             raise refused
         return end
 
+    async def unless_ended(self, wait: Callable[[], Awaitable[object]]) -> None:
+        """Await `wait()`, also behind a shield. Raises InDoubt where the log is followed no longer: what it waits for may
+        never come then."""
+        if self._ended:
+            raise InDoubt("the server has ended")
+        with trio.CancelScope() as scope:
+
+            def end(_: DelayServerError) -> None:
+                scope.cancel()
+
+            self._waiting.add(end)
+            try:
+                await wait()
+            finally:
+                self._waiting.discard(end)
+        if scope.cancelled_caught:
+            raise InDoubt("the server has ended, so the result is unknown")
+
     async def decide(self, records: Sequence[Appendable]) -> int:
         """As `propose`, for a task that nobody waits for: it never returns if this process leads no longer, since that ends
         then."""

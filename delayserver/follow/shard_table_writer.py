@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import trio
 
 from delayserver.follow.proposing import Proposing
@@ -19,12 +21,11 @@ class ShardTableWriter:
         self._positions = positions
 
     async def write(self, content: bytes) -> None:
-        """Return when the table is in force here. Who asked may go meanwhile: a change that is on its way comes before the
-        next one. Raises InDoubt."""
+        """Return when the table is in force here. Who asked may go meanwhile: the next change is made of a table that has
+        this one. Raises InDoubt."""
         batch = TableBatch.filled(
             1, table=int(self._number), contents_length=len(content), contents=memoryview(content)
         )
         with trio.CancelScope(shield=True):
             end = await self._proposing.propose([batch])
-        # No shield: where the server ends, nothing is replayed any more.
-        await self._positions.replayed.reached(end)
+            await self._proposing.unless_ended(partial(self._positions.replayed.reached, end))

@@ -64,7 +64,7 @@ def build_groups(
     shared = None if membership is None else membership.map.tokens
     tokens = TokenBook(ground.outside.doors.fs, path, server_id, ground.outside.own_tokens, waiting, runtime, shared)
     table = broker.core.state.policies
-    state.tables.add(TableNumber.POLICIES, table.keep, table.adopt)
+    state.tables.add(TableNumber.POLICIES, table.keep, policies.adopt)
     state.tables.add(TableNumber.TOKENS, tokens.keep, tokens.adopt)
     return GroupParts(
         redelivery=redelivery,

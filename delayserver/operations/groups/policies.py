@@ -45,7 +45,8 @@ class GroupPolicies:
         runtime: Runtime,
         propose: Callable[[bytes], Awaitable[None]] | None = None,
     ) -> None:
-        """`propose`, in a member of a cluster: makes a changed table that of all members, and returns when it applies."""
+        """`propose`, in a member of a cluster: makes a changed table that of all members, and returns when it came to
+        `adopt`."""
         self._table = broker.state.policies
         self._limits = broker.state.limits
         self._consuming = broker.consuming
@@ -55,6 +56,8 @@ class GroupPolicies:
         self._propose = propose
         self._changing = trio.Lock()
         self._filter_changes: set[GroupKey] = set()
+        # The filter of the change which is on its way.
+        self._proposed: tuple[GroupKey, Compiled] | None = None
 
     async def policy(self, asked: ShowPolicy) -> PolicyOfGroup:
         """The policy of a group, which need not have pulled yet. Changes it first if the request says so, durably.
@@ -139,14 +142,26 @@ class GroupPolicies:
             )
         plan = self._table.write(codes, policy, dead_subject)
         if self._propose is not None:
-            await self._propose(plan.content)
-        else:
+            self._proposed = codes, compiled
             try:
-                with trio.CancelScope(shield=True):  # what is written is also what applies
-                    await self._workers.run(plan.run)
-            except DiskFullError as error:
-                raise DiskFull(str(error), retry_after_ms=1000) from error
-            except StoreError as error:
-                raise StorageFailed(str(error)) from error
-            self._table.apply(plan)
+                await self._propose(plan.content)
+            finally:
+                self._proposed = None
+            return
+        try:
+            with trio.CancelScope(shield=True):  # what is written is also what applies
+                await self._workers.run(plan.run)
+        except DiskFullError as error:
+            raise DiskFull(str(error), retry_after_ms=1000) from error
+        except StoreError as error:
+            raise StorageFailed(str(error)) from error
+        self._table.apply(plan)
         self._consuming.use_filter(codes, compiled.filter)
+
+    def adopt(self, content: bytes) -> None:
+        """In a member of a cluster: a table that was kept applies, with the filter of the change that this process made. One
+        of a former primary is set before its group's first pull."""
+        self._table.adopt(content)
+        if self._proposed is not None:
+            codes, compiled = self._proposed
+            self._consuming.use_filter(codes, compiled.filter)
