@@ -172,6 +172,11 @@ class DelayServer:
         """Whether the data directory is open."""
         return self._parts is not None
 
+    @property
+    def read_last(self) -> Settings:
+        """The settings as the operator gave them, or as a reload has read them since: those of the next life."""
+        return self.parts.dispatch.reload.settings if self.is_open else self._outside.given
+
     # -- running
 
     async def run(
@@ -307,7 +312,7 @@ class DelayServer:
         membership = self._outside.membership
         assert membership is not None
         membership.map.led.advance(cluster.standing.epoch.value)
-        await parts.dispatch.topology.change(self.settings)
+        await parts.dispatch.reload.lead()
 
     async def _apply_to(self, position: int, cluster: ClusterParts) -> None:
         """What other members decided before this position is in dispatch_log before this one decides anything."""

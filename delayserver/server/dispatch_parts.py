@@ -63,7 +63,7 @@ def build_dispatch(
         lateness=builder.lateness,
         groups=groups,
         topology=topology,
-        reload=Reload(topology, outside.servers, outside.given, outside.reread, runtime),
+        reload=Reload(topology, outside.servers, outside.given, outside.reread, runtime, follows=cluster is not None),
         dispatcher=Dispatcher(groups, state.wheel, state.queueing, state.overflow, horizon, gate, runtime),
         complete_windows=CompleteWindows(state.book, opened.files.days, groups, runtime),
     )

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import trio
 
+from delayserver.config.settings import Settings
 from delayserver.logs.events import EventLogger
 from delayserver.net.transport import StreamListener
 from delayserver.runtime.shared_log import AppendFailed
@@ -22,11 +23,11 @@ events = EventLogger()
 class Lives:
     """Runs a server until it stops, and the next one on the same listener when it has lost its leadership."""
 
-    def __init__(self, begin: Callable[[], DelayServer]) -> None:
-        """`begin` makes a server."""
+    def __init__(self, begin: Callable[[Settings], DelayServer], settings: Settings) -> None:
+        """`begin` makes a server: the first one with these settings, each later one with those that were read last."""
         self._begin = begin
         self._stopping = False
-        self.server = begin()
+        self.server = begin(settings)
 
     def stop(self) -> None:
         """Begin a clean stop."""
@@ -46,7 +47,7 @@ class Lives:
                 return
             events.warning("member_begins_again", "goes on as a standby: {reason}", reason=str(reason))
             self.server.close()
-            self.server = self._begin()
+            self.server = self._begin(self.server.read_last)
 
     async def _live(self, listener: StreamListener, gateway: HttpGateway | None, address: str, ready: Ready) -> None:
         failure: StoreError | OSError | LeadershipLost | None = None

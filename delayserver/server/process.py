@@ -97,9 +97,9 @@ async def serve(
         if cluster is not None:
             joined = await _join(cluster, settings, listener, gateway)
 
-        def begin() -> DelayServer:
+        def begin(latest: Settings) -> DelayServer:
             return DelayServer(
-                settings,
+                latest,
                 role=role,
                 runtime=runtime,
                 doors=Doors(fs, encryption.connect),
@@ -108,7 +108,7 @@ async def serve(
             )
 
         told = _Telling(listener.address, ready, following, manager)
-        lives = Lives(begin)
+        lives = Lives(begin, settings)
         failure: StoreError | OSError | None = None
         try:
             async with trio.open_nursery() as nursery:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+import trio
+
 from delayserver.config.reloading import changes
 from delayserver.config.settings import Settings
 from delayserver.config.toml_file import ConfigError
@@ -48,15 +50,26 @@ class Reload:
     """Reloads, one after the other. Those that are asked for while one runs are carried out together behind it."""
 
     def __init__(
-        self, topology: Changeable, servers: Servers, settings: Settings, reread: Reread | None, runtime: Runtime
+        self,
+        topology: Changeable,
+        servers: Servers,
+        settings: Settings,
+        reread: Reread | None,
+        runtime: Runtime,
+        *,
+        follows: bool = False,
     ) -> None:
         """`settings` as they were read at the start. `reread` reads them again, in a thread, and raises ConfigError; None
-        if they came from nowhere."""
+        if they came from nowhere. `follows`: a member of a cluster takes nothing over before `lead`, since names of its own
+        would take the codes of names that come by the log."""
         self._topology = topology
         self._servers = servers
-        self._settings = settings
+        self.settings = settings
+        """As they were read last."""
         self._reread = reread
         self._workers = runtime.workers
+        self._follows = follows
+        self._changing = trio.Lock()
         self._asked: list[_Asked] = []
         self._wanted = Bell()
 
@@ -88,6 +101,12 @@ class Reload:
             else:
                 await self._wanted.rung()
 
+    async def lead(self) -> None:
+        """This member leads: take over what was read last, and each later reload at once. Raises as `change` does."""
+        async with self._changing:
+            self._follows = False
+            await self._topology.change(self.settings)
+
     async def _once(self) -> list[str] | DelayServerError:
         try:
             said = await self._change()
@@ -104,17 +123,18 @@ class Reload:
     async def _change(self) -> list[str]:
         if self._reread is None:
             raise ConfigInvalid("this server was started without a configuration that it could read again")
-        try:
-            after = await self._workers.run(self._reread)
-            said = changes(self._settings, after)
-        except ConfigError as error:
-            raise ConfigInvalid(str(error)) from error
-        if said:
+        async with self._changing:
             try:
-                await self._topology.change(after)
-            except DiskFullError as error:
-                raise DiskFull(str(error)) from error
-            except TableFullError as error:
-                raise SubjectsFull(str(error)) from error
-            self._settings = after
-        return said
+                after = await self._workers.run(self._reread)
+                said = changes(self.settings, after)
+            except ConfigError as error:
+                raise ConfigInvalid(str(error)) from error
+            if said and not self._follows:
+                try:
+                    await self._topology.change(after)
+                except DiskFullError as error:
+                    raise DiskFull(str(error)) from error
+                except TableFullError as error:
+                    raise SubjectsFull(str(error)) from error
+            self.settings = after
+            return said

@@ -62,7 +62,7 @@ class Cluster:
                 disk=FakeDisk(),
                 network=self.network,
                 seed=number + 1,
-                membership=partial(self._membership, name, number),
+                membership=partial(self.membership, name, number),
             )
             for number, name in enumerate(names)
         }
@@ -70,7 +70,8 @@ class Cluster:
         for host in self.hosts.values():
             host.brokers = first.brokers
 
-    def _membership(self, name: str, number: int) -> Membership:
+    def membership(self, name: str, number: int) -> Membership:
+        """That of the next life of a member."""
         self.lives += 1
         seat = Seat(0, self.identity, LogWriter(number, self.lives), name, f"{name}:1", f"http://{name}:2")
         return Membership(self.engine, seat, ClusterSettings(rank=number), map=self.maps[name], healed=self.healed)
