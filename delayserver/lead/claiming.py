@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import trio
 
 from delayserver.config.cluster_settings import ClusterSettings
 from delayserver.runtime.damage import DamageReport
 from delayserver.runtime.shared_log import LogLost, LogUnavailable, SharedLog
+from delayserver.state.positions.positions import Positions
 from delayserver.state.shard.cluster_map import ClusterMap
 from delayserver.state.shard.proposals import Proposals
 from delayserver.state.shard.standing import Standing
 from store.shared.payload import ClaimNote
+
+
+@dataclass(frozen=True, slots=True)
+class OwnDirectory:
+    """What the directory of a member says against its leading."""
+
+    damage: DamageReport
+    positions: Positions
 
 
 class Claiming:
@@ -23,21 +34,21 @@ class Claiming:
         proposals: Proposals,
         shards: ClusterMap,
         settings: ClusterSettings,
-        damage: DamageReport,
+        directory: OwnDirectory,
     ) -> None:
         self._log = log
         self._standing = standing
         self._proposals = proposals
         self._map = shards
         self._settings = settings
-        self._damage = damage
+        self._directory = directory
 
     async def run(self) -> None:
         """Return when this process leads. Raises LogUnusable, LogLost."""
         standing, settings = self._standing, self._settings
         while not standing.leads:
             reason = await self._silence()
-            if self._damage.forbids_leading():
+            if self._directory.damage.forbids_leading():
                 await trio.sleep_forever()
             epoch = standing.epoch.value + 1
             seat = standing.seat
@@ -52,9 +63,9 @@ class Claiming:
                 await standing.epoch.reached(epoch)
 
     async def _silence(self) -> str:
-        """Return when nothing came for long enough, while the log answers, and this member has taken all of it. Raises
-        LogLost where the log lacks the claim of a primary that the map knows: the log was made anew."""
-        standing, settings = self._standing, self._settings
+        """Return when nothing came for long enough, while the log answers, and this member has taken and replayed all of
+        it. Raises LogLost where the log lacks the claim of a primary that the map knows: the log was made anew."""
+        standing, settings, positions = self._standing, self._settings, self._directory.positions
         rank_ms = settings.rank_ms * settings.rank
         while True:
             standing.heard.hush()
@@ -72,10 +83,12 @@ class Claiming:
             except LogUnavailable:  # a log that does not answer is no silence
                 continue
             self._require_claims(led, end)
-            if standing.applied.value >= end and not standing.heard.is_rung:
+            replayed = positions.replayed.value >= positions.durable.value
+            if standing.applied.value >= end and replayed and not standing.heard.is_rung:
                 return f"nothing came for {wait_ms} ms" if heir is None else "the primary handed over"
-            # Its disk may be slow: then another member is first.
+            # Its disk may be slow or full, and a takeover would wait for it: then another member is first.
             await standing.applied.reached(end)
+            await positions.replayed.reached(positions.durable.value)
 
     def _require_claims(self, led: int, end: int) -> None:
         """Raises LogLost where all of the log was read, and it lacks the claim of an epoch in which somebody led."""

@@ -48,6 +48,10 @@ class NameDesk:
         # Subjects without a message so far for which consumers wait.
         self._awaited: dict[str, trio.Event] = {}
 
+    def lead(self) -> None:
+        """This member of a cluster leads: what the tokens have added since its start came by the log."""
+        self._names_of_tokens.read()
+
     # -- looking up
 
     def name(self, code: int) -> str:

@@ -20,8 +20,14 @@ class NamesOfTokens:
     """The totals by token and kind. There are at most as many as tokens that have ever added a name."""
 
     def __init__(self, names: Names) -> None:
+        self._names = names
         self._totals: dict[tuple[str, int], int] = {}
-        for text in names.names_of(names.codes(OWN)):
+        self._written: dict[tuple[str, int], int] = {}
+        self.read()
+
+    def read(self) -> None:
+        """Take the totals of the table: at the start, and where a member of a cluster leads, which followed it."""
+        for text in self._names.names_of(self._names.codes(OWN)):
             word, *rest = text.split(" ")
             if word == _WORD and len(rest) == 3:
                 # Totals of one token and kind grow, so the last one counts.

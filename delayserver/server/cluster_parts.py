@@ -12,7 +12,7 @@ from delayserver.follow.log_watch import LogWatch
 from delayserver.follow.proposing import Proposing
 from delayserver.follow.shard_writer import ShardWriter
 from delayserver.lead.beating import Beating
-from delayserver.lead.claiming import Claiming
+from delayserver.lead.claiming import Claiming, OwnDirectory
 from delayserver.members.healing import place_after
 from delayserver.runtime.log_appender import LogAppender
 from delayserver.runtime.shared_log import SharedLog
@@ -78,7 +78,9 @@ def build_cluster(ground: Ground, state: StateParts, appender: LogAppender) -> C
         sequences=ShardSequences(positions.accepted_sequence),
         writer=ShardWriter(proposals, state.accepted, positions),
         follower=Follower(start, appender, state.accepted, standing, proposals, digest, runtime),
-        claiming=Claiming(log, standing, proposals, membership.map, membership.settings, runtime.damage),
+        claiming=Claiming(
+            log, standing, proposals, membership.map, membership.settings, OwnDirectory(runtime.damage, positions)
+        ),
         beating=Beating(standing, horizon, proposals, digest, membership.settings, runtime.clock),
     )
 

@@ -304,6 +304,7 @@ class DelayServer:
         sequence = parts.state.positions.accepted_sequence.value
         parts.opened.attempts.attempted.begin(horizon_ms + 1, sequence + 1)
         parts.state.balance.subjects.redeliveries.begin(sequence, frozenset())
+        parts.receive.names.lead()
         await self._take_over_broker(cluster)
         await cluster.standing.lease.reached(1)
         if not cluster.standing.leads:

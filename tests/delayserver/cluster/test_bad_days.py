@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from typing import Any
 
@@ -161,6 +162,34 @@ async def test_a_standby_whose_disk_hangs_does_not_lead(boot: Boot) -> None:
     await third.sleep_ms(20_000)
     assert cluster.delivered == ["kept"]
     assert [epoch(second), epoch(third)] == [2, 2]
+
+
+@pytest.mark.parametrize("heir", ["b", "c"])
+async def test_a_standby_whose_replay_waits_for_room_does_not_lead(boot: Boot, heir: str) -> None:
+    cluster = Cluster(boot, "abc")
+    first, second, third = cluster.hosts.values()
+    client = await first.start_connected()
+    second.begin()
+    third.begin()
+    await first.sleep_ms(1_000)
+    second.disk.refuse = lambda operation, path: errno.ENOSPC if "schedule_log" in path and operation != "pread" else 0
+    await client.put("kept", first.now_ms + 20_000)
+    await first.sleep_ms(1_000)
+    assert second.server.replay_room.waiting
+    if heir == "b":
+        await client.request("cluster", {"action": "switch", "member": "b"})
+        await first.wait_down()
+    else:
+        await first.kill()
+    await third.wait_up()
+    assert [epoch(second), epoch(third)] == [2, 2], "the claim of the one that is preferred would have come first"
+    await third.sleep_ms(30_000)
+    assert cluster.delivered == ["kept"]
+    second.disk.refuse = lambda _operation, _path: 0
+    await third.sleep_ms(2_000)
+    await third.kill()
+    await second.wait_up()
+    await second.balanced(pending=0)
 
 
 async def test_a_standby_that_has_found_damage_never_leads_and_is_made_anew_from_a_backup(boot: Boot) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from delayserver.names.names_of_tokens import STEP
 from delayserver.protocol.errors import InDoubt
+from delayserver.runtime.acting import act_for
 from delayserver.server.delay_server import LeadershipLost
+from store.tables.names import OWN, SUBJECT
 from tests.delayserver.cluster.clusters import Cluster
 from tests.fakes.host import Boot
 
@@ -190,3 +193,25 @@ async def test_sequences_go_on_where_the_log_ends_whatever_a_member_had_before(b
     await first.kill()
     await second.wait_up()
     assert (await (await second.client()).put("next", second.now_ms + 60_000))["sequence"] == 4
+
+
+async def test_the_next_primary_goes_on_with_how_many_names_a_client_has_added(boot: Boot) -> None:
+    cluster = Cluster(boot, "ab")
+    first, second = cluster.hosts.values()
+    await first.start()
+    second.begin()
+    await second.sleep_ms(500)
+    counted = []
+    for number, host in enumerate((first, second)):
+        names = host.server.parts.receive.names
+        act_for("client")
+        names.intern(SUBJECT, [f"{number}-{name}" for name in range(STEP)])
+        act_for("")
+        table = host.server.parts.ground.names
+        counted.append(table.names_of(table.codes(OWN))[-1])
+        await (await host.client()).put("message", host.now_ms)
+        if host is first:
+            await first.sleep_ms(500)
+            await first.kill()
+            await second.wait_up()
+    assert counted == [f"added {SUBJECT} {STEP} client", f"added {SUBJECT} {2 * STEP} client"]

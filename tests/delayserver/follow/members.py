@@ -14,7 +14,7 @@ from delayserver.config.settings import StorageSettings
 from delayserver.follow.follower import Follower
 from delayserver.follow.shard_writer import ShardWriter
 from delayserver.lead.beating import Beating
-from delayserver.lead.claiming import Claiming
+from delayserver.lead.claiming import Claiming, OwnDirectory
 from delayserver.receive.group_commit import GroupCommit
 from delayserver.runtime.log_appender import LogAppender
 from delayserver.runtime.marks import Bell
@@ -196,7 +196,10 @@ class Member:
         writer = ShardWriter(self.proposals, self.accepted, self.positions)
         self.sequences = ShardSequences(self.positions.accepted_sequence)
         self.commit = GroupCommit(gathering, self.sequences, writer, self.accepted, self.positions, storage, runtime)
-        self.claiming = Claiming(self.shared, self.standing, self.proposals, ClusterMap(), cluster, runtime.damage)
+        # Nothing is replayed here.
+        replayed = Positions(durable=0, accepted_sequence=0, replayed=0, replayed_sequence=0)
+        directory = OwnDirectory(runtime.damage, replayed)
+        self.claiming = Claiming(self.shared, self.standing, self.proposals, ClusterMap(), cluster, directory)
         leading = Leading(self.standing, runtime.clock, cluster.lease_ms, cluster.log_wait_ms)
         self.horizon = LeaderHorizon(leading, Bell())
         self.beating = Beating(self.standing, self.horizon, self.proposals, self.digest, cluster, runtime.clock)

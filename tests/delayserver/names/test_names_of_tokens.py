@@ -41,6 +41,16 @@ def test_a_stop_at_any_moment_forgets_fewer_than_a_step(tmp_path: Path, added: l
     again.close()
 
 
+def test_a_member_that_leads_counts_what_the_log_has_brought_meanwhile(tmp_path: Path) -> None:
+    names = Names.open(RealFileSystem(), str(tmp_path), 1)
+    counts = NamesOfTokens(names)
+    names.intern(OWN, ["added 0 64 one", "added 0 640 one"])
+    counts.read()
+    assert counts.added("one", SUBJECT) == 640
+    assert counts.to_write("one", SUBJECT) == []
+    names.close()
+
+
 def test_other_names_of_the_server_are_no_totals(tmp_path: Path) -> None:
     names = Names.open(RealFileSystem(), str(tmp_path), 1)
     names.intern(OWN, ["transactions", "added 0 64 one"])
