@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 
 import trio
 
+from delayserver.follow.patient_appender import PatientAppender
 from delayserver.protocol.errors import InDoubt
-from delayserver.runtime.log_appender import AppendedRecords, LogAppender
+from delayserver.runtime.log_appender import AppendedRecords
 from delayserver.runtime.marks import Bell
 from delayserver.runtime.runtime import Runtime
 from delayserver.runtime.shared_log import LogLost, LogRecord, SharedLog
@@ -70,7 +71,7 @@ class Follower:
     def __init__(
         self,
         start: FollowedTo,
-        appender: LogAppender,
+        appender: PatientAppender,
         accepted: AcceptedLog,
         standing: Standing,
         proposals: Proposals,
@@ -129,8 +130,7 @@ class Follower:
             if not self._appending:
                 standing.applied.advance(self._place.position)
         elif not self._appending and not self._gathers and self._appender.takes_now(self._waiting_bytes):
-            taken = self._take()
-            self._accept(taken, self._appender.append_now(taken.records, taken.size_bytes))
+            self._append_now()
         else:
             self._ring.ring()
             if not self._gathers:
@@ -138,6 +138,18 @@ class Follower:
             if self._waiting_bytes > WAITING_BYTES_MAX and not self._paused:
                 self._paused = True
                 log.pause()
+
+    def _append_now(self) -> None:
+        taken = self._take()
+        appended = self._appender.append_now(taken.records, taken.size_bytes)
+        if appended is not None:
+            self._accept(taken, appended)
+            return
+        self._waiting.extend(taken.valid)
+        self._waiting_bytes, self._came = taken.size_bytes, taken.came
+        self._marked_epoch = -1  # a place alone waits too
+        self._ring.ring()
+        self._hurry.ring()
 
     def _read(self, record: LogRecord) -> None:
         position = record.position

@@ -23,9 +23,10 @@ class BrokerRecords:
 
     def publish(self, done: Round) -> None:
         """Hand the records of a round over, in order. Raises FormatError in a single server, DiskFullError, StoreError."""
-        for entry in done.of_broker:
-            if self._take is None:
-                if entry.start < self._known_to:
-                    continue
+        waiting = done.of_broker
+        while waiting:
+            if self._take is not None:
+                self._take(waiting[0])
+            elif waiting[0].start >= self._known_to:
                 raise FormatError("message_log", "belongs to a member of a cluster; start it with its cluster file")
-            self._take(entry)
+            waiting.popleft()  # after a full disk a further call goes on with those that are left

@@ -14,5 +14,5 @@ class KeptNames:
 
     def publish(self, done: Round) -> None:
         """Write the names of a round. Raises CorruptionError where names.log has others, DiskFullError."""
-        for batch in done.names:
+        for batch in done.names:  # passes over what it has from an earlier call
             self._names.keep(batch)

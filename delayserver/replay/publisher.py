@@ -19,7 +19,9 @@ class Publisher:
         self._positions = positions
 
     def publish(self, done: Round) -> None:
-        """Publish a round of message_log. The marks move last: a part that waits for them finds the work of every step."""
-        for step in self.steps:
+        """Publish a round of message_log. The marks move last: a part that waits for them finds the work of every step.
+        Raises DiskFullError in a member of a cluster: a further call goes on where this one ended."""
+        for step in self.steps[done.published :]:
             step.publish(done)
+            done.published += 1
         self._positions.replay(done.last_sequence, done.end)

@@ -84,7 +84,7 @@ class Replayer:
                 if quick and not any(map(self._queue.is_urgent, entries)):
                     await self._turns.take()  # a millisecond's work that can wait for what is due now
                 await self._placing.run(partial(self._place, entries), done, quick=quick)
-                self._publisher.publish(done)
+                await self._placing.run(self._publisher.publish, done, quick=True)
             if self._tier.is_due:
                 await self._tier.step()
             if not entries and not self._queue and not self._queue.overflowed and not self._tier.is_due:

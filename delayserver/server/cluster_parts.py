@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from delayserver import __version__
 from delayserver.follow.follower import Follower
 from delayserver.follow.log_watch import LogWatch
+from delayserver.follow.patient_appender import PatientAppender
 from delayserver.follow.proposing import Proposing
 from delayserver.follow.shard_writer import ShardWriter
 from delayserver.lead.beating import Beating
@@ -77,7 +78,15 @@ def build_cluster(ground: Ground, state: StateParts, appender: LogAppender) -> C
         proposing=Proposing(standing, proposals, state.accepted),
         sequences=ShardSequences(positions.accepted_sequence),
         writer=ShardWriter(proposals, state.accepted, positions),
-        follower=Follower(start, appender, state.accepted, standing, proposals, digest, runtime),
+        follower=Follower(
+            start,
+            PatientAppender(appender, ground.outside.log_room, runtime.clock),
+            state.accepted,
+            standing,
+            proposals,
+            digest,
+            runtime,
+        ),
         claiming=Claiming(
             log, standing, proposals, membership.map, membership.settings, OwnDirectory(runtime.damage, positions)
         ),

@@ -95,7 +95,8 @@ class DelayServer:
         path = self.settings.storage.data_dir
         self.opening_room = RoomWait(self.fs, path, "the start of the server", self.clock)
         self.replay_room = RoomWait(self.fs, path, "the replay of accepted messages", self.clock)
-        self.readiness = Readiness((self.opening_room, self.replay_room))
+        self.log_room = RoomWait(self.fs, path, "the copy of the shared log", self.clock)
+        self.readiness = Readiness((self.opening_room, self.replay_room, self.log_room))
         # One for each process. By it a node distinguishes two processes with one server id.
         instance = f"{self.runtime.chance.getrandbits(64):016x}"
         self.servers = Servers(self.settings.listen, self.runtime)
@@ -133,6 +134,7 @@ class DelayServer:
             reread,
             self.readiness,
             self.replay_room,
+            self.log_room,
             self.servers,
             self.own_tokens,
             self.connections,

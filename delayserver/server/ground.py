@@ -77,6 +77,7 @@ class Outside:
     reread: Reread | None
     readiness: Readiness
     replay_room: RoomWait
+    log_room: RoomWait
     servers: Servers
     own_tokens: OwnTokens
     connections: Connections

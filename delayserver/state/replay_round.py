@@ -54,6 +54,8 @@ class Round:
     # Records that the broker of another process has made, in order.
     of_broker: list[LogEntry] = field(default_factory=list)
     tables: list[TableBatch] = field(default_factory=list)
+    # How many steps were done with it.
+    published: int = 0
     size_bytes: int = 0
     accepted: int = 0
     internal: int = 0

@@ -75,7 +75,8 @@ class Readiness:
     @property
     def reason(self) -> str:
         """Why requests are refused, for people; empty when the server is ready."""
-        return self._pause() if self.ready else self._waits_for or _REASONS[self.stage]
+        pause = self._pause()
+        return pause and (self._waits_for or pause) if self.ready else self._waits_for or _REASONS[self.stage]
 
     @property
     def _waits_for(self) -> str:

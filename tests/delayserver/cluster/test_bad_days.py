@@ -11,7 +11,7 @@ import trio
 
 from delayserver.protocol.errors import InDoubt, SharedLogUnavailable
 from delayserver.runtime.shared_log import AppendFailed
-from store.errors import DiskFullError
+from delayserver.server.delay_server import LeadershipLost
 from store.records.batches import OutcomeBatch
 from store.shared.envelope import EnvelopeKind, ShardIdentity, unwrap
 from store.shared.payload import decode_records
@@ -20,7 +20,7 @@ from tests.delayserver.backup.test_restoring import backed_up, restored
 from tests.delayserver.cluster.clusters import Cluster
 from tests.delayserver.cluster.test_lease import epoch
 from tests.delayserver.follow.members import IDENTITY
-from tests.fakes.host import DATA_DIR, Boot
+from tests.fakes.host import DATA_DIR, Boot, small_settings, texts
 
 MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS
@@ -113,7 +113,7 @@ async def test_a_record_that_the_log_will_never_take_is_in_doubt_and_ends_the_le
     assert cluster.delivered == ["short"]
 
 
-async def test_a_standby_whose_disk_is_full_ends_by_name_and_never_leads(boot: Boot) -> None:
+async def test_a_standby_whose_disk_is_full_says_so_never_leads_and_goes_on_with_room(boot: Boot) -> None:
     cluster = Cluster(boot, "abc")
     first, second, third = cluster.hosts.values()
     client = await first.start_connected()
@@ -123,19 +123,71 @@ async def test_a_standby_whose_disk_is_full_ends_by_name_and_never_leads(boot: B
     second.disk.capacity_bytes = second.disk.used_bytes
     for _ in range(12):  # a segment of message_log has 1 MiB
         sent = await client.put("b" * 100_000, first.now_ms + HOUR_MS)
-    await second.wait_down()
-    assert isinstance(second.died_of, BaseExceptionGroup)
-    assert second.died_of.subgroup(DiskFullError) is not None
+    await first.sleep_ms(1_000)
+    assert "the copy of the shared log" in second.server.readiness.reason
     await first.kill()
     await third.wait_up()
     assert epoch(third) == 2
-    second.disk.kill()
+    await third.sleep_ms(MINUTE_MS)
+    assert second.died_of is None
     second.disk.capacity_bytes = None
-    second.begin()
     await third.sleep_ms(20_000)
     await third.kill()
     await second.wait_up()
     assert await (await second.client()).lookup(sent["receipt"]) == ["pending"]
+
+
+@pytest.mark.parametrize("lone", [False, True])
+async def test_a_primary_whose_disk_is_full_lets_another_lead_or_goes_on_with_room(boot: Boot, lone: bool) -> None:
+    cluster = Cluster(boot, "a" if lone else "ab")
+    first, second = cluster.hosts["a"], cluster.hosts["a" if lone else "b"]
+    client = await first.start_connected()
+    if not lone:
+        second.begin()
+        await first.sleep_ms(1_000)
+    first.disk.capacity_bytes = first.disk.used_bytes
+    body = {"subject": "s", "body": "b" * 100_000, "due_ms": first.now_ms + HOUR_MS}
+    for _ in range(12):
+        asked = await client.ask("send", {"messages": [body]})
+        await first.sleep_ms(20)
+    await first.sleep_ms(10_000)
+    if lone:
+        assert first.died_of is None
+        assert not first.server.readiness.serves
+        assert "goes on by itself" in first.server.readiness.reason
+        first.disk.capacity_bytes = None
+        await first.sleep_ms(2_000)
+        await client.reply(asked)
+    else:
+        assert isinstance(first.died_of, LeadershipLost)
+        assert epoch(second) == 2
+    await second.sleep_ms(1_000)
+    await (await second.client()).put("goes on", second.now_ms)
+    await second.sleep_ms(1_000)
+    assert cluster.delivered == ["goes on"]
+
+
+@pytest.mark.parametrize("part", ["names.log", "broker/store"])
+async def test_a_standby_without_room_for_what_the_broker_decided_waits(boot: Boot, part: str) -> None:
+    cluster = Cluster(boot, "ab", small_settings())
+    first, second = cluster.hosts.values()
+    client = await first.start_connected()
+    second.begin()
+    await first.sleep_ms(1_000)
+    second.disk.refuse = lambda operation, path: errno.ENOSPC if part in path and operation == "pwrite" else 0
+    for number in range(3):
+        for subject in ("s", f"s{number}"):
+            await client.request("publish", {"messages": [{"subject": subject, "body": f"{number}"}]})
+        assert await client.pull() != []
+    await first.sleep_ms(MINUTE_MS)
+    assert second.died_of is None
+    second.disk.refuse = lambda _operation, _path: 0
+    await first.sleep_ms(2_000)
+    await first.kill()
+    await second.wait_up()
+    other = await second.client()
+    assert texts(await other.pull()) == ["0", "1", "2"]
+    assert texts(await other.pull("s2")) == ["2"]
 
 
 async def test_a_standby_whose_disk_hangs_does_not_lead(boot: Boot) -> None:

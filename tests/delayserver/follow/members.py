@@ -12,12 +12,14 @@ import trio
 from delayserver.config.cluster_settings import ClusterSettings
 from delayserver.config.settings import StorageSettings
 from delayserver.follow.follower import Follower
+from delayserver.follow.patient_appender import PatientAppender
 from delayserver.follow.shard_writer import ShardWriter
 from delayserver.lead.beating import Beating
 from delayserver.lead.claiming import Claiming, OwnDirectory
 from delayserver.receive.group_commit import GroupCommit
 from delayserver.runtime.log_appender import LogAppender
 from delayserver.runtime.marks import Bell
+from delayserver.runtime.room_wait import RoomWait
 from delayserver.runtime.runtime import Runtime
 from delayserver.runtime.shared_log import (
     RECORD_BYTES_MAX,
@@ -192,7 +194,9 @@ class Member:
         self.accepted = AcceptedLog(self.queue, Balance(), gathering)
         appender = LogAppender(self.log, inline_bytes_max, runtime.clock, runtime.workers, assumed=False)
         self.digest = Digest(self.queue, {}, whole=True)
-        self.follower = Follower(start, appender, self.accepted, self.standing, self.proposals, self.digest, runtime)
+        self.room = RoomWait(fs, "/log", "the log", self.clock)
+        appending = PatientAppender(appender, self.room, self.clock)
+        self.follower = Follower(start, appending, self.accepted, self.standing, self.proposals, self.digest, runtime)
         writer = ShardWriter(self.proposals, self.accepted, self.positions)
         self.sequences = ShardSequences(self.positions.accepted_sequence)
         self.commit = GroupCommit(gathering, self.sequences, writer, self.accepted, self.positions, storage, runtime)
