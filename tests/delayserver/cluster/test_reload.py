@@ -13,6 +13,7 @@ from delayserver.server.delay_server import DelayServer
 from delayserver.server.ground import Doors
 from delayserver.server.lives import Lives
 from tests.delayserver.cluster.clusters import Cluster
+from tests.fakes.broker import FakeBroker
 from tests.fakes.host import Boot, Client, fake_group, faked_settings
 
 
@@ -28,7 +29,7 @@ async def test_a_standby_takes_over_what_it_has_read_again_when_it_leads(boot: B
     second.begin()
     await first.sleep_ms(500)
     second.settings = renewed(second.settings)
-    second._make_brokers()
+    second.brokers["fakeNew:1"] = FakeBroker(second.clock, "fakeNew:1")
     assert await second.server.parts.dispatch.reload.reload() != []
     await client.put("here", first.now_ms, subject="a-new-name")
     await client.put("there", first.now_ms + 30_000, subject="a-new-name")
