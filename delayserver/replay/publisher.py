@@ -23,5 +23,5 @@ class Publisher:
         Raises DiskFullError in a member of a cluster: a further call goes on where this one ended."""
         for step in self.steps[done.published :]:
             step.publish(done)
-            done.published += 1
+            done.end_step()
         self._positions.replay(done.last_sequence, done.end)

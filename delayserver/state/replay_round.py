@@ -6,6 +6,7 @@ loop. An index over all messages is one more step: a class with `publish`, in th
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -52,7 +53,7 @@ class Round:
     outcome_groups: list[U32 | None] = field(default_factory=list)
     retired: list[LedgerBatch] = field(default_factory=list)
     # Records that the broker of another process has made, in order.
-    of_broker: list[LogEntry] = field(default_factory=list)
+    of_broker: deque[LogEntry] = field(default_factory=deque)
     tables: list[TableBatch] = field(default_factory=list)
     # How many steps were done with it.
     published: int = 0
@@ -60,6 +61,10 @@ class Round:
     accepted: int = 0
     internal: int = 0
     replaced: int = 0
+
+    def end_step(self) -> None:
+        """One step more was done with it."""
+        self.published += 1
 
     def count(self, batch: MessageBatch) -> None:
         """Add the messages and the internal records of a batch to the counts."""
@@ -88,7 +93,7 @@ class Round:
         """Know what the round has to place; once more where it met a full disk."""
         self.messages, self.cancels, self.size_bytes = messages, cancels, size_bytes
         self.names, self.outcomes, self.outcome_groups = names or [], outcomes or [], []
-        self.retired, self.of_broker, self.tables = retired or [], of_broker or [], tables or []
+        self.retired, self.of_broker, self.tables = retired or [], deque(of_broker or ()), tables or []
         if messages is not None:
             self.last_sequence = int(messages.sequence[-1])
 
