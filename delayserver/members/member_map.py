@@ -13,6 +13,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 import trio
+from msgspec.structs import replace
 
 from delayserver.protocol.schema.shard_map import OPEN, ShardMap, ShardPlace
 from delayserver.protocol.slots import SLOTS
@@ -262,6 +263,10 @@ class MemberMap:
         elif isinstance(note, Healed):
             self.healed[note.shard] = note
             self.healing.pop(note.shard, None)
+            led = self.leaders.get(note.shard)
+            if led is not None and led.epoch > note.until:
+                # Nobody had the claim of that epoch any more. The next primary claims it anew.
+                self.leaders[note.shard] = replace(led, epoch=note.until)
             self.stranded = {name: each for name, each in self.stranded.items() if each.shard != note.shard}
         elif self.founded is None:
             if note.format != FORMAT:

@@ -27,12 +27,13 @@ from tests.fakes.network import FakeNetwork
 class Engine:
     """Gives each life of a member its view of the one log."""
 
-    def __init__(self, records: Records) -> None:
+    def __init__(self, records: Records, shard: int) -> None:
         self.records = records
+        self.shard = shard
         self.logs: list[ListLog] = []
 
     def open(self, shard: int) -> ListLog:
-        assert shard == 0
+        assert shard == self.shard
         self.logs.append(ListLog(self.records))
         return self.logs[-1]
 
@@ -47,13 +48,15 @@ class Cluster:
         settings: Settings | None = None,
         records: Records | None = None,
         identity: ShardIdentity = IDENTITY,
+        shard: int = 0,
     ) -> None:
-        """`records`: the log of another cluster, which has another `identity`."""
-        self.engine = Engine(records or Records())
+        """`records`: the log of another cluster, which has another `identity`. Another `shard` has another one too."""
+        self.engine = Engine(records or Records(), shard)
         self.identity = identity
+        self.shard = shard
         self.network = FakeNetwork()
         self.lives = 0
-        self.maps = {name: ClusterMap(0) for name in names}
+        self.maps = {name: ClusterMap(shard) for name in names}
         self.healed: Healed | None = None
         self.hosts = {
             name: boot(
@@ -73,7 +76,7 @@ class Cluster:
     def membership(self, name: str, number: int) -> Membership:
         """That of the next life of a member."""
         self.lives += 1
-        seat = Seat(0, self.identity, LogWriter(number, self.lives), name, f"{name}:1", f"http://{name}:2")
+        seat = Seat(self.shard, self.identity, LogWriter(number, self.lives), name, f"{name}:1", f"http://{name}:2")
         return Membership(self.engine, seat, ClusterSettings(rank=number), map=self.maps[name], healed=self.healed)
 
     @asynccontextmanager
@@ -81,7 +84,8 @@ class Cluster:
         """All members read the map of `engine`, and write there, until the end of the block."""
         async with trio.open_nursery() as nursery:
             for name, shards in self.maps.items():
-                nursery.start_soon(MapReading(engine, Announced(name, 0, f"{name}:1", "", "1", name), shards).run)
+                own = Announced(name, self.shard, f"{name}:1", "", "1", name)
+                nursery.start_soon(MapReading(engine, own, shards).run)
             yield
             nursery.cancel_scope.cancel()
 

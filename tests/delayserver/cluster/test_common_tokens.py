@@ -46,7 +46,7 @@ async def tokens_reach(names: list[str], *hosts: Host) -> None:
 async def test_a_token_is_valid_at_all_shards_and_its_end_counts_at_all(boot: Boot) -> None:
     engine = MapEngine(FOUNDED)
     # The third member of a cluster draws other numbers than the first one.
-    one, two = Cluster(boot, "ab"), Cluster(boot, "dec", identity=ShardIdentity(77, 6))
+    one, two = Cluster(boot, "ab"), Cluster(boot, "dec", identity=ShardIdentity(77, 6), shard=1)
     a, b, c = one.hosts["a"], one.hosts["b"], two.hosts["c"]
     async with one.reading(engine), two.reading(engine):
         client = await a.start_connected()

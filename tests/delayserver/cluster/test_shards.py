@@ -144,7 +144,7 @@ async def test_connections_end_when_a_second_shard_comes(boot: Boot) -> None:
     cluster = Cluster(boot, "a")
     (only,) = cluster.hosts.values()
     one, two = two_shards(1), two_shards(2)
-    cluster.maps["a"].take(ShardMap(1, [[0, 1023, 0]], one.shards[:1]))
+    cluster.maps["a"].take(ShardMap(1, [[0, 1023, 0]], [ShardPlace(0, OWN, "open", 0, "", ["a:1"])]))
     client = await only.start_connected()
     cluster.maps["a"].take(ShardMap(2, [[0, 1023, 0]], one.shards[:1]))
     assert (await client.request("hello", {"versions": [1]}))["shards"] == 1

@@ -10,6 +10,7 @@ from delayserver.members.member_map import (
     Announced,
     Forgotten,
     Founded,
+    Healed,
     Led,
     MemberMap,
     Note,
@@ -72,6 +73,14 @@ def test_the_map_names_the_last_leader_of_each_shard_and_its_standbys() -> None:
     assert [(each.epoch, each.primary, each.standbys) for each in shown[:2]] == [(3, "2:1", ["1:1"]), (0, "", [])]
     (gone, *_) = map_of(FOUNDED, A, B, Led("b", 0, 3), Forgotten("b", "2")).shown().shards
     assert (gone.primary, gone.standbys) == ("", ["1:1"])
+
+
+def test_a_log_that_was_healed_without_its_last_claim_is_led_in_that_epoch_anew() -> None:
+    healed = Healed(0, 90, 2, 7, until=3)
+    found = map_of(FOUNDED, A, B, Led("a", 0, 4), Forgotten("a", "1"), healed)
+    assert found.shown().shards[0].epoch == 3
+    found.take(LogRecord(6, msgspec.json.encode(Led("b", 0, 4))), "topic")
+    assert (found.shown().shards[0].epoch, found.shown().shards[0].primary) == (4, "2:1")
 
 
 def test_a_token_is_made_once_and_one_that_was_revoked_gets_no_new_secret() -> None:
