@@ -33,13 +33,14 @@ class IdsNotInMemoryError(Exception):
 
 
 class Deduplication:
-    """Id indexes by schedule file."""
+    """Id indexes by schedule file. `met_damage`: it went around damage since the start, so it may miss copies."""
 
     def __init__(self, files: Files, retired: Retired, runtime: Runtime) -> None:
         self._schedule = files.schedule
         self._days = files.days
         self._retired = retired
         self._damage = runtime.damage
+        self.met_damage = False
         self._indexes = IndexCache(INDEX_BYTES_MAX, self._load)
         self._may_read = True
         # How often the disk could not read ids that the rows of now need.
@@ -107,6 +108,7 @@ class Deduplication:
         if isinstance(error, UnreadableError) and self._failed_reads < READ_TRIES - 1:
             self._failed_reads += 1
             raise IdsUnreadableError from error
+        self.met_damage = True
 
     def forget_window(self, start_ms: int) -> None:
         """Forgets the index of a window, because rows of a drained day were put into it. The next question reads it

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from delayserver.replay.deduplication import Deduplication
 from delayserver.replay.message_log_reader import MessageLogReader
 from delayserver.state.replay_round import Round
 from delayserver.state.shard.digest import MESSAGES, OTHERS, OUTCOMES, STORED, Digest
@@ -16,9 +17,10 @@ from store.records.stored_rows import StoredRows
 class DigestedRounds:
     """Round → digest."""
 
-    def __init__(self, digest: Digest, reader: MessageLogReader) -> None:
+    def __init__(self, digest: Digest, reader: MessageLogReader, deduplication: Deduplication) -> None:
         self._digest = digest
         self._reader = reader
+        self._deduplication = deduplication
 
     def publish(self, done: Round) -> None:
         """Add a round, record by record: rounds differ between members."""
@@ -38,5 +40,5 @@ class DigestedRounds:
                 others.append(len(batch))
         if others:
             digest.add(OTHERS, np.array(others))
-        if self._reader.met_damage:
+        if self._reader.met_damage or self._deduplication.met_damage:
             digest.distrust()

@@ -61,7 +61,8 @@ def build_replay(ground: Ground, state: StateParts) -> ReplayParts:
     owner = ground.opened.directory.owner
     of_broker = BrokerRecords(owner.log_offset if owner is not None and owner.left else 0)
     reader = MessageLogReader(files.log, runtime)
-    digested = () if state.digest is None else (DigestedRounds(state.digest, reader),)
+    deduplication = Deduplication(files, state.windows.retired, runtime)
+    digested = () if state.digest is None else (DigestedRounds(state.digest, reader, deduplication),)
     steps = (
         # Counts come first: a message is counted before an outcome of it can be. Outcomes come last: those of copies
         # and cancels close messages that this round may have opened, and the holds of cancels end behind them.
@@ -79,7 +80,7 @@ def build_replay(ground: Ground, state: StateParts) -> ReplayParts:
     placing = Placing(
         files,
         state.windows,
-        Deduplication(files, state.windows.retired, runtime),
+        deduplication,
         state.positions,
         PlacingWaits(ground.outside.replay_room, state.positions, storage.window_ms, runtime.clock),
         runtime,

@@ -62,8 +62,11 @@ class Digest:
         self._sum = (self._sum + int(mix(rows).sum(dtype=np.uint64))) & _BITS
 
     def distrust(self) -> None:
-        """The sum lacks something: nothing can be said of it."""
+        """The sum lacks something: nothing can be said of it, nor of places before. A beat on its way would bring
+        its `since` back."""
         self.since = None
+        self._known.clear()
+        self._told.clear()
 
     @property
     def counters(self) -> dict[str, int]:

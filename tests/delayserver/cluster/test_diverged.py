@@ -39,13 +39,16 @@ async def send_copies(host: Host, name: str) -> None:
     await client.cancel((await client.put("gone", due_ms))["receipt"])
 
 
-def drop_copies(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The replay of this member sees no copies."""
+def drop_copies(host: Host, monkeypatch: pytest.MonkeyPatch, *, met_damage: bool = False) -> None:
+    """The replay of this member sees no copies. `met_damage`: it knows why."""
     mark = Deduplication.mark
     schedule = host.server.parts.files.schedule
 
     def forgetful(self: Any, key: Any, rows: Any, *, may_read: bool) -> Any:
-        return rows if self._schedule is schedule else mark(self, key, rows, may_read=may_read)
+        if self._schedule is not schedule:
+            return mark(self, key, rows, may_read=may_read)
+        self.met_damage = met_damage
+        return rows
 
     monkeypatch.setattr(Deduplication, "mark", forgetful)
 
@@ -144,3 +147,30 @@ async def test_a_member_that_lost_its_checkpoint_compares_from_then_on(boot: Boo
     ours = second.server.parts.state.digest
     assert ours is not None and ours.since == digest.since and ours.since
     assert ours.counters == digest.counters
+
+
+async def test_a_primary_that_goes_around_damage_leaves_its_standbys_alone(
+    boot: Boot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster(boot, "ab")
+    first, second = cluster.hosts["a"], cluster.hosts["b"]
+    await first.start_connected()
+    second.begin()
+    await first.sleep_ms(3_000)
+    drop_copies(first, monkeypatch, met_damage=True)
+    await send_copies(first, "one")
+    await first.sleep_ms(3_000)
+    for digest in [host.server.parts.state.digest for host in (first, second)]:
+        assert digest is not None and digest.since
+
+
+async def test_a_beat_that_is_on_its_way_gives_no_sum_its_trust_back(boot: Boot) -> None:
+    host = Cluster(boot, "a").hosts["a"]
+    await host.start_connected()
+    await host.sleep_ms(2_000)
+    digest = host.server.parts.state.digest
+    assert digest is not None
+    told = digest.last
+    digest.distrust()
+    digest.compare(*told)
+    assert (digest.since, digest.last) == (None, (0, b""))
