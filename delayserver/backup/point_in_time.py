@@ -2,7 +2,8 @@
 behind it.
 
 message_log says all that was asked. So the directory of a backup, with more of message_log, replays what came since. What
-became of it, and what is in no message_log, is as of the backup: outcomes, published messages, acks.
+became of it, and what is in no message_log, is as of the backup: outcomes, published messages, acks. The message_log of a
+cluster's member says these too.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def report_options(command: Command) -> Command:
     """Adds the options of both reports."""
     for option in reversed(
         (
-            click.argument("directories", metavar="DIR...", nargs=-1, type=click.Path()),
+            click.argument("directories", metavar="[DIR...]", nargs=-1, type=click.Path()),
             click.option("--cluster", type=click.Path(), metavar="FILE", help="Read the topic of this cluster instead."),
             click.option("--from", "from_ms", type=options.INSTANT, metavar="TIME", help="Due at or after this time."),
             click.option("--to", "to_ms", type=options.INSTANT, metavar="TIME", help="Due before this time."),
@@ -81,7 +81,8 @@ def latency(context: click.Context, /, **given: Any) -> None:
 @report_options
 @click.pass_context
 def completeness(context: click.Context, /, **given: Any) -> None:
-    """accepted = delivered + cancelled + dead-lettered + expired + deduplicated + pending, and what breaks it.
+    """accepted = delivered + cancelled + dead-lettered + expired + deduplicated + rolled back + pending, and what
+    breaks it.
 
     Lists lost, duplicated (of two outcomes, or delivered beside a cancel), early and orphaned messages with the receipts
     to hand to `delayserver recover trace`.

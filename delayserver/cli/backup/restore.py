@@ -81,9 +81,8 @@ def _tell(done: Restored, data_dir: str, to_ms: int | None) -> None:
         return
     if to_ms is not None and done.last_us:
         click.echo(f"It has all messages and cancels that were accepted up to {format_utc(to_ms)}.")
-        click.echo(
-            f"All else is as of {taken}: what was delivered, published and acknowledged behind that moment is not in it."
-        )
+        lacks = f"{taken}: what was delivered, published and acknowledged behind that moment is not in it."
+        click.echo(f"All else is as of {'that moment too.' if done.of_member else lacks}")
     else:
         click.echo(
             f"It is as of {taken}. What was accepted, published and acknowledged behind that moment is not in it."

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 @click.option("--without", multiple=True, metavar="NAME",
               help="A member that is gone. If it comes back, it needs a backup. May be given several times.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Say what would go, and remove nothing.")
+@options.access
 @options.as_json
 def trim(path: str, place: str, without: tuple[str, ...], dry_run: bool, as_json: bool) -> None:
     """Remove from the log of a shard what nobody needs: up to where the last two checked backups go on, and where every

@@ -70,7 +70,8 @@ def options(command: Command) -> Command:
                 "announced",
                 multiple=True,
                 metavar="HOST:PORT",
-                help="Where clients reach the server, if its port is mapped: one for all hosts, or one for each.",
+                help="Where clients reach the server, if that is not where it listens: one for all hosts, or one for each. "
+                "A member of a cluster that listens on all addresses needs it.",
             ),
             click.option(
                 "--port", type=int, metavar="N", help="Where to listen; 0 takes a free port.  [default: 20801]"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 import pytest
 
-from delayserver.cli.cluster.trim import _positions
+from delayserver.cli.cluster.trim import _positions, trim
 from delayserver.members.member_map import Announced
 from tests.delayserver.cli.cluster.members_there import at, standing
 
@@ -28,3 +28,7 @@ def test_a_member_that_is_down_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     at(monkeypatch, {})
     with pytest.raises(click.ClickException, match="member b at b:1 does not say how far it is"):
         _positions([B])
+
+
+def test_the_members_get_the_token_and_the_authorities_of_the_options() -> None:
+    assert {"token_file", "tls_ca"} <= {each.name for each in trim.params}
