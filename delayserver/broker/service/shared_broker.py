@@ -56,8 +56,9 @@ class SharedBroker:
         files = core.state.files
         applied = files.progress.applied
         assert applied is not None, "a start writes the first mark"
-        # Records of message_log below this offset are in the files since the start.
-        self._start = applied.log_offset
+        # Records of message_log below this offset were followed, now or before the start. `replayed` moves once a round,
+        # which may wait for room half-way.
+        self._followed = applied.log_offset
         # Above all sequences of stored messages.
         self.next_sequence = applied.next_sequence
         # Rows that are not in the progress log yet. `_anew`: they are to replace it.
@@ -74,13 +75,14 @@ class SharedBroker:
 
     def follow(self, entry: LogEntry) -> None:
         """Take a record of message_log that another process decided; in order. Raises DiskFullError, StoreError."""
-        if entry.start < self._start:
+        if entry.start < self._followed:
             return
         if isinstance(entry.batch, ProgressBatch):
             self._follow_progress(entry.batch, entry.start)
         elif isinstance(entry.batch, StoredBatch):
             self._core.follow(entry.batch, self._clock.now_us())
             self._count(entry.batch)
+        self._followed = entry.end
 
     def _follow_progress(self, batch: ProgressBatch, offset: int) -> None:
         now_us, lease_us = self._clock.now_us(), self._clock.monotonic_us()
@@ -161,7 +163,7 @@ class SharedBroker:
         if not self.leads and durability.progress_is_long:
             rows, anew = durability.snapshot(), True
         log_end, store_end = self._confirmed or (self._replayed.value, files.store.end)
-        applied = AppliedTo(max(self._start, log_end), store_end, self.next_sequence)
+        applied = AppliedTo(max(self._followed, log_end), store_end, self.next_sequence)
         self._rows, self._anew = ProgressRows(), False
         with trio.CancelScope(shield=True):
             try:

@@ -190,6 +190,37 @@ async def test_a_standby_without_room_for_what_the_broker_decided_waits(boot: Bo
     assert texts(await other.pull("s2")) == ["2"]
 
 
+async def test_a_standby_that_stops_while_a_round_waits_for_room_half_way_starts_again(boot: Boot) -> None:
+    cluster = Cluster(boot, "ab", small_settings())
+    first, second = cluster.hosts.values()
+    client = await first.start_connected()
+    second.begin()
+    await first.sleep_ms(1_000)
+    stored: list[str] = []
+
+    def refuse(operation: str, path: str) -> int:
+        if "broker/store" not in path or operation != "pwrite":
+            return 0
+        stored.append(path)
+        return errno.ENOSPC if len(stored) > 1 else 0
+
+    second.disk.refuse = refuse
+    for body in "012":  # one round at the standby, which gathers them
+        await client.request("publish", {"messages": [{"subject": "s", "body": body}]})
+    await first.sleep_ms(2_000)
+    assert second.server.replay_room.waiting
+    shared = second.server.parts.broker.shared
+    assert shared is not None
+    await shared.mark()
+    await second.kill()
+    second.disk.refuse = None
+    second.begin()
+    await first.sleep_ms(2_000)
+    await first.kill()
+    await second.wait_up()
+    assert texts(await (await second.client()).pull()) == ["0", "1", "2"]
+
+
 async def test_a_standby_whose_disk_hangs_does_not_lead(boot: Boot) -> None:
     cluster = Cluster(boot, "abc")
     first, second, third = cluster.hosts.values()

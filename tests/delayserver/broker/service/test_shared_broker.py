@@ -215,6 +215,26 @@ async def test_a_mark_before_the_replay_has_come_to_the_last_one_takes_nothing_b
     assert last.known()[0] == ((1, 0), (0, 3))
 
 
+async def test_a_mark_within_a_round_stands_behind_the_records_of_it_that_were_followed() -> None:
+    log: list[ColumnBatch] = []
+    leader, steady, standby = Member(log), Member(log), Member(log)
+    leader.lead(1)
+    leader.core.arrivals.deliver(messages(1, 3), NOW_US)
+    pulled = leader.core.pull(1, 9, 2, 1 << 20, NOW_US, NOW_US)
+    assert pulled is not None
+    leader.core.consuming.ack((1, 9), pulled.delivery[:1])
+    await leader.shared.sync()
+    leader.core.arrivals.deliver(messages(4, 2), NOW_US)
+    await leader.shared.sync()
+    for place in (0, 1):  # the third record of the round waits for room
+        standby.shared.follow(LogEntry(8 * place, 8 * place + 8, log[place]))
+    await standby.shared.mark()
+    again = standby.next_life(Random(0))
+    for member in (steady, again):
+        member.lead(2)
+    assert again.known() == steady.known()
+
+
 async def test_a_record_at_positions_that_a_queue_has_already_is_refused() -> None:
     leader, other = Member([]), Member([])
     for member in (leader, other):
