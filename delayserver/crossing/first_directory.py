@@ -6,6 +6,9 @@ of it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from msgspec.structs import replace
 
 from delayserver.broker.broker_limits import BrokerLimits
@@ -13,7 +16,7 @@ from delayserver.broker.files.progress_log import AppliedTo, ProgressLog, Progre
 from delayserver.broker.service.broker import Broker
 from delayserver.crossing.directory_settings import settings_of
 from delayserver.runtime.runtime import Runtime
-from delayserver.startup.directory_opening import OpeningMember, open_directory
+from delayserver.startup.directory_opening import Opened, OpeningMember, open_directory
 from store.disk.filesystem import FileSystem
 from store.errors import CorruptionError, FormatError
 from store.shared.followed import FollowedTo, marker
@@ -40,6 +43,14 @@ def require_single(fs: FileSystem, root: str) -> tuple[int, MemberOf | None]:
     return server_id, owner
 
 
+def require_whole(fs: FileSystem, root: str, owner: MemberOf | None, runtime: Runtime) -> None:
+    """Before any directory is given: one that is damaged stays what it is. `owner`: what an interrupted call has written.
+
+    Raises LockedError, CorruptionError (the directory is damaged), FormatError, DiskFullError, StoreError."""
+    with _whole(fs, root, owner, runtime):
+        pass
+
+
 def give_to_shard(fs: FileSystem, root: str, server_id: int, owner: MemberOf) -> None:
     """From now on no single server opens the directory. Raises LockedError (a server works on it), DiskFullError."""
     lock = fs.lock(f"{root}/{LOCK}", HOLDER.encode())
@@ -54,17 +65,9 @@ def begin_shard(fs: FileSystem, root: str, owner: MemberOf, position: int, runti
     Returns the epoch of the directory: the first member to lead claims the next one.
 
     Raises LockedError, CorruptionError (the directory is damaged), FormatError, DiskFullError, StoreError."""
-    opener = OpeningMember(read_identity(fs, root), owner)
-    opened = open_directory(fs, settings_of(fs, root), runtime, HOLDER, "server", member=opener)
-    try:
+    with _whole(fs, root, owner, runtime) as (opened, broker):
         server_id, log = opened.directory.server_id, opened.files.log
-        now_us = runtime.clock.now_us()
-        broker = Broker.open(fs, f"{root}/broker", server_id, now_us, BrokerLimits())
-        epoch, damages = broker.state.files.epoch.value, [*runtime.damage.corruption, *broker.state.damages.texts]
-        broker.close()
-        store_end = broker.state.files.store.end
-        if damages:
-            raise CorruptionError(root, 0, f"{damages[0]}. All members would have it: delayserver recover check")
+        epoch, store_end = broker.state.files.epoch.value, broker.state.files.store.end
         owner = replace(owner, log_offset=log.end)
         place = FollowedTo(position, epoch, 0, horizon_ms=max(opened.attempts.attempted.due_before_ms - 1, 0))
         log.append_durably([marker((), place)])
@@ -76,6 +79,20 @@ def begin_shard(fs: FileSystem, root: str, owner: MemberOf, position: int, runti
         finally:
             progress.close()
         write_owner(fs, root, server_id, owner)
+    return epoch
+
+
+@contextmanager
+def _whole(fs: FileSystem, root: str, owner: MemberOf | None, runtime: Runtime) -> Iterator[tuple[Opened, Broker]]:
+    """The open directory, and its broker, which is closed again. Raises as `require_whole`."""
+    opener = None if owner is None else OpeningMember(read_identity(fs, root), owner)
+    opened = open_directory(fs, settings_of(fs, root), runtime, HOLDER, "server", member=opener)
+    try:
+        broker = Broker.open(fs, f"{root}/broker", opened.directory.server_id, runtime.clock.now_us(), BrokerLimits())
+        broker.close()
+        damages = [*runtime.damage.corruption, *broker.state.damages.texts]
+        if damages:
+            raise CorruptionError(root, 0, f"{damages[0]}. All members would have it: delayserver recover check")
+        yield opened, broker
     finally:
         opened.close()
-    return epoch

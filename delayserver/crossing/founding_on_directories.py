@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from delayserver.crossing.first_directory import begin_shard, give_to_shard, require_single
+from delayserver.crossing.first_directory import begin_shard, give_to_shard, require_single, require_whole
 from delayserver.members.founding import Engines, FoundedNow, begin_log, make_topics, note_founded
 from delayserver.members.member_map import FORMAT, Founded, TokenNote
 from delayserver.runtime.chance import random_server_id
@@ -37,6 +37,8 @@ async def found_on(engines: Engines, fs: FileSystem, roots: Sequence[str], runti
     begun = {owner.cluster_id for _, owner in found if owner is not None}
     if len(begun) > 1:
         raise FormatError(roots[0], "interrupted calls have given the directories to several clusters")
+    for root, (_, owner) in zip(roots, found, strict=True):
+        await runtime.workers.run(partial(require_whole, fs, root, owner, runtime))
     cluster_id = begun.pop() if begun else random_server_id(runtime.chance)
     owners = [MemberOf(cluster_id, shard, "") for shard in range(len(roots))]
     await make_topics(engines, len(roots), made)

@@ -14,8 +14,9 @@ from delayserver.members.member_map import FORMAT, Announced, Founded
 from delayserver.protocol.receipts import parse_receipt
 from delayserver.runtime.runtime import Runtime
 from delayserver.runtime.shared_log import LogTrimmed, LogUnavailable, LogUnusable
-from store.errors import FormatError
+from store.errors import CorruptionError, FormatError
 from store.shared.envelope import ShardIdentity
+from store.tables.member_file import read_owner
 from store.tables.stored_tokens import FILE_NAME as TOKENS
 from store.tables.stored_tokens import StoredSecret, StoredToken, write_tokens
 from tests.delayserver.backup.builders import repository
@@ -208,6 +209,40 @@ async def test_a_founding_that_was_interrupted_goes_on(boot: Boot) -> None:
     host = Cluster(boot, "a", single.settings, records=logs.records, identity=identity).hosts["a"]
     host.disk, host.clock = single.disk, single.clock
     assert await (await host.start_connected()).lookup(*receipts) == ["pending", "pending"]
+
+
+def damage(host: Host, folder: str) -> None:
+    """A bit of a file, or the loss of all files of a folder."""
+    if folder == "checkpoint":
+        host.disk.flip_bit(f"{DATA_DIR}/checkpoint", 80)
+    else:
+        for path in host.disk.files(f"{DATA_DIR}/{folder}/"):
+            host.disk.remove(path)
+
+
+@pytest.mark.parametrize("damaged", ["checkpoint", "schedule_log"])
+async def test_a_damaged_directory_founds_no_cluster_and_no_directory_is_given(boot: Boot, damaged: str) -> None:
+    single = boot(small_settings(), name="single")
+    await with_messages(single, await single.start_connected())
+    await single.stop()
+    settings = small_settings(storage={"data_dir": "/whole"})
+    whole = boot(settings, name="whole", disk=single.disk, clock=single.clock, seed=2)
+    await whole.start()
+    await whole.stop()
+    damage(single, damaged)
+    logs = EmptyLogs()
+    for _ in range(2):
+        with pytest.raises(CorruptionError):
+            await found_on(Engines(logs, EmptyLogs()), single.disk, ["/whole", DATA_DIR], runtime_of(single))
+    assert read_owner(single.disk, "/whole") is None and read_owner(single.disk, DATA_DIR) is None
+    assert not logs.records.data
+    client = await single.start_connected()
+    assert single.server.damage.corruption
+    if damaged == "checkpoint":  # which was made anew
+        await client.put("new", single.now_ms + LATER_MS)
+        await all_once(single, client)
+        await single.stop()
+        await founded(boot, single)
 
 
 async def test_a_member_s_directory_founds_no_cluster_before_it_left(boot: Boot) -> None:
