@@ -39,7 +39,7 @@ class DamageReport:
         self._lock = Lock()
         self.corruption: list[str] = []
         self.own = ""
-        """The first corruption of a file of this directory; empty: none is known."""
+        """The first corruption by which this directory lacks something; empty: none is known."""
         self.unreadable: list[str] = []
         """One text for each file that the disk could not read since the start."""
         self.refused = 0
@@ -51,7 +51,8 @@ class DamageReport:
         self._not_logged = 0
 
     def report(self, error: Exception, *, own: bool = True) -> None:
-        """Note an error. Log it if it is new and the bound of lines allows it. `own`: it is of a file of this directory."""
+        """Note an error. Log it if it is new and the bound of lines allows it. `own`: this directory lacks something by it.
+        Not so where the file is another's, or was made anew of the others."""
         with self._lock:
             if isinstance(error, UnreadableError):
                 self._note_unreadable(error)

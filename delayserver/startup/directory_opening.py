@@ -318,7 +318,8 @@ def _read_checkpoint(
         if patient and isinstance(error, UnreadableError):
             raise
         detail = f"{error.detail}; the checkpoint is rebuilt"
-        damage.report(Damage(error.offset, error.offset, detail, error.errno).error(error.path))
+        # It is made of the other files, and all but losses of before come back: no reason for a member not to lead.
+        damage.report(Damage(error.offset, error.offset, detail, error.errno).error(error.path), own=False)
         found = None
     if found is not None and found.server_id == server_id:
         return found, False

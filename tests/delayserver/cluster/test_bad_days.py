@@ -307,6 +307,19 @@ async def test_a_standby_that_has_found_damage_never_leads_and_is_made_anew_from
     assert await (await second.client()).lookup(sent["receipt"]) == ["pending"]
 
 
+async def test_a_member_that_is_alone_leads_with_a_checkpoint_made_anew(boot: Boot) -> None:
+    (host,) = Cluster(boot, "a").hosts.values()
+    client = await host.start_connected()
+    sent = await client.put("kept", host.now_ms + HOUR_MS)
+    await host.sleep_ms(MINUTE_MS)
+    await host.kill()
+    host.disk.flip_bit(f"{DATA_DIR}/checkpoint", 80)
+    client = await host.start_connected()
+    assert "the checkpoint is rebuilt" in host.server.damage.corruption[0]
+    assert epoch(host) == 2 and await client.lookup(sent["receipt"]) == ["pending"]
+    await host.balanced(pending=1)
+
+
 async def test_what_a_clock_far_ahead_delivered_is_in_the_log_once_when_another_clock_comes_there(boot: Boot) -> None:
     cluster = Cluster(boot, "ab")
     first, second = cluster.hosts.values()
