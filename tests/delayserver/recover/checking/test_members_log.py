@@ -7,19 +7,20 @@ import pytest
 from delayserver.recover.checking.check import check_directory
 from store.disk.filesystem import RealFileSystem
 from store.logs.message_log import MessageLog
-from store.records.batches import LedgerBatch, OutcomeBatch
+from store.records.batches import LedgerBatch, OutcomeBatch, RunBatch, TableBatch
 from store.records.column_batch import ColumnBatch
 from store.shared.followed import FollowedTo, marker
 from tests.delayserver.recover.directories import Made
 
-DECIDED, STRANGE = OutcomeBatch.filled(1, sequence=1), LedgerBatch.filled(1)
+DECIDED, STRANGE = OutcomeBatch.filled(1, sequence=1), RunBatch.filled(1)
+OTHERS = [LedgerBatch.filled(1), TableBatch.filled(1)]
 PLACE = marker([], FollowedTo(5, 1, 4))
 
 
 @pytest.mark.parametrize(
     ("records", "strange"),
-    [([DECIDED, PLACE], False), ([DECIDED], True), ([STRANGE, PLACE], True)],
-    ids=["a member's", "a single server's", "nobody's"],
+    [([DECIDED, PLACE], False), ([*OTHERS, PLACE], False), ([DECIDED], True), ([STRANGE, PLACE], True)],
+    ids=["a member's", "also a member's", "a single server's", "nobody's"],
 )
 def test_a_record_has_its_place_in_the_log_of_a_member_only(
     made: Made, records: list[ColumnBatch], strange: bool
