@@ -190,7 +190,7 @@ CLUSTER_MISTAKES: tuple[tuple[Callable[[], list[Change]], int], ...] = (
     (from_the_beginning, 4),
     (outcomes_of_others_ignored, 4),
     (sequences_of_its_own, 4),
-    (follows_behind_its_end, 202),
+    (follows_behind_its_end, 38),
     (acks_beside_the_log, 3),
     (published_before_it_came_back, 15),
     (a_duplicate_dropped, 4),
