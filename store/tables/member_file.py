@@ -6,23 +6,19 @@ checksummed and replaced atomically. FORMAT.md draws it.
 
 from __future__ import annotations
 
-import struct
-from dataclasses import dataclass
 from typing import Annotated, Final
 
-import google_crc32c
 import msgspec
 
 from store.disk.filesystem import FileSystem, read_whole, write_atomically
 from store.errors import CorruptionError, FormatError
+from store.tables.sealed_map import HEADER_BYTES, SealedMap, require_of, seal, unseal
 
 FILE_NAME: Final = "cluster"
 FORMAT_VERSION: Final = 1
 
 _Number = Annotated[int, msgspec.Meta(ge=0)]
-_HEADER = struct.Struct("<8sHHIQII")
 _MAGIC = b"DELAYMEM"
-_CRC_BYTES = 4
 
 
 class MemberOf(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -45,50 +41,25 @@ class MemberOf(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 _decode = msgspec.msgpack.Decoder(MemberOf).decode
 
 
-@dataclass(frozen=True, slots=True)
-class _Content:
-    server_id: int
-    owner: MemberOf
-
-
 def read_owner(fs: FileSystem, directory: str, server_id: int | None = None) -> MemberOf | None:
     """What the file says, without change; None without one. Raises CorruptionError, FormatError (newer, of another server
     than `server_id`)."""
     path = f"{directory}/{FILE_NAME}"
     if not fs.exists(path):
         return None
-    found = _decoded(read_whole(fs, path), path)
-    if server_id not in (None, found.server_id):
-        raise FormatError(path, f"belongs to server {found.server_id:012x}, this data directory to {server_id:012x}")
-    return found.owner
-
-
-def _decoded(data: bytes, path: str) -> _Content:
-    if len(data) < _HEADER.size or data[:8] != _MAGIC:
-        raise CorruptionError(path, 0, f"{len(data)} bytes that do not name a member")
-    _, version, _, _, server_id, length, crc = _HEADER.unpack_from(data)
-    payload = data[_HEADER.size :]
-    if len(payload) != length or _checksum(data[: _HEADER.size - _CRC_BYTES] + payload) != crc:
-        raise CorruptionError(path, 0, "checksum")
-    if version > FORMAT_VERSION:
-        raise FormatError(path, f"format version {version} is newer than this program's {FORMAT_VERSION}; upgrade it")
+    content = unseal(read_whole(fs, path), path, _MAGIC, FORMAT_VERSION, "name of a member")
+    if server_id is not None:
+        require_of(content, path, server_id)
     try:
-        return _Content(server_id, _decode(payload))
+        return _decode(content.payload)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise CorruptionError(path, _HEADER.size, f"its content makes no sense: {error}") from None
+        raise CorruptionError(path, HEADER_BYTES, f"its content makes no sense: {error}") from None
 
 
 def write_owner(fs: FileSystem, directory: str, server_id: int, owner: MemberOf) -> None:
     """Replace the file. Durable when this returns. Raises DiskFullError, SyncFailedError: the old one stands."""
-    payload = msgspec.msgpack.encode(owner)
-    head = _HEADER.pack(_MAGIC, FORMAT_VERSION, 0, 0, server_id, len(payload), 0)[:-_CRC_BYTES]
-    crc = _checksum(head + payload)
-    write_atomically(fs, f"{directory}/{FILE_NAME}", head + crc.to_bytes(_CRC_BYTES, "little") + payload)
-
-
-def _checksum(data: bytes) -> int:
-    value: int = google_crc32c.value(data)
-    return value
+    content = SealedMap(server_id, 0, msgspec.msgpack.encode(owner))
+    write_atomically(fs, f"{directory}/{FILE_NAME}", seal(_MAGIC, FORMAT_VERSION, content))
 
 
 def require_owner(fs: FileSystem, directory: str, opener: MemberOf | None) -> MemberOf | None:

@@ -6,16 +6,15 @@ every client for a token, also if the table is empty: the last token that is rev
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-import google_crc32c
 import msgpack
 
 from store.disk.filesystem import FileSystem, read_whole, write_atomically
-from store.errors import CorruptionError, FormatError
+from store.errors import CorruptionError
+from store.tables.sealed_map import HEADER_BYTES, SealedMap, require_of, seal, unseal
 
 FILE_NAME: Final = "tokens"
 FORMAT_VERSION: Final = 1
@@ -23,9 +22,7 @@ TOKENS_MAX: Final = 10_000
 """A token is some 300 bytes. The file is written whole at every change, and a start reads it whole: 3 MB."""
 DIGEST_BYTES: Final = 32
 
-_HEADER = struct.Struct("<8sHHIQII")
 _MAGIC = b"DELAYTOK"
-_CRC_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,22 +61,14 @@ def read_tokens(fs: FileSystem, directory: str, server_id: int) -> tuple[StoredT
 
 def decode_tokens(data: bytes, path: str, server_id: int) -> tuple[StoredToken, ...]:
     """The tokens of a table. Raises CorruptionError, FormatError (of another server, newer)."""
-    if len(data) < _HEADER.size or data[:8] != _MAGIC:
-        raise CorruptionError(path, 0, f"{len(data)} bytes that are no table of tokens")
-    _, version, _, count, owner, length, crc = _HEADER.unpack_from(data)
-    payload = data[_HEADER.size :]
-    if len(payload) != length or _checksum(data[: _HEADER.size - _CRC_BYTES], payload) != crc:
-        raise CorruptionError(path, 0, "checksum of the table of tokens")
-    if version > FORMAT_VERSION:
-        raise FormatError(path, f"format version {version} is newer than this program's {FORMAT_VERSION}; upgrade it")
-    if owner != server_id:
-        raise FormatError(path, f"belongs to server {owner:012x}, this data directory to {server_id:012x}")
+    content = unseal(data, path, _MAGIC, FORMAT_VERSION, "table of tokens")
+    require_of(content, path, server_id)
     try:
-        tokens = tuple(_unpacked(row) for row in msgpack.unpackb(payload))
-        if len(tokens) != count or len({token.token_id for token in tokens}) != count:
-            raise ValueError(f"{len(tokens)} rows, {count} announced, each with an id of its own")
+        tokens = tuple(_unpacked(row) for row in msgpack.unpackb(content.payload))
+        if len(tokens) != content.count or len({token.token_id for token in tokens}) != content.count:
+            raise ValueError(f"{len(tokens)} rows, {content.count} announced, each with an id of its own")
     except (ValueError, KeyError, TypeError, AttributeError, msgpack.UnpackException) as error:
-        raise CorruptionError(path, _HEADER.size, f"the table of tokens makes no sense: {error!r}") from error
+        raise CorruptionError(path, HEADER_BYTES, f"the table of tokens makes no sense: {error!r}") from error
     return tokens
 
 
@@ -91,15 +80,7 @@ def write_tokens(fs: FileSystem, directory: str, server_id: int, tokens: Iterabl
 def encode_tokens(server_id: int, tokens: Iterable[StoredToken]) -> bytes:
     """The bytes of the table."""
     rows = [_packed(token) for token in tokens]
-    payload: bytes = msgpack.packb(rows)
-    head = _HEADER.pack(_MAGIC, FORMAT_VERSION, 0, len(rows), server_id, len(payload), 0)[:-_CRC_BYTES]
-    crc = _checksum(head, payload)
-    return head + crc.to_bytes(_CRC_BYTES, "little") + payload
-
-
-def _checksum(head: bytes, payload: bytes) -> int:
-    value: int = google_crc32c.value(head + payload)
-    return value
+    return seal(_MAGIC, FORMAT_VERSION, SealedMap(server_id, len(rows), msgpack.packb(rows)))
 
 
 def _packed(token: StoredToken) -> dict[str, Any]:
