@@ -17,8 +17,9 @@ from msgspec.structs import replace
 
 from delayserver.protocol.schema.shard_map import OPEN, ShardMap, ShardPlace
 from delayserver.protocol.slots import SLOTS
+from delayserver.runtime.log_reading import reading
 from delayserver.runtime.marks import Mark
-from delayserver.runtime.shared_log import LogRecord, LogUnusable, SharedLog, SharedLogError
+from delayserver.runtime.shared_log import LogRecord, LogUnusable, SharedLog
 from store.shared.envelope import ShardIdentity
 from store.tables.stored_tokens import TOKENS_MAX, StoredToken
 
@@ -283,7 +284,6 @@ async def visit(log: SharedLog, topic: str, note: Note | None = None) -> MemberM
     found, read = MemberMap(), Mark(0)
     record = b"" if note is None else encode_note(note)
     came = trio.Event()
-    failure: SharedLogError | None = None
 
     def arrived(records: Sequence[LogRecord]) -> None:
         for each in records:
@@ -292,25 +292,10 @@ async def visit(log: SharedLog, topic: str, note: Note | None = None) -> MemberM
                 came.set()
         read.advance(records[-1].position + 1)
 
-    async def follow(scope: trio.CancelScope) -> None:
-        nonlocal failure
-        try:
-            await log.run(0, arrived)
-        except SharedLogError as error:
-            failure = error
-            scope.cancel()
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(follow, nursery.cancel_scope)
-        try:
-            if record:
-                log.append(record)
-                await came.wait()
-            else:
-                await read.reached(await log.ask())
-        except SharedLogError as error:
-            failure = failure or error
-        nursery.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
+    async with reading(log, 0, arrived):
+        if record:
+            log.append(record)
+            await came.wait()
+        else:
+            await read.reached(await log.ask())
     return found

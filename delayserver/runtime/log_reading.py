@@ -13,7 +13,7 @@ from delayserver.runtime.shared_log import LogRecord, SharedLog, SharedLogError
 @asynccontextmanager
 async def reading(log: SharedLog, start: int, arrived: Callable[[Sequence[LogRecord]], None]) -> AsyncIterator[None]:
     """Read for the block, from `start` on, and append what the block hands over. The block ends early where the log fails.
-    Raises LogLost, LogUnusable, AppendFailed, as they are, and what SharedLogError `arrived` raises."""
+    Raises LogLost, LogUnusable, AppendFailed, and what SharedLogError `arrived` or the block raises, as they are."""
     failure: SharedLogError | None = None
 
     async def follow(scope: trio.CancelScope) -> None:
@@ -26,7 +26,10 @@ async def reading(log: SharedLog, start: int, arrived: Callable[[Sequence[LogRec
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(follow, nursery.cancel_scope)
-        yield
+        try:
+            yield
+        except SharedLogError as error:
+            failure = failure or error
         nursery.cancel_scope.cancel()
     if failure is not None:
         raise failure
