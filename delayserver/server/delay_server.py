@@ -29,6 +29,7 @@ from delayserver.operations.access.tokens import OwnTokens
 from delayserver.operations.nodes.reload import Reread
 from delayserver.operations.nodes.servers import Servers
 from delayserver.protocol.errors import DelayServerError
+from delayserver.runtime.error_groups import first_of
 from delayserver.runtime.fair_turns import FairTurns
 from delayserver.runtime.room_wait import RoomWait
 from delayserver.runtime.runtime import Runtime
@@ -197,9 +198,8 @@ class DelayServer:
                 raise
 
     def _keep_diverged(self, group: BaseExceptionGroup[BaseException]) -> None:
-        error: BaseException | None = group.subgroup(DivergedError)
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
+        found = group.subgroup(DivergedError)
+        error = None if found is None else first_of(found)
         if isinstance(error, DivergedError):
             with contextlib.suppress(StoreError):
                 keep_diverged(self.fs, self.settings.storage.data_dir, error)

@@ -12,6 +12,7 @@ import trio
 from delayserver.config.settings import Settings
 from delayserver.logs.events import EventLogger
 from delayserver.net.transport import StreamListener
+from delayserver.runtime.error_groups import first_of
 from delayserver.runtime.shared_log import AppendFailed
 from delayserver.server.delay_server import DelayServer, LeadershipLost, Ready
 from delayserver.server.http_gateway import HttpGateway
@@ -40,7 +41,7 @@ class Lives:
             try:
                 await self._live(listener, gateway, address, ready)
             except* (LeadershipLost, AppendFailed) as group:
-                reason = _first(group)
+                reason = first_of(group)
             else:
                 return
             if self._stopping:
@@ -62,9 +63,3 @@ class Lives:
             nursery.cancel_scope.cancel()
         if failure is not None:
             raise failure
-
-
-def _first(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

@@ -33,6 +33,7 @@ from delayserver.protocol.frames import FrameDecoder, decode_reply, encode_bulk_
 from delayserver.protocol.operation_names import DELIVER, HELLO, PING, PROVE, SUPPORTED_VERSIONS, WINDOW_COMPLETE
 from delayserver.protocol.outcomes import DeliverOutcome
 from delayserver.protocol.proof import make_proof
+from delayserver.runtime.error_groups import first_of
 from delayserver.targets.answer import Answer
 from delayserver.targets.embedded_kind import EMBEDDED_ADDRESS
 from delayserver.targets.kinds import Capabilities, ServerIdentity, TargetKind
@@ -135,7 +136,7 @@ class RemoteNode(Target):
                     nursery.cancel_scope.cancel()
                 self._lost("the node closed the connection")
             except* (OSError, DelayServerError) as group:
-                self._lost(f"the connection broke: {_first(group)}")
+                self._lost(f"the connection broke: {first_of(group)}")
             finally:
                 transport.close()
 
@@ -421,10 +422,6 @@ class RemoteNode(Target):
 def _almost_to_deadline() -> trio.CancelScope:
     """Ends a moment before the caller's time is over, so that the caller learns what happened."""
     return trio.CancelScope(deadline=trio.current_effective_deadline() - BEFORE_DEADLINE_S)
-
-
-def _first(error: BaseException) -> BaseException:
-    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
 
 
 async def _send_all(transport: Transport, frame: bytes, may_send: Callable[[], bool] | None) -> None:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from delayserver import __version__
-from delayserver.cli.terminal.failures import leaf
 from delayserver.cli.terminal.options import assignments
 from delayserver.cli.terminal.output import print_json
+from delayserver.runtime.error_groups import first_of
 
 if TYPE_CHECKING:
     from delayserver.config.cluster_file import ClusterFile
@@ -193,18 +193,18 @@ def naming_what_failed(settings: Settings) -> Iterator[None]:
     try:
         yield
     except (OSError, StoreError, BaseExceptionGroup) as error:
-        if _directory_is_gone(leaf(error), settings.storage.data_dir):
+        if _directory_is_gone(first_of(error), settings.storage.data_dir):
             raise click.ClickException(
                 f"{settings.storage.data_dir}: the data directory was removed or moved while the server ran; put it (or a "
                 "copy) back and start again: without it, what was not delivered is lost"
             ) from None
-        for_http = isinstance(leaf(error), HttpAddressError)
-        advice = _listen_advice(leaf(error), "http" if for_http else "listen")
+        for_http = isinstance(first_of(error), HttpAddressError)
+        advice = _listen_advice(first_of(error), "http" if for_http else "listen")
         if advice is None:
             raise
         place = settings.http if for_http else settings.listen
         what = "listen for HTTP" if for_http else "listen"
-        host = getattr(leaf(error), "host", place.host)
+        host = getattr(first_of(error), "host", place.host)
         raise click.ClickException(f"cannot {what} on {place_of(host, place.port)}: {advice}") from None
 
 

@@ -14,6 +14,7 @@ from typing import Final
 import click
 
 from delayserver.cli.terminal.output import visible_block
+from delayserver.runtime.error_groups import first_of
 
 FAILED: Final = 1
 USAGE: Final = 2
@@ -24,7 +25,7 @@ INTERRUPTED: Final = 130
 
 def report_failure(error: BaseException) -> int | None:
     """Prints a failure and returns the exit code. None for a bug, which the caller raises again."""
-    error = leaf(error)
+    error = first_of(error)
     if isinstance(error, SystemExit):  # click's, when a shell asked for completions
         return None
     if isinstance(error, click.exceptions.Exit):
@@ -85,13 +86,6 @@ def _describe_os_error(error: OSError) -> str:
     # trio appends the address as a Python tuple, which `serve` and `broker` print themselves.
     reason = (error.strerror or str(error)).partition(" (while attempting")[0]
     return f"{error.filename}: {reason}" if error.filename else reason
-
-
-def leaf(error: BaseException) -> BaseException:
-    """The failure inside nested exception groups; of a group with several, the first."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def _abandon_stdout() -> None:
