@@ -30,7 +30,8 @@ class SharedTokens:
         # How far the map was read.
         self.read = Mark(0)
         self.offered = Bell()
-        self._changes: list[TokenChange] = []
+        # Each change once: whoever asks again while the map is away offers the same tokens again.
+        self._changes: dict[TokenChange, None] = {}
 
     def take(self, table: tuple[StoredToken, ...] | None, version: int) -> None:
         """A later map has this table."""
@@ -39,12 +40,12 @@ class SharedTokens:
 
     def offer(self, changes: Sequence[TokenChange]) -> None:
         """Have these changes written into the map."""
-        self._changes.extend(changes)
+        self._changes.update(dict.fromkeys(changes))
         self.offered.ring()
 
     def take_offered(self) -> list[TokenChange]:
         """The changes that are not on their way yet."""
-        changes, self._changes = self._changes, []
+        changes, self._changes = list(self._changes), {}
         return changes
 
     def has(self, change: TokenChange) -> bool:
