@@ -96,7 +96,12 @@ async def _heal(file: ClusterFile, engines: Engines, fs: FileSystem, root: str, 
     while True:
         found = await engines.read_map()
         if own.name not in found.stranded:
-            return found.healed[own.shard]
+            healed = found.healed.get(own.shard)
+            if healed is None or healed == earlier:
+                raise click.ClickException(
+                    visible(f"{own.name} was started while its log is not healed. Stop it, and call this command again")
+                )
+            return healed
         stranded = [found.stranded[each.name] for each in found.of_shard(own.shard) if each.name in found.stranded]
         absent = [each.name for each in found.of_shard(own.shard) if each.name not in found.stranded]
         healer = who_heals(stranded)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from random import Random
 
+import click
 import pytest
 import trio
 
@@ -65,9 +66,7 @@ def _encoded(record: Appendable) -> bytes:
 async def test_what_the_log_lost_is_made_whole_and_nobody_loses_anything(boot: Boot, left: int) -> None:
     cluster = Cluster(boot, "abc")
     a, b, c = cluster.hosts.values()
-    client = await a.start_connected()
-    b.begin()
-    c.begin()
+    client = await cluster.start()
     for number in range(10):
         await client.put(f"{number}", a.now_ms + 5 * MINUTE_MS)
     await a.sleep_ms(2_000)
@@ -141,8 +140,7 @@ async def broken(boot: Boot) -> tuple[Cluster, Logs]:
     """A cluster whose log has lost five records that member a has and b, which waits to be healed, has not; and its map."""
     cluster = Cluster(boot, "ab")
     a, b = cluster.hosts.values()
-    client = await a.start_connected()
-    b.begin()
+    client = await cluster.start()
     await client.put("one", a.now_ms + MINUTE_MS)
     await a.sleep_ms(1_000)
     await b.kill()
@@ -202,6 +200,23 @@ async def test_a_member_that_starts_as_the_healing_begins_is_waited_for(boot: Bo
     await require_whole(cluster)
 
 
+async def test_a_member_that_is_started_while_its_heal_waits_is_named(boot: Boot) -> None:
+    cluster, map_ = await broken(boot)
+    engines = Engines(Logs(cluster.engine.records), map_)
+    await engines.note(Announced("b", 0, "h:2", "", "1", ""))  # so that a waits for it
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(start_once_stranded, engines)
+            with pytest.raises(click.ClickException, match=r"a was started .*Stop it, and call"):
+                await heal_member(FILE, engines, cluster.hosts["a"].disk, DATA_DIR, IDENTITY.server_id)
+
+
+async def start_once_stranded(engines: Engines) -> None:
+    while "a" not in (await engines.read_map()).stranded:
+        await trio.sleep(0.1)
+    await engines.note(Announced("a", 0, "h:1", "", "1", "again"))
+
+
 async def require_whole(cluster: Cluster) -> None:
     """Both members go on, and nothing is lost."""
     a, b = cluster.hosts.values()
@@ -228,8 +243,7 @@ async def test_a_healing_that_was_interrupted_is_ended_by_the_next_call(boot: Bo
 async def test_a_log_that_lost_nothing_is_not_healed(boot: Boot) -> None:
     cluster = Cluster(boot, "ab")
     a, b = cluster.hosts.values()
-    client = await a.start_connected()
-    b.begin()
+    client = await cluster.start()
     await client.put("one", a.now_ms + MINUTE_MS)
     await a.sleep_ms(1_000)
     await b.kill()
@@ -245,8 +259,7 @@ async def test_a_log_that_went_on_without_what_it_lost_is_not_healed(boot: Boot)
     """Messages of both would have the same sequences."""
     cluster = Cluster(boot, "ab")
     a, b = cluster.hosts.values()
-    client = await a.start_connected()
-    b.begin()
+    client = await cluster.start()
     await client.put("one", a.now_ms + MINUTE_MS)
     await a.sleep_ms(1_000)
     await b.kill()
