@@ -20,7 +20,7 @@ from tests.delayserver.follow.members import IDENTITY, ListLog, Records
 from tests.delayserver.server.test_map_reading import MapEngine
 from tests.fakes.broker import FakeBroker
 from tests.fakes.disk import FakeDisk
-from tests.fakes.host import Boot, faked_settings
+from tests.fakes.host import Boot, Client, faked_settings
 from tests.fakes.network import FakeNetwork
 
 
@@ -72,6 +72,14 @@ class Cluster:
         first = next(iter(self.hosts.values()))
         for host in self.hosts.values():
             host.brokers = first.brokers
+
+    async def start(self) -> Client:
+        """Start the first member, which leads, and the others as its standbys. A client of the first one."""
+        first, *others = self.hosts.values()
+        client = await first.start_connected()
+        for other in others:
+            other.begin()
+        return client
 
     def membership(self, name: str, number: int) -> Membership:
         """That of the next life of a member."""

@@ -56,8 +56,7 @@ async def test_a_takeover_by_a_member_whose_clock_is_hours_apart_delivers_nothin
     cluster = Cluster(boot, "ab")
     first, second = cluster.hosts.values()
     second.clock.step(ahead_ms)
-    client = await first.start_connected()
-    second.begin()
+    client = await cluster.start()
     due_ms = first.now_ms + 10 * MINUTE_MS
     await client.put("one", due_ms)
     await first.sleep_ms(1_000)
@@ -94,8 +93,7 @@ async def test_two_clusters_on_one_log_take_nothing_of_each_other_and_say_so(boo
 async def test_a_record_that_the_log_will_never_take_is_in_doubt_and_ends_the_leadership_by_name(boot: Boot) -> None:
     cluster = Cluster(boot, "ab")
     first, second = cluster.hosts.values()
-    client = await first.start_connected()
-    second.begin()
+    client = await cluster.start()
     await first.sleep_ms(1_000)
     log = cluster.engine.logs[0]
     log.lose_from(0)
@@ -116,9 +114,7 @@ async def test_a_record_that_the_log_will_never_take_is_in_doubt_and_ends_the_le
 async def test_a_standby_whose_disk_is_full_says_so_never_leads_and_goes_on_with_room(boot: Boot) -> None:
     cluster = Cluster(boot, "abc")
     first, second, third = cluster.hosts.values()
-    client = await first.start_connected()
-    second.begin()
-    third.begin()
+    client = await cluster.start()
     await first.sleep_ms(1_000)
     second.disk.capacity_bytes = second.disk.used_bytes
     for _ in range(12):  # a segment of message_log has 1 MiB
@@ -171,8 +167,7 @@ async def test_a_primary_whose_disk_is_full_lets_another_lead_or_goes_on_with_ro
 async def test_a_standby_without_room_for_what_the_broker_decided_waits(boot: Boot, part: str) -> None:
     cluster = Cluster(boot, "ab", small_settings())
     first, second = cluster.hosts.values()
-    client = await first.start_connected()
-    second.begin()
+    client = await cluster.start()
     await first.sleep_ms(1_000)
     second.disk.refuse = lambda operation, path: errno.ENOSPC if part in path and operation == "pwrite" else 0
     for number in range(3):
@@ -193,8 +188,7 @@ async def test_a_standby_without_room_for_what_the_broker_decided_waits(boot: Bo
 async def test_a_standby_that_stops_while_a_round_waits_for_room_half_way_starts_again(boot: Boot) -> None:
     cluster = Cluster(boot, "ab", small_settings())
     first, second = cluster.hosts.values()
-    client = await first.start_connected()
-    second.begin()
+    client = await cluster.start()
     await first.sleep_ms(1_000)
     stored: list[str] = []
 
@@ -224,9 +218,7 @@ async def test_a_standby_that_stops_while_a_round_waits_for_room_half_way_starts
 async def test_a_standby_whose_disk_hangs_does_not_lead(boot: Boot) -> None:
     cluster = Cluster(boot, "abc")
     first, second, third = cluster.hosts.values()
-    client = await first.start_connected()
-    second.begin()
-    third.begin()
+    client = await cluster.start()
     await first.sleep_ms(1_000)
     hangs = trio.Event()
 
@@ -251,9 +243,7 @@ async def test_a_standby_whose_disk_hangs_does_not_lead(boot: Boot) -> None:
 async def test_a_standby_whose_replay_waits_for_room_does_not_lead(boot: Boot, heir: str) -> None:
     cluster = Cluster(boot, "abc")
     first, second, third = cluster.hosts.values()
-    client = await first.start_connected()
-    second.begin()
-    third.begin()
+    client = await cluster.start()
     await first.sleep_ms(1_000)
     second.disk.refuse = lambda operation, path: errno.ENOSPC if "schedule_log" in path and operation != "pread" else 0
     await client.put("kept", first.now_ms + 20_000)
@@ -324,8 +314,7 @@ async def test_what_a_clock_far_ahead_delivered_is_in_the_log_once_when_another_
     cluster = Cluster(boot, "ab")
     first, second = cluster.hosts.values()
     first.clock.step(100 * HOUR_MS)
-    client = await first.start_connected()
-    second.begin()
+    client = await cluster.start()
     await client.put("one", first.now_ms + 1_000)
     await first.sleep_ms(10_000)
     assert cluster.delivered == ["one"]

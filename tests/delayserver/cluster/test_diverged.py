@@ -61,8 +61,7 @@ def claims(cluster: Cluster) -> list[Envelope]:
 async def test_members_of_one_log_have_one_digest_over_restarts_and_takeovers(boot: Boot) -> None:
     cluster = Cluster(boot, "ab")
     first, second = cluster.hosts["a"], cluster.hosts["b"]
-    await first.start_connected()
-    second.begin()
+    await cluster.start()
     for number in range(4):
         await send_copies(first, f"one-{number}")
         await first.sleep_ms(1_300)
@@ -86,8 +85,7 @@ async def test_a_member_that_drops_a_duplicate_stops_and_never_claims(
 ) -> None:
     cluster = Cluster(boot, "ab")
     first, second = cluster.hosts["a"], cluster.hosts["b"]
-    await first.start_connected()
-    second.begin()
+    await cluster.start()
     await send_copies(first, "one")
     await first.sleep_ms(3_000)
     same = compared(second)
@@ -108,8 +106,7 @@ async def test_a_diverged_member_is_found_again_after_its_power_was_lost(
 ) -> None:
     cluster = Cluster(boot, "ab")
     first, second = cluster.hosts["a"], cluster.hosts["b"]
-    await first.start_connected()
-    second.begin()
+    await cluster.start()
     await first.sleep_ms(2_000)
     drop_copies(second, monkeypatch)
     await send_copies(first, "one")
@@ -128,8 +125,7 @@ async def test_a_diverged_member_is_found_again_after_its_power_was_lost(
 async def test_a_member_that_lost_its_checkpoint_compares_from_then_on(boot: Boot) -> None:
     cluster = Cluster(boot, "ab")
     first, second = cluster.hosts["a"], cluster.hosts["b"]
-    await first.start_connected()
-    second.begin()
+    await cluster.start()
     await send_copies(first, "one")
     await first.sleep_ms(2_000)
     digest = second.server.parts.state.digest
@@ -154,8 +150,7 @@ async def test_a_primary_that_goes_around_damage_leaves_its_standbys_alone(
 ) -> None:
     cluster = Cluster(boot, "ab")
     first, second = cluster.hosts["a"], cluster.hosts["b"]
-    await first.start_connected()
-    second.begin()
+    await cluster.start()
     await first.sleep_ms(3_000)
     drop_copies(first, monkeypatch, met_damage=True)
     await send_copies(first, "one")

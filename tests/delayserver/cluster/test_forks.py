@@ -33,9 +33,7 @@ def led(epoch: int) -> ShardMap:
 async def test_a_member_that_has_what_the_claimant_lacks_stops_where_the_log_has_grown_over_it(boot: Boot) -> None:
     cluster = Cluster(boot, "abc")
     first, second, third = cluster.hosts.values()
-    client = await first.start_connected()
-    second.begin()
-    third.begin()
+    client = await cluster.start()
     await first.sleep_ms(1_000)
     cluster.engine.logs[2].connect(False)
     data = cluster.engine.records.data
@@ -59,9 +57,7 @@ async def test_a_member_that_has_what_the_claimant_lacks_stops_where_the_log_has
 async def test_a_claim_that_a_record_came_before_is_followed(boot: Boot, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Cluster(boot, "abc")
     first, second, third = cluster.hosts.values()
-    await first.start_connected()
-    second.begin()
-    third.begin()
+    await cluster.start()
     await first.sleep_ms(500)
     await first.kill()
     log, records = cluster.engine.logs[1], cluster.engine.records
@@ -94,8 +90,7 @@ async def test_an_empty_member_does_not_lead_on_a_log_that_was_made_anew(boot: B
 async def test_a_member_leads_where_the_map_knows_the_epochs_of_the_log(boot: Boot) -> None:
     cluster = Cluster(boot, "ab")
     first, second = cluster.hosts["a"], cluster.hosts["b"]
-    await first.start_connected()
-    second.begin()
+    await cluster.start()
     await first.sleep_ms(500)
     cluster.maps["b"].take(led(1))
     await first.kill()

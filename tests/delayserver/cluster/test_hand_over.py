@@ -15,9 +15,7 @@ BRIEF_MS = 500
 async def test_the_heir_serves_at_once_and_nothing_is_uncertain(boot: Boot) -> None:
     cluster = Cluster(boot, "abc")
     first, heir, other = cluster.hosts.values()
-    client = await first.start_connected()
-    heir.begin()
-    other.begin()
+    client = await cluster.start()
     await client.put("early", first.now_ms + 1_000)
     soon = await client.put("soon", first.now_ms + 2_900)
     await client.put("late", first.now_ms + 60_000)
@@ -43,8 +41,7 @@ async def test_the_heir_serves_at_once_and_nothing_is_uncertain(boot: Boot) -> N
 async def test_a_primary_that_reads_the_claim_of_its_heir_with_its_own_end_has_handed_over(boot: Boot) -> None:
     cluster = Cluster(boot, "ab")
     first, heir = cluster.hosts.values()
-    client = await first.start_connected()
-    heir.begin()
+    client = await cluster.start()
     await first.sleep_ms(1_500)
     log = cluster.engine.logs[0]
     log.pause()
@@ -61,8 +58,7 @@ async def test_a_primary_that_reads_the_claim_of_its_heir_with_its_own_end_has_h
 async def test_a_primary_that_hands_over_begins_no_attempt_while_a_send_is_on_its_way(boot: Boot) -> None:
     cluster = Cluster(boot, "ab")
     first, heir = cluster.hosts.values()
-    client = await first.start_connected()
-    heir.begin()
+    client = await cluster.start()
     await first.sleep_ms(1_500)
     await client.put("soon", first.now_ms + 150)
     log = cluster.engine.logs[0]
@@ -113,8 +109,7 @@ async def test_a_hand_over_goes_on_when_who_asked_for_it_is_gone(boot: Boot, nam
 async def test_without_its_heir_another_member_leads(boot: Boot) -> None:
     cluster = Cluster(boot, "ab")
     first, second = cluster.hosts.values()
-    client = await first.start_connected()
-    second.begin()
+    client = await cluster.start()
     await client.put("one", first.now_ms + 30_000)
     await second.sleep_ms(1_000)
     soon = await client.put("soon", first.now_ms + 2_900)
@@ -145,8 +140,7 @@ async def test_a_lone_member_whose_heir_is_gone_leads_again_in_its_next_life(boo
 async def test_a_primary_that_stops_hands_over_to_any(boot: Boot) -> None:
     cluster = Cluster(boot, "ab")
     first, second = cluster.hosts.values()
-    client = await first.start_connected()
-    second.begin()
+    client = await cluster.start()
     await client.put("one", first.now_ms + 30_000)
     await second.sleep_ms(1_000)
     begun_ms = first.now_ms
@@ -160,9 +154,8 @@ async def test_a_primary_that_stops_hands_over_to_any(boot: Boot) -> None:
 
 async def test_only_the_primary_hands_over(boot: Boot) -> None:
     cluster = Cluster(boot, "ab")
-    first, second = cluster.hosts.values()
-    client = await first.start_connected()
-    second.begin()
+    _, second = cluster.hosts.values()
+    client = await cluster.start()
     await second.sleep_ms(3_000)
     standby = await second.client()
     assert await standby.refused("cluster", {"action": "switch", "member": "b"}) == "not_primary"

@@ -68,8 +68,7 @@ async def test_what_was_taken_for_an_attempt_before_the_lease_ended_is_not_hande
 async def test_a_message_that_a_successor_cancels_was_not_attempted(boot: Boot, delay_ms: int) -> None:
     cluster = Cluster(boot, "ab")
     first, second = cluster.hosts["a"], cluster.hosts["b"]
-    client = await first.start_connected()
-    second.begin()
+    client = await cluster.start()
     receipt = (await client.put("maybe", first.now_ms + delay_ms))["receipt"]
     await first.sleep_ms(500)
     cluster.engine.logs[0].connect(False)

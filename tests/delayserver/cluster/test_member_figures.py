@@ -24,8 +24,7 @@ async def figures(host: Host) -> dict[str, Any]:
 async def test_a_primary_and_its_standby_tell_their_roles_and_what_the_log_is(boot: Boot) -> None:
     cluster = Cluster(boot, "ab")
     first, second = cluster.hosts.values()
-    client = await first.start_connected()
-    second.begin()
+    client = await cluster.start()
     await client.put("one", first.now_ms + 60_000)
     await second.sleep_ms(LOOK_MS)
     primary, standby = await figures(first), await figures(second)
@@ -41,9 +40,8 @@ async def test_a_primary_and_its_standby_tell_their_roles_and_what_the_log_is(bo
 
 async def test_a_standby_that_gets_nothing_counts_what_it_lacks(boot: Boot) -> None:
     cluster = Cluster(boot, "ab")
-    first, second = cluster.hosts.values()
-    await first.start_connected()
-    second.begin()
+    _, second = cluster.hosts.values()
+    await cluster.start()
     await second.sleep_ms(LOOK_MS)
     cluster.engine.logs[1].pause()  # it asks, and hears how long the log is
     await second.sleep_ms(2 * LOOK_MS)
@@ -74,8 +72,7 @@ async def test_a_log_that_does_not_answer_is_counted_and_no_lag_is_told(boot: Bo
 async def test_each_takeover_adds_one_to_the_epoch_and_the_metric_of_the_primary_is_one(boot: Boot) -> None:
     cluster = Cluster(boot, "ab")
     first, second = cluster.hosts.values()
-    await first.start_connected()
-    second.begin()
+    await cluster.start()
     await second.sleep_ms(LOOK_MS)
     await first.kill()
     await second.wait_up()

@@ -25,8 +25,7 @@ def renewed(settings: Settings) -> Settings:
 async def test_a_standby_takes_over_what_it_has_read_again_when_it_leads(boot: Boot) -> None:
     cluster = Cluster(boot, "ab", faked_settings())
     first, second = cluster.hosts.values()
-    client = await first.start_connected()
-    second.begin()
+    client = await cluster.start()
     await first.sleep_ms(500)
     second.settings = renewed(second.settings)
     second.brokers["fakeNew:1"] = FakeBroker(second.clock, "fakeNew:1")

@@ -29,8 +29,7 @@ async def test_what_the_primary_retires_goes_on_all_members(boot: Boot, ahead_ms
     cluster = Cluster(boot, "ab", kept_for_minutes())
     first, second = cluster.hosts["a"], cluster.hosts["b"]
     second.clock.step(ahead_ms)
-    client = await first.start_connected()
-    second.begin()
+    client = await cluster.start()
     due_ms = first.now_ms + 500
     receipt = (await client.put("one", due_ms, message_id="id"))["receipt"]
     (cancelled,) = await client.cancel((await client.put("two", due_ms + 1))["receipt"])
@@ -54,8 +53,7 @@ async def test_a_standby_whose_clock_is_ahead_retires_nothing(boot: Boot) -> Non
     cluster = Cluster(boot, "ab", kept_for_minutes(retention_ms=HOUR_MS))
     first, second = cluster.hosts["a"], cluster.hosts["b"]
     second.clock.step(-20 * HOUR_MS)  # then the day is a coarse one, and over when its turn comes
-    client = await first.start_connected()
-    second.begin()
+    client = await cluster.start()
     due_ms = first.now_ms + 500
     await client.put("one", due_ms, message_id="id")
     await first.sleep_ms(1_000)
@@ -73,8 +71,7 @@ async def test_a_member_that_dies_while_windows_go_has_the_same_counts(boot: Boo
     cluster = Cluster(boot, "ab", kept_for_minutes())
     first, second = cluster.hosts["a"], cluster.hosts["b"]
     second.clock.step(-5 * HOUR_MS)
-    client = await first.start_connected()
-    second.begin()
+    client = await cluster.start()
     for number in range(6):
         await client.put(f"{number}", first.now_ms + 500, subject=f"s{number % 2}")
         await first.sleep_ms(MINUTE_MS + 777)

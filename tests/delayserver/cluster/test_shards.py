@@ -34,9 +34,7 @@ def text_of(shard: int, subject: str = "s") -> str:
 
 async def started(boot: Boot) -> tuple[Cluster, Client]:
     cluster = Cluster(boot, "ab", Settings())
-    first, second = cluster.hosts.values()
-    client = await first.start_connected()
-    second.begin()
+    client = await cluster.start()
     cluster.maps["a"].take(two_shards())
     return cluster, client
 

@@ -48,8 +48,7 @@ def hang_replay(host: Host) -> trio.Event:
 async def test_a_change_is_in_force_on_all_members(boot: Boot) -> None:
     cluster = Cluster(boot, "ab")
     first, second = cluster.hosts["a"], cluster.hosts["b"]
-    client = await first.start_connected()
-    second.begin()
+    client = await cluster.start()
     await client.request("policy", POLICY | {"set": {"attempts": 3}})
     await client.request("policy", POLICY | {"set": {"attempts": 4}})
     assert attempts_of(first) == [4], "the answer comes when it is in force"
@@ -82,8 +81,7 @@ async def test_a_standby_changes_no_table(boot: Boot) -> None:
 async def test_a_change_that_did_not_come_back_is_in_doubt_and_nowhere_in_force(boot: Boot) -> None:
     cluster = Cluster(boot, "ab")
     first, second = cluster.hosts["a"], cluster.hosts["b"]
-    client = await first.start_connected()
-    second.begin()
+    client = await cluster.start()
     await client.request("policy", POLICY | {"set": {"attempts": 3}})
     cluster.engine.logs[0].connect(False)
     asked = await client.ask("policy", POLICY | {"set": {"attempts": 4}})
@@ -152,8 +150,7 @@ async def test_a_server_ends_while_a_change_waits_for_its_replay(boot: Boot) -> 
 async def test_a_member_that_was_down_reads_the_tables_in_the_log(boot: Boot) -> None:
     cluster = Cluster(boot, "ab")
     first, second = cluster.hosts["a"], cluster.hosts["b"]
-    client = await first.start_connected()
-    second.begin()
+    client = await cluster.start()
     await client.request("policy", POLICY | {"set": {"attempts": 3}})
     await first.sleep_ms(500)
     await second.lose_power(1)

@@ -16,8 +16,7 @@ from tests.fakes.host import Boot
 async def test_a_standby_serves_what_the_dead_primary_accepted(boot: Boot) -> None:
     cluster = Cluster(boot, "ab")
     first, second = cluster.hosts["a"], cluster.hosts["b"]
-    client = await first.start_connected()
-    second.begin()
+    client = await cluster.start()
     await client.put("early", first.now_ms + 500)
     receipt = (await client.put("late", first.now_ms + 60_000))["receipt"]
     (cancelled,) = await client.cancel((await client.put("never", first.now_ms + 60_000))["receipt"])
@@ -38,8 +37,7 @@ async def test_a_standby_serves_what_the_dead_primary_accepted(boot: Boot) -> No
 async def test_a_primary_that_was_superseded_ends_and_follows_in_its_next_life(boot: Boot) -> None:
     cluster = Cluster(boot, "ab")
     first, second = cluster.hosts["a"], cluster.hosts["b"]
-    client = await first.start_connected()
-    second.begin()
+    client = await cluster.start()
     await client.put("one", first.now_ms + 60_000)
     cluster.engine.logs[0].connect(False)
     asked = await client.ask("send", {"messages": [{"subject": "s", "body": "lost", "due_ms": first.now_ms + 60_000}]})
@@ -65,8 +63,7 @@ async def test_a_primary_that_was_superseded_ends_and_follows_in_its_next_life(b
 async def test_a_name_that_only_a_superseded_primary_knew_may_be_another_one_for_its_successor(boot: Boot) -> None:
     cluster = Cluster(boot, "ab")
     first, second = cluster.hosts["a"], cluster.hosts["b"]
-    client = await first.start_connected()
-    second.begin()
+    client = await cluster.start()
     await client.put("one", first.now_ms + 60_000)
     cluster.engine.logs[0].connect(False)
     message = {"subject": "its own", "body": "lost", "due_ms": first.now_ms + 60_000}
@@ -106,8 +103,7 @@ async def test_copies_that_a_killed_member_had_placed_count_as_such_in_its_next_
 async def test_what_a_dead_primary_may_have_handed_over_is_asked_for(boot: Boot) -> None:
     cluster = Cluster(boot, "ab")
     first, second = cluster.hosts["a"], cluster.hosts["b"]
-    client = await first.start_connected()
-    second.begin()
+    client = await cluster.start()
     known = await client.put("known", first.now_ms + 1_000)
     unknown = await client.put("unknown", first.now_ms + 2_500)
     await first.sleep_ms(2_000)
@@ -129,8 +125,7 @@ async def test_what_a_dead_primary_may_have_handed_over_is_asked_for(boot: Boot)
 async def test_a_member_replays_its_own_log_and_goes_on_from_there(boot: Boot) -> None:
     cluster = Cluster(boot, "ab")
     first, second = cluster.hosts["a"], cluster.hosts["b"]
-    client = await first.start_connected()
-    second.begin()
+    client = await cluster.start()
     for number in range(5):
         await client.put(f"{number}", first.now_ms + 500 + number, subject=f"s{number}")
         await first.sleep_ms(500)
@@ -181,8 +176,7 @@ async def test_nothing_is_attempted_before_a_beat_that_allows_it(boot: Boot) -> 
 async def test_sequences_go_on_where_the_log_ends_whatever_a_member_had_before(boot: Boot) -> None:
     cluster = Cluster(boot, "ab")
     first, second = cluster.hosts["a"], cluster.hosts["b"]
-    client = await first.start_connected()
-    second.begin()
+    client = await cluster.start()
     for number in range(3):
         sent = await client.put(f"{number}", first.now_ms + 60_000)
         assert sent["sequence"] == 1 + number

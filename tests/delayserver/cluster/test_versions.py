@@ -58,8 +58,7 @@ async def test_a_standby_stops_where_only_a_newer_program_can_go_on(
 ) -> None:
     cluster = Cluster(boot, "ab")
     first, second = cluster.hosts["a"], cluster.hosts["b"]
-    client = await first.start_connected()
-    second.begin()
+    client = await cluster.start()
     await client.put("known", first.now_ms + 60_000)
     await first.sleep_ms(500)
     append(first, record)
@@ -78,8 +77,7 @@ async def test_a_standby_stops_where_only_a_newer_program_can_go_on(
 async def test_a_barrier_lets_the_programs_go_on_that_it_names(boot: Boot) -> None:
     cluster = Cluster(boot, "ab")
     first, second = cluster.hosts["a"], cluster.hosts["b"]
-    client = await first.start_connected()
-    second.begin()
+    client = await cluster.start()
     append(first, BarrierNote(__version__))
     await client.put("one", first.now_ms + 60_000)
     await first.sleep_ms(500)
