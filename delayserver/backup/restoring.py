@@ -96,15 +96,16 @@ def restore(repository: Repository, plan: RestorePlan, fs: FileSystem, root: str
             following = pass_over(fs, root, base.server_id, elapsed_s)
             begin_epoch(fs, root, base.server_id, now_us)
         owner = read_owner(fs, root)
-        if owner is not None and not owner.left:
+        of_member = owner is not None and not owner.left
+        if owner is not None and of_member:
             write_owner(fs, root, base.server_id, replace(owner, member=""))
         writing.files([identity])
     finally:
         lock.close()
-    size_bytes = writing.size_bytes
-    of_member = owner is not None and not owner.left
-    counts = following, len(plan.files), size_bytes
-    return Restored(plan.name, base.server_id, base.taken_us, last_us, followed, *counts, of_member)
+    return Restored(
+        plan.name, base.server_id, base.taken_us, last_us, followed, following, len(plan.files), writing.size_bytes,
+        of_member,
+    )  # fmt: skip
 
 
 def pass_over(fs: FileSystem, root: str, server_id: int, elapsed_s: int) -> int:

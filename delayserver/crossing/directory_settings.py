@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from delayserver.config.settings import Settings, StorageSettings
 from store.disk.filesystem import FileSystem
 from store.errors import CorruptionError
@@ -19,6 +21,4 @@ def settings_of(fs: FileSystem, root: str) -> Settings:
             found = None
         span_ms = 0 if found is None else found.window_ms
     storage = StorageSettings(data_dir=root, dispatch_reserve_bytes=0, free_bytes_min=0)
-    if span_ms:
-        storage = StorageSettings(data_dir=root, dispatch_reserve_bytes=0, free_bytes_min=0, window_ms=span_ms)
-    return Settings(storage=storage)
+    return Settings(storage=replace(storage, window_ms=span_ms) if span_ms else storage)

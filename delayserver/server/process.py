@@ -183,14 +183,21 @@ def _dialled(host: str, port: int) -> str:
 
 def _is_alone(settings: Settings) -> bool:
     """Whether only this machine reaches the server, or whoever reaches it may do everything."""
-    hosts = {*settings.listen.all_hosts, *settings.http.all_hosts}
-    return settings.listen.insecure or hosts <= {"127.0.0.1", "::1", "localhost"}
+    hosts = (*settings.listen.all_hosts, *settings.http.all_hosts)
+    return settings.listen.insecure or all(map(_is_loopback, hosts))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def require_authentication(key: str, host: str, settings: Settings, *, member: bool, guarded: bool) -> None:
     """Raises ConfigError for an address beyond loopback if there are no tokens, unless `listen.insecure`. `key`: the setting
     with the address. `member`: of a cluster, whose tokens are common. `guarded`: there are tokens."""
-    if settings.listen.insecure or ipaddress.ip_address(host.partition("%")[0]).is_loopback:
+    if settings.listen.insecure or _is_loopback(host):
         return
     if not guarded:
         # What made a token in the directory of a new member would make a directory of no shard.

@@ -75,10 +75,15 @@ def _named(table: tuple[Name, ...]) -> Names:
     return Names.listed(table)
 
 
-def topic_parts(found: Survey, log: str) -> list[TopicPart]:
-    """The pieces of a shard's log, for the rows of a log of a server. Raises ValueError for one that it does not have."""
+def require_log(log: str) -> None:
+    """Raises ValueError for a log that the topic of a cluster does not have."""
     if log not in KINDS:
         raise ValueError(f"the topic of a cluster has no {log}: it has {', '.join(KINDS)}")
+
+
+def topic_parts(found: Survey, log: str) -> list[TopicPart]:
+    """The pieces of a shard's log, for the rows of a log of a server. Raises ValueError for one that it does not have."""
+    require_log(log)
     shard, parts = found.shard, []
     for (place, after), size in zip(pairwise(found.places), found.sizes, strict=True):
         parts.append(

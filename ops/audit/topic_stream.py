@@ -17,7 +17,7 @@ from ops.audit.capture import PART_BYTES
 from ops.audit.fields import Field
 from ops.audit.log_rows import LogPartition, read_rows
 from ops.audit.selection import Selection
-from ops.audit.topic_reader import KINDS, topic_parts
+from ops.audit.topic_reader import require_log, topic_parts
 from ops.audit.topic_survey import Name, begin, take_survey
 from ops.audit.topics import TopicShard, find_shards
 from store.shared.envelope import LogWriter
@@ -28,8 +28,7 @@ class TopicStreamReader(DataSourceStreamReader):  # type: ignore[misc,unused-ign
     """Micro-batches of what the logs of all shards got since."""
 
     def __init__(self, log: str, fields: Sequence[Field], options: Mapping[str, str]) -> None:
-        if log not in KINDS:
-            raise ValueError(f"the topic of a cluster has no {log}: it has {', '.join(KINDS)}")
+        require_log(log)
         self._log = log
         self._fields = tuple(fields)
         self._selection = Selection.from_options(options)

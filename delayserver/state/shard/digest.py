@@ -92,7 +92,6 @@ class Digest:
     def _look(self, position: int) -> None:
         if self.since is None:
             self.since, self._sum = position, 0
-            self._known.clear()
         self._known[position] = self._sum
         if len(self._known) > PLACES_MAX:
             del self._known[next(iter(self._known))]
