@@ -113,7 +113,10 @@ class Shards(Generic[C]):
         self._doubted_s: dict[int, float] = {}
         # Shards that did not answer a look, and have a ping on its way.
         self._pinged: set[int] = set()
-        self._turn = itertools.count()
+        # Of messages that any shard may take, and of looks at all shards. A common one, or one that is raised twice for a
+        # message, would give a caller that takes turns at two shards the same one each time.
+        self._placed = itertools.count()
+        self._looked = itertools.count()
         self._posted: set[int] = set()
 
     @property
@@ -164,7 +167,7 @@ class Shards(Generic[C]):
     def _best(self, shards: list[int]) -> int:
         if not shards:
             raise NotPrimary("no shard of the cluster takes new messages", retry_after_ms=1_000)
-        now_s, turn = time.monotonic(), next(self._turn)  # a blocking client calls it where no event loop runs
+        now_s, turn = time.monotonic(), next(self._placed)  # a blocking client calls it where no event loop runs
         rank = {shard: (turn + place) % len(shards) for place, shard in enumerate(shards)}
         return min(shards, key=lambda each: (self._doubted(each, now_s), self._busy.get(each, 0), rank[each]))
 
@@ -174,7 +177,7 @@ class Shards(Generic[C]):
     def _in_turn(self) -> list[int]:
         """All shards, another one first each time. Those that failed come last."""
         shards, now_s = self.map.all, time.monotonic()
-        begin = next(self._turn) % max(1, len(shards))
+        begin = next(self._looked) % max(1, len(shards))
         return sorted(shards[begin:] + shards[:begin], key=lambda each: self._doubted(each, now_s))
 
     async def _at(self, shard: int, call: Call[T]) -> T:
@@ -269,8 +272,9 @@ class Shards(Generic[C]):
         parts = parts_of(call.arguments)
         todo: Rows = list(range(len(parts.owners(self.map))))
         for _ in range(AGAIN_MAX):
-            free = self.free() if call.operation in PLACED else self.map.all[0]
-            await self._send_parts(call, parts, by_shard(parts.owners(self.map), todo, free))
+            owners = parts.owners(self.map)
+            free = call.operation in PLACED and any(owners[row] is None for row in todo)
+            await self._send_parts(call, parts, by_shard(owners, todo, self.free() if free else self.map.all[0]))
             refused = parts.wrong_rows()
             if not refused:
                 break

@@ -69,6 +69,18 @@ def test_ids_that_the_client_makes_name_their_shard_and_take_turns(cluster: Fake
     assert [len(bodies) - n for bodies, n in zip(cluster.bodies(), before, strict=True)] == [3, 3, 3]
 
 
+@pytest.mark.parametrize("pulls", [0, 1])
+def test_messages_of_any_shard_are_spread_whatever_is_called_between(pulls: int, connect: Connect) -> None:
+    with fake_cluster(2) as cluster, connect(cluster.members[0].address) as client:
+        client.send("orders", b"", due_ms=1)  # it has read the map by now
+        before = [len(bodies) for bodies in cluster.bodies()]
+        for _ in range(8):
+            client.send("orders", b"", due_ms=1)
+            for _ in range(pulls):
+                client.pull("orders", "g")
+        assert [len(bodies) - n for bodies, n in zip(cluster.bodies(), before, strict=True)] == [4, 4]
+
+
 @pytest.mark.parametrize("count", [12, 60])
 def test_results_of_many_come_in_the_order_of_the_call(cluster: FakeCluster, client: Client, count: int) -> None:
     messages = [Message("orders", f"{n}", due_ms=n, message_id=f"o-{n}") for n in range(count)]
