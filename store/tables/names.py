@@ -204,6 +204,13 @@ class Names:
         self._segment.append_all([batch])
         self._kept += len(batch)
 
+    def add_logged(self, batch: NameBatch) -> None:
+        """Know these names too, of a record that `keep` has not got yet. What is known already is passed over. For a table
+        opened for reading. Raises CorruptionError where a code is left out."""
+        known = max(len(self) - int(batch.code[0]) + 1, 0)
+        if known < len(batch):
+            self._load(FILE_NAME, 0, batch.slice(known, len(batch)))
+
     def sync(self) -> None:
         """Make durable what `keep` has written. May run in a thread beside it. Raises SyncFailedError."""
         if self._shared and self._segment is not None and self._segment.synced < self._segment.end:

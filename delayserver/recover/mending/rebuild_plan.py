@@ -38,8 +38,9 @@ def plan_rebuild(taken: Capture, found: Findings) -> Plan:
     logs, findings = _Logs(taken), Findings()
     units, log = logs.look(findings)
     lost, retired = lost_messages(taken, units), perhaps_retired(taken, log)
-    names = len(taken.tables.names) if taken.tables.names is not None else 0
     code_max = highest_code(taken)
+    taken.tables.read_names_to(code_max)
+    names = len(taken.tables.names) if taken.tables.names is not None else 0
     steps = [
         *_tables(taken, found, logs.highest_sequence),
         *_lost_names(taken, found, code_max - names),

@@ -9,12 +9,13 @@ Later writes of the server lie behind these ends and are not read.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from delayserver.recover.reading.findings import CORRUPT, MISSING, UNREADABLE, Findings
+from delayserver.recover.reading.logged_names import logged_names
 from store.disk.filesystem import File, FileSystem
 from store.errors import CorruptionError, FormatError, StoreError
 from store.logs.dispatch_log import RESERVE_FILE, DispatchKey, DispatchLayout, DispatchMark
@@ -79,11 +80,15 @@ class CapturedFiles:
 class CapturedTables:
     """The tables; None for one that is missing or cannot be read."""
 
-    def __init__(self, fs: FileSystem, path: str, server_id: int, findings: Findings) -> None:
-        """Tables that cannot be read go to `findings`."""
+    def __init__(
+        self, fs: FileSystem, path: str, server_id: int, findings: Findings, unreplayed: Sequence[tuple[str, int]]
+    ) -> None:
+        """Tables that cannot be read go to `findings`. `unreplayed`: path of each segment of message_log that replay has to
+        read yet, and where it goes on in it."""
         self._fs = fs
         self._path = path
         self._server_id = server_id
+        self._unreplayed = unreplayed
         self._names_bytes = -1
         ledger, days, names = f"{path}/ledger.log", f"{path}/days", f"{path}/names.log"
         self.ledger = _read_table(findings, ledger, True, lambda: Ledger.open(fs, path, server_id, write=False))
@@ -101,7 +106,8 @@ class CapturedTables:
             return f"#{code}"
 
     def read_names_to(self, code: int) -> None:
-        """A running server has given more names by now, and its preallocated message_log is read beyond the capture."""
+        """A running server has given more names by now, and its preallocated message_log is read beyond the capture. A
+        member's message_log may have names that its names.log has not."""
         if self.names is None or code <= len(self.names):
             return
         with suppress(StoreError, FileNotFoundError):
@@ -111,6 +117,9 @@ class CapturedTables:
             names = Names.open(self._fs, self._path, self._server_id, write=False)
             self.names.close()
             self.names, self._names_bytes = names, size
+            for path, start in self._unreplayed:
+                for batch in logged_names(self._fs, path, self._server_id, start):
+                    names.add_logged(batch)
 
     def read_ledger_again(self) -> None:
         """A running server may have retired windows since the capture."""
@@ -205,6 +214,8 @@ def capture(fs: FileSystem, path: str, findings: Findings, window_ms: int = 0) -
             "schedule_log", ScheduleLayout(window_ms).parse, lambda key: key.source == ScheduleSource.DAY
         )
         message_log = ends.of_message_log()
+        replayed = checkpoint.replay_offset
+        unreplayed = [(each.path, replayed - each.base) for each in message_log if each.base + each.size > replayed]
         return Capture(
             fs,
             path,
@@ -218,7 +229,7 @@ def capture(fs: FileSystem, path: str, findings: Findings, window_ms: int = 0) -
                 dispatch_losses(checkpoint.lost),
             ),
             CapturedFiles(window_ms, schedule, dispatch, message_log, ends.strangers, ends.held),
-            CapturedTables(fs, path, server_id, findings),
+            CapturedTables(fs, path, server_id, findings, unreplayed),
         )
     except BaseException:
         ends.close()
