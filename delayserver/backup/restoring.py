@@ -26,6 +26,7 @@ from store.errors import CorruptionError
 from store.records.batches import CancelBatch, MessageBatch
 from store.records.segment import FILE_HEADER_BYTES, FILE_MESSAGE_LOG, Segment
 from store.shared.followed import FollowedTo, followed_in
+from store.shared.payload import LOG_VERSION, require_readable
 from store.snapshots.manifest import StoredFile
 from store.snapshots.snapshot_listing import MESSAGE_LOG, base_of
 from store.tables import checkpoint
@@ -71,7 +72,8 @@ def restore(repository: Repository, plan: RestorePlan, fs: FileSystem, root: str
     interrupted restore leaves one that no server opens.
 
     `now_us` is the wall clock. `tell` gets the bytes done and all bytes. Raises BackupError (not empty, a clock before the
-    backup), CorruptionError (damage of the backup, by its file and offset), DiskFullError, StoreError.
+    backup), CorruptionError (damage of the backup, by its file and offset), UpgradeNeededError (of a member whose log has a
+    version that this program does not read), DiskFullError, StoreError.
     """
     base = plan.base
     if now_us < base.taken_us - CLOCK_BEHIND_US:
@@ -91,7 +93,9 @@ def restore(repository: Repository, plan: RestorePlan, fs: FileSystem, root: str
         last_us = _cut_log(fs, root, plan) if plan.until_us is not None else 0
         followed = None if plan.alone else followed_in(fs, plan.log_paths(root), base.server_id)
         following = 0
-        if followed is None:
+        if followed is not None:
+            require_readable(followed.barrier, LOG_VERSION, followed.position)
+        else:
             elapsed_s = max(now_us - base.taken_us, 0) // 1_000_000 + 1
             following = pass_over(fs, root, base.server_id, elapsed_s)
             begin_epoch(fs, root, base.server_id, now_us)

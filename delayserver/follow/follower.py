@@ -18,14 +18,14 @@ from delayserver.state.positions.accepted_log import AcceptedLog
 from delayserver.state.shard.digest import Digest
 from delayserver.state.shard.proposals import Accepted, Proposals
 from delayserver.state.shard.standing import Standing
-from store.errors import CorruptionError, UpgradeNeededError
+from store.errors import CorruptionError
 from store.logs.message_log import LogEntry
 from store.records.record_image import RecordImage
 from store.records.segment import Appendable
 from store.shared.envelope import Envelope, EnvelopeKind, ForeignRecordError, Unwrapped, unwrap
 from store.shared.followed import FollowedTo, marker
 from store.shared.log_order import LogOrder, Validity
-from store.shared.payload import BarrierNote, BeatNote, ClaimNote, Note, decode_note, decode_records
+from store.shared.payload import BarrierNote, BeatNote, ClaimNote, Note, decode_note, decode_records, require_readable
 
 # Records that were read and wait for the disk. Past the first bound reading stops, below the second it goes on.
 WAITING_BYTES_MAX = 32 << 20
@@ -93,8 +93,8 @@ class Follower:
         # The place behind each record of the log that waits, and how many records it brought. Also those which
         # message_log has already, and the places around claims.
         self._came: list[tuple[FollowedTo, int]] = []
-        # The epoch of the last place in message_log.
-        self._marked_epoch = start.epoch
+        # The epoch and the version of the log at the last place in message_log.
+        self._marked = start.epoch, start.barrier
         self._waiting_bytes = 0
         self._appending = False
         self._paused = False
@@ -147,7 +147,7 @@ class Follower:
             return
         self._waiting.extend(taken.valid)
         self._waiting_bytes, self._came = taken.size_bytes, taken.came
-        self._marked_epoch = -1  # a place alone waits too
+        self._marked = -1, 0  # a place alone waits too
         self._ring.ring()
         self._hurry.ring()
 
@@ -225,11 +225,13 @@ class Follower:
     def _take_note(self, envelope: Envelope, note: Note) -> None:
         standing, proposals = self._standing, self._proposals
         led = standing.leads
-        if isinstance(note, BarrierNote) and not note.admits(standing.program):
-            detail = f"only programs from {note.program} on read on, and this one is {standing.program}"
-            raise UpgradeNeededError(self._place.position - 1, detail)
+        if isinstance(note, BarrierNote):
+            require_readable(note.version, standing.reads, self._place.position - 1, note.program)
         standing.take(envelope.epoch, envelope.writer, note)
-        self._place = replace(self._place, horizon_ms=standing.horizon_ms)
+        self._place = replace(self._place, horizon_ms=standing.horizon_ms, barrier=standing.barrier.value)
+        if isinstance(note, BarrierNote):
+            # A log that is healed has a barrier in this place again.
+            self._came.append((self._place, 0))
         if isinstance(note, ClaimNote):
             doubtful = proposals.end()
             if doubtful:  # they are told behind what came back before the claim
@@ -262,11 +264,14 @@ class Follower:
 
     @property
     def _waits(self) -> bool:
-        """Whether something is to be appended. A new epoch is: from then on the log is one that goes on."""
+        """Whether something is to be appended. A new epoch is: from then on the log is one that goes on. So is a barrier."""
         place = self._place
         return bool(self._waiting) or (
             not place.ahead
-            and (place.epoch != self._marked_epoch or place.position - self._standing.kept.value >= MARKS_APART)
+            and (
+                (place.epoch, place.barrier) != self._marked
+                or place.position - self._standing.kept.value >= MARKS_APART
+            )
         )
 
     @property
@@ -306,7 +311,7 @@ class Follower:
         self._waiting.clear()
         self._waiting_bytes = 0
         came, self._came = self._came, []
-        self._marked_epoch = self._place.epoch
+        self._marked = self._place.epoch, self._place.barrier
         return _Taken(valid, came, self._place, size)
 
     def _accept(self, taken: _Taken, appended: AppendedRecords) -> None:

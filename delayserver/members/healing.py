@@ -21,7 +21,7 @@ from store.shared.copied import CopiedPiece
 from store.shared.envelope import Envelope, EnvelopeKind, ForeignRecordError, LogWriter, ShardIdentity, unwrap, wrap
 from store.shared.followed import FollowedTo
 from store.shared.log_order import LogOrder, Validity
-from store.shared.payload import BeatNote, ClaimNote, encode_note, encode_records
+from store.shared.payload import BarrierNote, BeatNote, ClaimNote, encode_note, encode_records
 
 IN_FLIGHT: Final = 32
 """Half of what a log takes at once."""
@@ -167,19 +167,25 @@ class Healing:
         self, pieces: Iterator[CopiedPiece], behind: Stranded, until: int, wall_us: int
     ) -> Iterator[tuple[Envelope, Sequence[Buffer]]]:
         epoch, index = behind.place
+        barrier = 0
 
         def envelope(kind: EnvelopeKind, epoch: int, index: int, writer: LogWriter) -> Envelope:
             return Envelope(kind, self.shard, epoch, index, writer, wall_us)
 
         def lead_to(stop: FollowedTo) -> Iterator[tuple[Envelope, Sequence[Buffer]]]:
-            """The notes up to a place."""
-            nonlocal epoch, index
+            """The notes up to a place. A barrier has a place of its own."""
+            nonlocal epoch, index, barrier
             while epoch < stop.epoch:
                 epoch, index = epoch + 1, 0
                 writer = stop.writer if epoch == stop.epoch else self.me
                 yield envelope(EnvelopeKind.CLAIM, epoch, 0, writer), [encode_note(self._claim())]
             while index < stop.index:
                 index += 1
+                if index == stop.index and stop.barrier > barrier:
+                    barrier = stop.barrier
+                    note = BarrierNote(barrier, self.healer.program)
+                    yield envelope(EnvelopeKind.BARRIER, epoch, index, stop.writer), [encode_note(note)]
+                    continue
                 beat = BeatNote(horizon_ms=stop.horizon_ms, lease_ms=0, digest=b"", position=0)
                 yield envelope(EnvelopeKind.BEAT, epoch, index, stop.writer), [encode_note(beat)]
 
@@ -190,9 +196,12 @@ class Healing:
             place = piece.place or FollowedTo(0, until + 1, 1, self.me, horizon_ms)
             until, horizon_ms = max(until, place.epoch), place.horizon_ms
             if (place.epoch, place.index) <= (epoch, index):
+                barrier = place.barrier
                 continue
             if records:
-                yield from lead_to(FollowedTo(0, place.epoch, place.index - 1, place.writer, horizon_ms))
+                yield from lead_to(
+                    FollowedTo(0, place.epoch, place.index - 1, place.writer, horizon_ms, barrier=barrier)
+                )
                 index = place.index
                 yield envelope(EnvelopeKind.RECORDS, epoch, index, place.writer), encode_records(records)
             else:

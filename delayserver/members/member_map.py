@@ -36,7 +36,8 @@ class Founded(msgspec.Struct, frozen=True, tag_field="kind", tag="cluster"):
 
 class Announced(msgspec.Struct, frozen=True, tag_field="kind", tag="member"):
     """A process of a member has started. `address` is where clients reach it, `http` the URL of its HTTP interface or empty,
-    `program` its version. By `instance`, 16 hex digits, the records of two starts differ."""
+    `program` its version. By `instance`, 16 hex digits, the records of two starts differ. `reads` is the highest version of
+    a shard's log that it reads; programs of before did not say it."""
 
     name: str
     shard: int
@@ -44,6 +45,7 @@ class Announced(msgspec.Struct, frozen=True, tag_field="kind", tag="member"):
     http: str
     program: str
     instance: str
+    reads: int = 0
 
 
 class Forgotten(msgspec.Struct, frozen=True, tag_field="kind", tag="forgotten"):
@@ -219,6 +221,10 @@ class MemberMap:
         """The members of a shard, in the order of their numbers."""
         members = [each for each in self.members.values() if each.shard == shard]
         return sorted(members, key=lambda each: self.numbers[each.name])
+
+    def reads(self, shard: int) -> int:
+        """The highest version of a shard's log that all its members read; 0 without members."""
+        return min([each.reads for each in self.of_shard(shard)], default=0)
 
     def take(self, record: LogRecord, topic: str) -> None:
         """The next record. Raises LogUnusable if it is none of a map."""

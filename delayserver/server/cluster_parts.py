@@ -12,6 +12,7 @@ from delayserver.follow.log_watch import LogWatch
 from delayserver.follow.patient_appender import PatientAppender
 from delayserver.follow.proposing import Proposing
 from delayserver.follow.shard_writer import ShardWriter
+from delayserver.lead.barrier_raising import BarrierRaising
 from delayserver.lead.beating import Beating
 from delayserver.lead.claiming import Claiming, OwnDirectory
 from delayserver.members.healing import place_after
@@ -28,6 +29,7 @@ from delayserver.state.shard.shard_sequences import ShardSequences
 from delayserver.state.shard.standing import Standing
 from store.errors import FormatError
 from store.shared.followed import FollowedTo, followed_to
+from store.shared.payload import require_readable
 from store.tables.member_file import write_owner
 
 
@@ -48,21 +50,24 @@ class ClusterParts:
     follower: Follower
     claiming: Claiming
     beating: Beating
+    barrier_raising: BarrierRaising
 
 
 def build_cluster(ground: Ground, state: StateParts, appender: LogAppender) -> ClusterParts | None:
     """None for a single server. From here on the directory is that of this member. Raises CorruptionError where damage hides
-    how far the log was followed, FormatError, LogTrimmed, DiskFullError, SyncFailedError."""
+    how far the log was followed, UpgradeNeededError where this program does not read the version of the log, FormatError,
+    LogTrimmed, DiskFullError, SyncFailedError."""
     membership = ground.outside.membership
     digest = state.digest
     if membership is None or digest is None:
         return None
     runtime, positions = ground.runtime, state.positions
     start = followed_to(ground.files.log, ground.opened.found.checkpoint.replay_offset)
+    require_readable(start.barrier, membership.reads, start.position)
     _take_directory(ground, membership.member, start)
     start = place_after(start, membership.healed)
     log = membership.engine.open(membership.seat.shard)
-    standing = Standing(membership.seat, start, __version__)
+    standing = Standing(membership.seat, start, __version__, membership.reads)
     proposals = Proposals(log, membership.seat, ground.names, runtime.clock)
     leading = Leading(standing, runtime.clock, membership.settings.lease_ms, membership.settings.log_wait_ms)
     horizon = LeaderHorizon(leading, ground.opened.attempts.horizon.earlier)
@@ -91,6 +96,7 @@ def build_cluster(ground: Ground, state: StateParts, appender: LogAppender) -> C
             log, standing, proposals, membership.map, membership.settings, OwnDirectory(runtime.damage, positions)
         ),
         beating=Beating(standing, horizon, proposals, digest, membership.settings, runtime.clock),
+        barrier_raising=BarrierRaising(standing, proposals, membership.map),
     )
 
 

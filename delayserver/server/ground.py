@@ -25,6 +25,7 @@ from delayserver.state.shard.cluster_map import ClusterMap
 from delayserver.state.shard.seat import Seat
 from delayserver.state.shard.standing import Standing
 from store.disk.filesystem import FileSystem, RealFileSystem
+from store.shared.payload import LOG_VERSION
 from store.tables.member_file import MemberOf
 from store.tables.names import Names
 
@@ -33,7 +34,8 @@ from store.tables.names import Names
 class Membership:
     """What makes a server a member of a cluster: its seat, and the engine of the shared log. `names` are those of all
     members, by their numbers. `following` is called with the name of the primary, when this member is its standby and
-    hears it. `map` has all shards, for all lives of the process. `healed`: how the log was made whole of late."""
+    hears it. `map` has all shards, for all lives of the process. `healed`: how the log was made whole of late. `reads`: the
+    highest version of the log that this program reads."""
 
     engine: LogEngine
     seat: Seat
@@ -42,6 +44,7 @@ class Membership:
     following: Callable[[str], object] = lambda _primary: None
     map: ClusterMap = field(default_factory=ClusterMap)
     healed: Healed | None = None
+    reads: int = LOG_VERSION
 
     @property
     def member(self) -> OpeningMember:

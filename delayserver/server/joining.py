@@ -21,6 +21,7 @@ from delayserver.server.ground import Membership
 from delayserver.state.shard.cluster_map import ClusterMap
 from delayserver.state.shard.seat import Seat
 from store.shared.envelope import LogWriter
+from store.shared.payload import LOG_VERSION
 
 events = EventLogger()
 
@@ -120,11 +121,12 @@ async def _join(file: ClusterFile, engines: Engines, address: str, http: str, ch
         )
     _require_whole(known, file.shard)
     require_fit([await engines.shards.open(file.shard).describe(), await engines.map.open(0).describe()])
-    own = Announced(file.member, file.shard, address, http, __version__, f"{chance.getrandbits(64):016x}")
+    instance = f"{chance.getrandbits(64):016x}"
+    own = Announced(file.member, file.shard, address, http, __version__, instance, LOG_VERSION)
     found = await engines.note(own)
     _require_whole(found, file.shard)
     shards = ClusterMap(file.shard)
-    shards.take(found.shown())
+    shards.take(found.shown(), found.reads(file.shard))
     shards.tokens.take(found.token_table(), found.version)
     return Joined(engines, file, own, found, shards)
 

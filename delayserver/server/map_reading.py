@@ -51,7 +51,7 @@ class MapReading:
             for each in records:
                 found.take(each, self._engine.topic)
             if found.version > self._shards.version.value:
-                self._shards.take(found.shown())
+                self._shards.take(found.shown(), found.reads(self._own.shard))
                 self._shards.tokens.take(found.token_table(), found.version)
 
         await log.run(0, arrived)

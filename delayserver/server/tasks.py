@@ -70,7 +70,7 @@ def tasks_by_stage(parts: Parts) -> Mapping[Stage, tuple[Task, ...]]:
             ),
             Stage.READY: (
                 *[task for task in ready if task not in following],
-                *(() if parts.cluster is None else (groups.tokens.bring,)),
+                *(() if parts.cluster is None else (groups.tokens.bring, parts.cluster.barrier_raising.run)),
             ),
         }
     )

@@ -244,15 +244,15 @@ class IndexBatch(ColumnBatch, kind=KIND_INDEX, version=1):
 
 
 @dataclass(frozen=True, slots=True)
-class FollowedBatch(ColumnBatch, kind=KIND_FOLLOWED, version=3, fields_before=(6, 7)):
+class FollowedBatch(ColumnBatch, kind=KIND_FOLLOWED, version=4, fields_before=(6, 7, 8)):
     """How far a member of a cluster has followed its shared log: in its message_log, behind the records up to there. A row
-    for each record of the shared log that brought some of them, one before and one behind each claim, and the last row for
-    the place behind all.
+    for each record of the shared log that brought some of them, one before and one behind each claim, one behind each
+    barrier, and the last row for the place behind all.
 
     `position` is the next one to read. `epoch`, `record_index`, `member` and `instance` are those of the last record before
     it that counts. Nothing that is due later than `horizon_ms` was attempted before it. `records`: so many records of
     message_log came with that record of the shared log; 0 in rows of other places. `wall_us` is when that last record was
-    written, by the clock of its writer; 0 where it is not known."""
+    written, by the clock of its writer; 0 where it is not known. `barrier` is the version of the shared log there."""
 
     position: I64
     epoch: U32
@@ -262,6 +262,7 @@ class FollowedBatch(ColumnBatch, kind=KIND_FOLLOWED, version=3, fields_before=(6
     horizon_ms: I64
     records: U32
     wall_us: I64
+    barrier: U32
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,8 @@ class FollowedTo:
 
     `position`: the next one to read. `epoch`, `index`, `writer`: of the last valid record before it. `horizon_ms`: nothing
     that is due later was attempted before it. `ahead`: so many of the records that come next are in message_log already.
-    `wall_us`: when that record was written, by the clock of its writer; 0 where it is not known."""
+    `wall_us`: when that record was written, by the clock of its writer; 0 where it is not known. `barrier`: the version of
+    the log from there on."""
 
     position: int = 0
     epoch: int = 0
@@ -32,11 +33,12 @@ class FollowedTo:
     horizon_ms: int = 0
     ahead: int = 0
     wall_us: int = 0
+    barrier: int = 0
 
 
 def marker(came: Sequence[tuple[FollowedTo, int]], place: FollowedTo) -> FollowedBatch:
     """The record of message_log that stands behind all records before a place. `came` has the place behind each record of
-    the shared log that brought some of them, and how many; and the places around claims, with 0."""
+    the shared log that brought some of them, and how many; and the places around claims and behind barriers, with 0."""
     rows = [*came, (place, 0)]
     places = [each for each, _ in rows]
     return FollowedBatch.filled(
@@ -49,16 +51,17 @@ def marker(came: Sequence[tuple[FollowedTo, int]], place: FollowedTo) -> Followe
         horizon_ms=np.array([each.horizon_ms for each in places], np.int64),
         records=np.array([count for _, count in rows], np.uint32),
         wall_us=np.array([each.wall_us for each in places], np.int64),
+        barrier=np.array([each.barrier for each in places], np.uint32),
     )
 
 
 def places_in(batch: FollowedBatch) -> list[tuple[FollowedTo, int]]:
     """The places that a record of message_log names, in order, and how many of the records in front came up to each."""
     columns = (batch.position, batch.epoch, batch.record_index, batch.member, batch.instance, batch.horizon_ms)
-    rows = zip(*[column.tolist() for column in (*columns, batch.wall_us, batch.records)], strict=True)
+    rows = zip(*[column.tolist() for column in (*columns, batch.wall_us, batch.barrier, batch.records)], strict=True)
     return [
-        (FollowedTo(position, epoch, index, LogWriter(member, instance), horizon_ms, 0, wall_us), count)
-        for position, epoch, index, member, instance, horizon_ms, wall_us, count in rows
+        (FollowedTo(position, epoch, index, LogWriter(member, instance), horizon_ms, 0, wall_us, barrier), count)
+        for position, epoch, index, member, instance, horizon_ms, wall_us, barrier, count in rows
     ]
 
 

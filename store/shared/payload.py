@@ -5,7 +5,6 @@ A new kind of data is a new kind of record, not a new kind of envelope. FORMAT.m
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any, Final, TypeAlias
 
@@ -17,6 +16,10 @@ from store.records.record import BadRecordError
 from store.records.record_image import RecordImage, record_images
 from store.records.segment import Appendable, encode_appendable
 from store.shared.envelope import EnvelopeKind
+
+LOG_VERSION: Final = 0
+"""The highest version of a shared log that this program reads. FORMAT.md says which kinds of records stand in a log of each
+version. A log begins with 0, and a barrier raises it."""
 
 
 class ClaimNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -66,14 +69,12 @@ class EndNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class BarrierNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Only programs of some version and newer ones may read on."""
+    """From here on the log may have records of a later version. A program that does not read it must not read on."""
 
+    version: int
+    """The version of the log from here on."""
     program: str
-    """The lowest version."""
-
-    def admits(self, program: str) -> bool:
-        """Whether a program of this version may read on."""
-        return _numbers(program) >= _numbers(self.program)
+    """The version of a program that reads it."""
 
 
 Note: TypeAlias = ClaimNote | BeatNote | EndNote | BarrierNote
@@ -90,10 +91,6 @@ _DECODERS: Final[dict[EnvelopeKind, Any]] = {kind: msgspec.msgpack.Decoder(note)
 _encode: Final = msgspec.msgpack.Encoder().encode
 
 
-def _numbers(version: str) -> list[int]:
-    return [int(number) for number in re.findall(r"\d+", version)[:3]]
-
-
 def kind_of(note: Note) -> EnvelopeKind:
     """The kind of the envelope around a map."""
     return _KINDS[type(note)]
@@ -107,6 +104,17 @@ def encode_note(note: Note) -> bytes:
 def encode_records(batches: Sequence[Appendable]) -> list[Buffer]:
     """The payload of records, in parts: each as it would stand at offset 0 of a file. Blobs are not copied."""
     return [part for batch in batches for part in encode_appendable(batch, 0, 0).buffers]
+
+
+def require_readable(version: int, reads: int, position: int, program: str = "") -> None:
+    """Raises UpgradeNeededError where a log has a version from `position` on and this program reads less. `program`: the
+    version of one that reads it; empty: not known."""
+    if version > reads:
+        enough = f"; delayserver {program} reads it" if program else ""
+        raise UpgradeNeededError(
+            position,
+            f"the log has version {version} from here on, and this program reads up to version {reads}{enough}",
+        )
 
 
 def decode_note(kind: EnvelopeKind, payload: Buffer, position: int) -> Note:

@@ -54,9 +54,17 @@ def status(path: str | None, servers: str | None, place: str | None, as_json: bo
         left = None if state == OPEN else _left(members_of_it)
         if as_json:
             for each in members_of_it:
-                print_json(_record(each) | _record_of_log(each, found, covered) | {"state": state, "left": left})
+                known = None if found is None else found.map.members.get(each.name)
+                reads = None if known is None else known.reads
+                print_json(
+                    _record(each)
+                    | _record_of_log(each, found, covered)
+                    | {"state": state, "left": left, "reads": reads}
+                )
         else:
             _tell(shard, members_of_it, "" if state == OPEN else _state_text(state, left))
+            if found is not None and shard is not None:
+                _tell_version(members_of_it, {each.name: each.reads for each in found.map.of_shard(shard)})
     if found is None:
         return
     if not as_json:
@@ -147,11 +155,12 @@ def _record(each: Asked) -> dict[str, object]:
     if standing is None:
         return {
             "shard": each.shard, "member": each.name or None, "role": _role(each), "epoch": None, "lag_records": None,
-            "lag_ms": None, "address": each.address, "reason": each.reason,
+            "lag_ms": None, "log_version": None, "address": each.address, "reason": each.reason,
         }  # fmt: skip
     return {
         "shard": standing.shard, "member": standing.member, "role": standing.role, "epoch": standing.epoch,
-        "lag_records": standing.lag_records, "lag_ms": standing.lag_ms, "address": each.address,
+        "lag_records": standing.lag_records, "lag_ms": standing.lag_ms, "log_version": standing.log_version,
+        "address": each.address,
     }  # fmt: skip
 
 
@@ -173,3 +182,15 @@ def _tell(shard: int | None, of_shard: list[Asked], state: str) -> None:
         if each.standing is not None:
             others = [other.name for other in of_shard if other.standing is not None and other is not each]
             click.echo(visible(f"  if {each.name} dies now: {if_it_dies(each.standing.role, others)}"))
+
+
+def _tell_version(of_shard: list[Asked], reads: dict[str, int]) -> None:
+    """The version of the log, and who keeps it from rising."""
+    version = max([each.standing.log_version for each in of_shard if each.standing is not None], default=None)
+    text = "" if version is None else f"  its log has version {version}"
+    lowest, highest = min(reads.values()), max(reads.values())
+    if lowest < highest:
+        older = [name for name, known in reads.items() if known == lowest]
+        text += f"{',' if text else '  its log:'} and {', '.join(older)} reads none above {lowest}: it does not rise"
+    if text:
+        click.echo(visible(text))

@@ -70,6 +70,7 @@ class ClusterMember:
             primary=shard.primary() if standing.epoch.value else "",
             lag_records=lag,
             lag_ms=standing.lag_ms(lag, self._clock.now_us()),
+            log_version=standing.barrier.value,
         )
 
     async def switch(self, asked: SwitchPrimary, peer: Peer) -> LeadershipEnded:

@@ -32,6 +32,10 @@ class MemberStanding(Reply, frozen=True):
     lag_ms: Annotated[
         int, says("0 where nothing is missing; else how long ago the last record that it has read was written.", 0)
     ]
+    log_version: Annotated[
+        int,
+        says("The version of the shared log where this member has read it. A program that does not read it stops.", 1),
+    ] = 0
 
 
 class LeadershipEnded(Reply, frozen=True):

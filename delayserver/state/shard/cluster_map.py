@@ -24,6 +24,8 @@ class ClusterMap:
         """`shard` is that of this process."""
         self._shard = shard
         self.shown = ShardMap(0, [], [])
+        # The highest version of the log of this shard that all its members read.
+        self.reads = 0
         # That of `shown`.
         self.version = Mark(0)
         # The last epoch in which this process leads its shard, and serves.
@@ -40,9 +42,9 @@ class ClusterMap:
         """The last epoch in which somebody served this shard, as far as the map says."""
         return next((each.epoch for each in self.shown.shards if each.shard == self._shard), 0)
 
-    def take(self, shown: ShardMap) -> None:
-        """A later map."""
-        self.shown = shown
+    def take(self, shown: ShardMap, reads: int = 0) -> None:
+        """A later map. `reads`: the highest version of the log of this shard that all its members read."""
+        self.shown, self.reads = shown, reads
         self._owners = [shard for first, last, shard in shown.slots for _ in range(first, last + 1)]
         self._named = {f"{each.server_id}.".encode(): each.shard for each in shown.shards}
         self._state = next((each.state for each in shown.shards if each.shard == self._shard), OPEN)

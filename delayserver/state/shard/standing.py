@@ -8,7 +8,7 @@ from delayserver.runtime.marks import Bell, Mark
 from delayserver.state.shard.seat import Seat
 from store.shared.envelope import LogWriter
 from store.shared.followed import FollowedTo
-from store.shared.payload import BeatNote, ClaimNote, EndNote, Note
+from store.shared.payload import LOG_VERSION, BarrierNote, BeatNote, ClaimNote, EndNote, Note
 
 
 class Standing:
@@ -19,6 +19,7 @@ class Standing:
     __slots__ = (
         "acts",
         "applied",
+        "barrier",
         "claim",
         "epoch",
         "heard",
@@ -32,15 +33,20 @@ class Standing:
         "lease",
         "program",
         "read",
+        "reads",
         "seat",
         "took_over",
         "written_us",
     )
 
-    def __init__(self, seat: Seat, start: FollowedTo, program: str) -> None:
-        """`start`: where the last process left the log. `program`: the version of this program."""
+    def __init__(self, seat: Seat, start: FollowedTo, program: str, reads: int = LOG_VERSION) -> None:
+        """`start`: where the last process left the log. `program`: the version of this program. `reads`: the highest version
+        of the log that it reads."""
         self.seat = seat
         self.program = program
+        self.reads = reads
+        # The version of the log where it was read up to.
+        self.barrier = Mark(start.barrier)
         self.epoch = Mark(start.epoch)
         self.leader: LogWriter = start.writer
         # What the leader said of itself; None if its claim was read by an earlier process.
@@ -108,6 +114,8 @@ class Standing:
             # 0: all that was attempted has an outcome in the log. Else a beat may have come between the making of this note
             # and its place in the log, and the writer may have attempted up to the horizon of that beat.
             self.horizon_ms = max(self.horizon_ms, note.horizon_ms) if note.horizon_ms else 0
+        elif isinstance(note, BarrierNote):
+            self.barrier.advance(note.version)
 
     def check_invariants(self) -> None:
         """Nothing is applied or kept that was not read."""

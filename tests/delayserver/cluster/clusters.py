@@ -11,11 +11,13 @@ import trio
 from delayserver.config.cluster_settings import ClusterSettings
 from delayserver.config.settings import Settings
 from delayserver.members.member_map import Announced, Healed
+from delayserver.protocol.schema.shard_map import ShardMap
 from delayserver.server.ground import Membership
 from delayserver.server.map_reading import MapReading
 from delayserver.state.shard.cluster_map import ClusterMap
 from delayserver.state.shard.seat import Seat
 from store.shared.envelope import LogWriter, ShardIdentity
+from store.shared.payload import LOG_VERSION
 from tests.delayserver.follow.members import IDENTITY, ListLog, Records
 from tests.delayserver.server.test_map_reading import MapEngine
 from tests.fakes.broker import FakeBroker
@@ -58,6 +60,8 @@ class Cluster:
         self.lives = 0
         self.maps = {name: ClusterMap(shard) for name in names}
         self.healed: Healed | None = None
+        # The highest version of the log that the program of each member reads.
+        self.reads = dict.fromkeys(names, LOG_VERSION)
         self.hosts = {
             name: boot(
                 settings or faked_settings(),
@@ -85,7 +89,13 @@ class Cluster:
         """That of the next life of a member."""
         self.lives += 1
         seat = Seat(self.shard, self.identity, LogWriter(number, self.lives), name, f"{name}:1", f"http://{name}:2")
-        return Membership(self.engine, seat, ClusterSettings(rank=number), map=self.maps[name], healed=self.healed)
+        settings, reads = ClusterSettings(rank=number), self.reads[name]
+        return Membership(self.engine, seat, settings, map=self.maps[name], healed=self.healed, reads=reads)
+
+    def announce(self, **reads: int) -> None:
+        """The map shows these members, each with the highest version of the log that it reads."""
+        for shards in self.maps.values():
+            shards.take(ShardMap(shards.version.value + 1, [], []), min(reads.values()))
 
     @asynccontextmanager
     async def reading(self, engine: MapEngine) -> AsyncIterator[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from random import Random
 
 import click
@@ -21,8 +22,9 @@ from store.records.batches import FollowedBatch
 from store.records.column_batch import ColumnBatch
 from store.records.segment import Appendable, encode_appendable
 from store.shared.copied import CopiedPiece, log_records, pieces_in
-from store.shared.envelope import LogWriter, unwrap
+from store.shared.envelope import EnvelopeKind, LogWriter, unwrap
 from store.shared.followed import FollowedTo, followed_to
+from store.shared.payload import BarrierNote, decode_note
 from tests.delayserver.cluster.clusters import Cluster
 from tests.delayserver.follow.members import IDENTITY, ListLog, Records
 from tests.fakes.host import DATA_DIR, Boot, Host
@@ -366,6 +368,30 @@ async def test_the_healed_log_is_in_order() -> None:
         ("CLAIM", 2, 0, 2), ("RECORDS", 2, 1, 2), ("BEAT", 2, 2, 2), ("BEAT", 2, 3, 2), ("BEAT", 2, 4, 2),
         ("CLAIM", 3, 0, 3), ("RECORDS", 3, 1, 3),
     ]  # fmt: skip
+
+
+async def test_a_healed_log_has_the_barriers_of_the_one_before() -> None:
+    """In the place of each, also in front of members that have not read it."""
+    records = Records()
+    before, behind = FollowedTo(9, 1, 4, ONE), FollowedTo(9, 1, 5, ONE, barrier=1)
+    later = FollowedTo(9, 2, 6, TWO, barrier=2)
+    had = [
+        CopiedPiece(before, [BATCH]), CopiedPiece(behind, []), CopiedPiece(replace(behind, index=6), [BATCH]),
+        CopiedPiece(replace(behind, index=8), []), CopiedPiece(replace(later, index=2, barrier=1), [BATCH]),
+        CopiedPiece(later, []),
+    ]  # fmt: skip
+    own = Announced("a", 0, "h:1", "", "2.0", "1")
+    healing = Healing(lambda: ListLog(records), IDENTITY, own, THREE)
+    behind_one = had[:3]
+    for other, barriers in ((had[:1], [(1, 5, 1), (2, 6, 2)]), (behind_one, [(2, 6, 2)]), (had, [])):
+        records.data.clear()
+        await healing.write(iter(had), [stranded("a", *had), stranded("b", *other)], 7)
+        found = [unwrap(data, IDENTITY, 0) for data in records.data]
+        notes = [each for each in found if each.envelope.kind is EnvelopeKind.BARRIER]
+        read = [decode_note(EnvelopeKind.BARRIER, each.payload, 0) for each in notes]
+        places = [(each.envelope.epoch, each.envelope.index) for each in notes]
+        assert read == [BarrierNote(version, "2.0") for *_, version in barriers]
+        assert places == [place[:2] for place in barriers]
 
 
 def cause(host: Host) -> BaseException | None:

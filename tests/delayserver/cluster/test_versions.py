@@ -6,12 +6,16 @@ from dataclasses import dataclass
 
 import pytest
 
-from delayserver import __version__
 from store.errors import UpgradeNeededError
 from store.records.batches import I64, OutcomeBatch
 from store.records.column_batch import ColumnBatch
-from store.shared.payload import BarrierNote
+from store.shared.envelope import EnvelopeKind, unwrap
+from store.shared.followed import followed_to
+from store.shared.payload import LOG_VERSION, BarrierNote, decode_note
+from tests.delayserver.backup.builders import repository
+from tests.delayserver.backup.test_restoring import backed_up, restored
 from tests.delayserver.cluster.clusters import Cluster
+from tests.delayserver.follow.members import IDENTITY
 from tests.fakes.host import Boot, Host
 
 
@@ -52,7 +56,7 @@ def upgrade_needed(host: Host) -> UpgradeNeededError:
     return error
 
 
-@pytest.mark.parametrize("record", [BarrierNote("99.0.0"), NewerBatch.filled(1), ChangedBatch.filled(1, value=1)])
+@pytest.mark.parametrize("record", [BarrierNote(99, "99.0.0"), NewerBatch.filled(1), ChangedBatch.filled(1, value=1)])
 async def test_a_standby_stops_where_only_a_newer_program_can_go_on(
     boot: Boot, record: BarrierNote | ColumnBatch
 ) -> None:
@@ -74,21 +78,95 @@ async def test_a_standby_stops_where_only_a_newer_program_can_go_on(
     assert not second.server.parts.cluster.standing.leads
 
 
-async def test_a_barrier_lets_the_programs_go_on_that_it_names(boot: Boot) -> None:
+def barriers(cluster: Cluster) -> list[int]:
+    """The versions to which barriers in the log raise it."""
+    found = [unwrap(data, IDENTITY, 0) for data in cluster.engine.records.data]
+    notes = [decode_note(each.envelope.kind, each.payload, 0) for each in found if each.envelope.kind in NOTES]
+    return [note.version for note in notes if isinstance(note, BarrierNote)]
+
+
+NOTES = {*EnvelopeKind} - {EnvelopeKind.RECORDS}
+
+
+def version(host: Host) -> int:
+    """That of the log, as a member has read it."""
+    assert host.server.parts.cluster is not None
+    return host.server.parts.cluster.standing.barrier.value
+
+
+async def test_the_primary_raises_the_version_that_all_members_read(boot: Boot) -> None:
     cluster = Cluster(boot, "ab")
-    first, second = cluster.hosts["a"], cluster.hosts["b"]
+    cluster.reads = {"a": 8, "b": 7}
+    first, second = cluster.hosts.values()
+    await cluster.start()
+    await first.sleep_ms(500)
+    assert barriers(cluster) == [] and version(first) == 0
+    cluster.announce(a=8, b=7, older=0)
+    await first.sleep_ms(500)
+    assert barriers(cluster) == [], "an older member keeps it from rising"
+    cluster.announce(a=8, b=7)
+    cluster.announce(a=8, b=7, c=8)
+    await first.sleep_ms(500)
+    assert barriers(cluster) == [7] and version(first) == version(second) == 7
+    cluster.announce(a=9, b=9)
+    await first.sleep_ms(500)
+    assert barriers(cluster) == [7, 8] and version(first) == 8, "no higher than its own program reads"
+    await second.wait_down()
+    assert "reads up to version 7; delayserver" in str(upgrade_needed(second))
+
+
+async def test_a_version_stays_with_the_directory(boot: Boot) -> None:
+    """Also where the log has no barrier any more, and for the next primary."""
+    cluster = Cluster(boot, "ab")
+    cluster.reads = dict.fromkeys("ab", 7)
+    first, second = cluster.hosts.values()
     client = await cluster.start()
-    append(first, BarrierNote(__version__))
+    cluster.announce(a=7, b=7)
     await client.put("one", first.now_ms + 60_000)
     await first.sleep_ms(500)
+    await second.kill()
+    await first.sleep_ms(500)
+    cluster.engine.records.first = len(cluster.engine.records.data) - 1
+    cluster.reads["b"] = 6
+    opened = len(cluster.engine.logs)
+    second.begin()
+    await second.wait_down()
+    assert "the log has version 7 from here on, and this program reads up to version 6" in str(upgrade_needed(second))
+    assert len(cluster.engine.logs) == opened, "it did not read the log"
+    second.disk.kill()
+    cluster.engine.records.first = 0
+    cluster.reads["b"] = 7
+    second.begin()
+    await first.sleep_ms(500)
+    cluster.engine.records.first = len(cluster.engine.records.data) - 1
+    assert version(second) == 7
     await first.kill()
     await second.wait_up()
+    await second.sleep_ms(500)
+    assert version(second) == 7 and barriers(cluster) == [7]
     assert (await second.balanced(pending=1))["accepted"] == 1
 
 
-@pytest.mark.parametrize(
-    ("program", "admitted"),
-    [("0.9.1", False), ("0.10.0", True), ("0.10.0.dev3", True), ("0.11", True), ("1.0.0", True)],
-)
-def test_versions_are_compared_by_their_numbers(program: str, admitted: bool) -> None:
-    assert BarrierNote("0.10.0").admits(program) is admitted
+async def test_an_idle_member_writes_a_barrier_down(boot: Boot) -> None:
+    """Its place is not older than what may stand behind it."""
+    cluster = Cluster(boot, "ab")
+    cluster.reads = dict.fromkeys("ab", 7)
+    first, second = cluster.hosts.values()
+    await cluster.start()
+    await first.sleep_ms(500)
+    cluster.announce(a=7, b=7)
+    await first.sleep_ms(1_000)
+    log = second.server.parts.files.log
+    assert followed_to(log, log.first).barrier == 7
+
+
+async def test_a_program_that_reads_less_restores_no_backup(boot: Boot) -> None:
+    cluster, place = Cluster(boot, "ab"), repository()
+    cluster.reads = dict.fromkeys("ab", LOG_VERSION + 1)
+    first, second = cluster.hosts.values()
+    await cluster.start()
+    cluster.announce(**cluster.reads)
+    await first.sleep_ms(1_000)
+    await backed_up(second, await second.client(), place)
+    with pytest.raises(UpgradeNeededError, match=f"reads up to version {LOG_VERSION};"):
+        restored(place, first.clock.now_us())

@@ -17,7 +17,7 @@ from store.logs.log_scan import LogScan
 from store.records.batches import FollowedBatch, MessageBatch
 from store.shared.envelope import unwrap
 from store.shared.followed import places_in
-from store.shared.payload import ClaimNote, EndNote
+from store.shared.payload import LOG_VERSION, BarrierNote, ClaimNote, EndNote
 from tests.delayserver.follow.members import IDENTITY, Member, Records, fresh_messages
 
 
@@ -89,6 +89,28 @@ async def test_a_standby_goes_on_where_the_log_of_a_silent_primary_ends(autojump
         assert [type(answer) for answer in told] == [InDoubt]
         assert sequences(first) == sequences(second) == [1, 2, 3, 4, 5]
         assert sum(second.follower.void.values()) >= 1, "what it sent behind the claim does not count"
+
+
+async def test_members_keep_where_the_version_of_the_log_rose(autojump_clock: trio.testing.MockClock) -> None:
+    """Also where records came in the same write: what a healed log has before it is known to be readable by all."""
+    records = Records()
+    first, second = (Member(name, number, records, disk(), number + 10) for number, name in enumerate("ab"))
+    async with AsyncExitStack() as stack:
+        for member in (first, second):
+            await stack.enter_async_context(member.following())
+        await led(first)
+        second.shared.connect(False)
+        await first.send(1)
+        first.proposals.note(BarrierNote(LOG_VERSION, "1.2.3"), lambda _: None, lambda _: None)
+        barrier = len(records.data) - 1
+        await first.send(2)
+        second.shared.connect(True)
+        await settled()
+    scan = LogScan(second.log, second.log.first, second.log.end)
+    (mark,) = [entry.batch for entry in scan if isinstance(entry.batch, FollowedBatch) and len(entry.batch) > 3]
+    assert [(place.position - barrier, place.barrier, count) for place, count in places_in(mark)][-4:-1] == [
+        (0, 0, 1), (1, LOG_VERSION, 0), (2, LOG_VERSION, 1),
+    ]  # fmt: skip
 
 
 async def test_members_keep_when_the_last_primary_ended_and_the_next_one_began(

@@ -838,7 +838,16 @@ REPLIES: dict[str, tuple[Any, ...]] = {
     "cluster reply": (
         143,
         True,
-        {"shard": 0, "member": "a", "role": "standby", "epoch": 7, "primary": "b", "lag_records": 0, "lag_ms": 0},
+        {
+            "shard": 0,
+            "member": "a",
+            "role": "standby",
+            "epoch": 7,
+            "primary": "b",
+            "lag_records": 0,
+            "lag_ms": 0,
+            "log_version": 1,
+        },
     ),
     "cluster switch reply": (144, True, {"epoch": 7}),
     "map reply": (

@@ -8,8 +8,9 @@ from typing import NoReturn
 import msgspec
 import trio
 import trio.testing
+from msgspec.structs import replace
 
-from delayserver.members.member_map import Announced, Founded, Led, Note, ShardAdded
+from delayserver.members.member_map import Announced, Forgotten, Founded, Led, Note, ShardAdded
 from delayserver.protocol.schema.shard_map import ShardMap
 from delayserver.runtime.shared_log import LogRecord, LogUnusable
 from delayserver.server.map_reading import MapReading
@@ -64,6 +65,19 @@ async def test_a_process_learns_each_change_of_the_map(autojump_clock: trio.test
         engine.add(Led("a", 1, 4))
         await shards.version.reached(3)
         assert (shards.shown.shards[1].primary, shards.shown.shards[1].epoch) == ("a:1", 4)
+        nursery.cancel_scope.cancel()
+
+
+async def test_the_version_that_all_members_of_the_shard_read(autojump_clock: trio.testing.MockClock) -> None:
+    other, older = Announced("b", 0, "b:1", "", "1", "1"), Announced("c", 1, "c:1", "", "1", "1")
+    engine, shards = MapEngine(FOUNDED, other, replace(OWN, reads=2)), ClusterMap(1)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(MapReading(engine, OWN, shards).run)
+        for note, reads in ((None, 2), (older, 0), (replace(older, reads=3), 2), (OWN, 0), (Forgotten("a", "1"), 3)):
+            if note is not None:
+                engine.add(note)
+            await trio.sleep(1)
+            assert shards.reads == reads
         nursery.cancel_scope.cancel()
 
 

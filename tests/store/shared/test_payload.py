@@ -27,7 +27,7 @@ NOTES: list[Note] = [
     ClaimNote("b", "b:7000", "1.4", 17, "silence"),
     BeatNote(12, 1200, b"digest", 5),
     EndNote("c", 9),
-    BarrierNote("1.5"),
+    BarrierNote(3, "1.5"),
 ]
 
 
