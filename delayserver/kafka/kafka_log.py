@@ -62,6 +62,9 @@ class KafkaLog:
         self._shard = shard
         self._topic = KafkaTopic(cluster)
         self._writer = PartitionWriter(cluster, shard)
+        # A member that appends waits for its records to come back. One that only reads does not.
+        self._hurry: Callable[[], None] | None = None
+        self._appends = False
         self._arrived: Callable[[Sequence[LogRecord]], None] | None = None
         self._paused = False
         self._waiting: deque[list[LogRecord]] = deque()
@@ -78,6 +81,9 @@ class KafkaLog:
         self._arrived = arrived
         try:
             reader = PartitionReader(self._cluster, self._topic, await self._identity(), self._shard, position)
+            self._hurry = reader.hurry
+            if self._appends:
+                reader.hurry()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._beside, partial(reader.read, self._give, self._end))
                 nursery.start_soon(self._beside, partial(self._writer.report, self._ready, self._end))
@@ -95,6 +101,10 @@ class KafkaLog:
     def append(self, record: bytes) -> None:
         """Hand over one record. Raises ValueError if it is empty or too long."""
         self._writer.append(record)
+        if not self._appends:
+            self._appends = True
+            if self._hurry is not None:
+                self._hurry()
 
     async def ask(self) -> int:
         """The end of the log, asked for now."""

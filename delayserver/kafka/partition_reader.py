@@ -18,6 +18,8 @@ from delayserver.runtime.shared_log import LogLost, LogRecord, LogTrimmed, LogUn
 _LOG: Final = EventLogger()
 LOOK_S: Final = 0.2
 """How often the thread looks whether it shall end."""
+HURRY_LOOK_S: Final = 0.05
+"""How often a patient reader looks whether it shall hurry."""
 BATCH_RECORDS_MAX: Final = 256
 """Records of one batch. In bytes the library's own queue bounds it."""
 MISSING_S: Final = 5.0
@@ -32,7 +34,7 @@ DAMAGED: Final = {KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION, KafkaError.I
 
 
 class PartitionReader:
-    """Reads a partition from a position on, and gives the records in batches."""
+    """Reads a partition from a position on, and gives the records in batches. It is patient until `hurry`."""
 
     def __init__(self, cluster: KafkaCluster, topic: KafkaTopic, identity: str, shard: int, position: int) -> None:
         """`identity` is that of the topic to which the position belongs."""
@@ -41,20 +43,29 @@ class PartitionReader:
         self._identity = identity
         self._shard = shard
         self._next = position
+        self._hurries = threading.Event()
         self._missing_since: float | None = None
         self._asked: Future[Any] | None = None
         self._asked_at = time.monotonic()
         self._in_trouble = False
         self._error: SharedLogError | None = None
 
+    def hurry(self) -> None:
+        """Give each record as soon as Kafka has it, from now on. From any thread."""
+        self._hurries.set()
+
     def read(self, give: Callable[[list[LogRecord]], None], end: threading.Event) -> None:
         """Read until `end` is set. `give` gets each batch in this thread, and may wait. Raises LogLost, LogUnusable."""
-        consumer = Consumer({**reader_options(self._cluster), "error_cb": self._told})
+        patient = not self._hurries.is_set()
+        consumer = self._consumer(patient)
         try:
-            consumer.assign([TopicPartition(self._cluster.topic, self._shard, self._next)])
             while not end.is_set():
+                if patient and self._hurries.is_set():
+                    # The library cannot change these options of a consumer. The new one connects while the old one ends.
+                    patient, before, consumer = False, consumer, self._consumer(patient=False)
+                    before.close()
                 # `consume` would wait until it has all the records that it is asked for.
-                first = consumer.poll(LOOK_S)
+                first = consumer.poll(HURRY_LOOK_S if patient else LOOK_S)
                 if self._error is not None:
                     raise self._error
                 if first is not None:
@@ -62,6 +73,12 @@ class PartitionReader:
                 self._look_for_topic()
         finally:
             consumer.close()
+
+    def _consumer(self, patient: bool) -> Consumer:
+        """One that reads what comes next."""
+        consumer = Consumer({**reader_options(self._cluster, patient=patient), "error_cb": self._told})
+        consumer.assign([TopicPartition(self._cluster.topic, self._shard, self._next)])
+        return consumer
 
     def _take(self, messages: list[Message], give: Callable[[list[LogRecord]], None], consumer: Consumer) -> None:
         errors = [each.error() for each in messages]

@@ -43,7 +43,7 @@ class TopicShard:
         """The first position that can be read, and the one behind the last record, now. Raises LogUnavailable."""
         from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-        consumer = Consumer(reader_options(self.cluster))
+        consumer = Consumer(reader_options(self.cluster, patient=False))
         try:
             # None after the time limit, whatever the library's types say.
             found: Any = consumer.get_watermark_offsets(TopicPartition(self.cluster.topic, self.number), ANSWER_S)
@@ -66,7 +66,7 @@ class TopicShard:
         from delayserver.kafka.partition_reader import DAMAGED, LOST
         from delayserver.kafka.topic import REFUSED
 
-        consumer = Consumer({**reader_options(self.cluster), "enable.partition.eof": True})
+        consumer = Consumer({**reader_options(self.cluster, patient=False), "enable.partition.eof": True})
         try:
             consumer.assign([TopicPartition(self.cluster.topic, self.number, start)])
             position = start

@@ -82,6 +82,43 @@ async def test_a_log_starts_without_a_broker_and_goes_on_when_it_is_there(kafka:
         await member.reached(1)
 
 
+async def test_a_member_that_only_reads_lets_kafka_gather_until_it_appends(
+    kafka: KafkaNodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from delayserver.kafka import client_options
+
+    # Longer than the test needs, and within the library's bound.
+    monkeypatch.setattr(client_options, "GATHER_MS", 50_000)
+    engine = await new_engine(kafka)
+    primary, standby = engine.open(0), engine.open(0)
+    async with following(primary) as leading, following(standby) as reading:
+        for count in range(1, 20):
+            primary.append(b"a record")
+            await leading.reached(count)
+        assert not reading.records
+        with trio.fail_after(30):
+            standby.append(b"a claim")
+            await reading.reached(20)
+            primary.append(b"a beat")
+            await reading.reached(21)
+        await leading.reached(21)
+        assert reading.records == leading.records
+
+
+async def test_a_patient_member_gets_much_at_once(kafka: KafkaNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    from delayserver.kafka import client_options
+
+    monkeypatch.setattr(client_options, "GATHER_MS", 50_000)
+    engine = await new_engine(kafka)
+    primary, standby = engine.open(0), engine.open(0)
+    async with following(primary) as leading, following(standby) as reading:
+        with trio.fail_after(30):
+            for _ in range(2):
+                primary.append(bytes(client_options.PATIENT_BYTES))
+            await leading.reached(2)
+            await reading.reached(2)
+
+
 def delete(kafka: KafkaNodes, topic: str) -> None:
     from confluent_kafka.admin import AdminClient
 
