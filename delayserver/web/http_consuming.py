@@ -30,6 +30,7 @@ from delayserver.web.bodies import (
 )
 from delayserver.web.clients import Clients, TokenClient
 from delayserver.web.cloud_events import to_structured
+from delayserver.web.cursor_text import cursor_text, read_cursor
 from delayserver.web.idempotency import idempotency_key, message_id_of, refuse_key
 from delayserver.web.origins import require_deliberate
 from delayserver.web.problems import Problem, invalid, problem_of
@@ -225,9 +226,8 @@ class HttpConsuming:
         client = await self._clients.of_request(request.scope)
         if query.max is None and query.after is None:
             return json_answer(Groups(await client.calls.groups(query.subject)))
-        after = None if query.after is None else [int(number) for number in query.after.split(".")]
-        page = await client.calls.groups_page(query.subject, after, query.max)
-        return json_answer(Groups(page.groups, None if page.next is None else ".".join(map(str, page.next))))
+        page = await client.calls.groups_page(query.subject, read_cursor(query.after), query.max)
+        return json_answer(Groups(page.groups, cursor_text(page.next)))
 
     async def groups_of_subject(self, request: Request, names: Mapping[str, str]) -> Response:
         """The consumer groups of a subject and their lag."""

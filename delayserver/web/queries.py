@@ -9,6 +9,7 @@ from msgspec import Meta, Struct
 
 from delayserver.protocol.schema.groups import GROUPS_AT_ONCE_MAX
 from delayserver.web.bodies import BodyForm
+from delayserver.web.cursor_text import CURSOR
 from delayserver.web.schemas import I64, Due, Milliseconds
 
 
@@ -95,4 +96,4 @@ class GroupsQuery(Struct, forbid_unknown_fields=True):
 
     subject: str | None = None
     max: Annotated[int, Meta(ge=1, le=GROUPS_AT_ONCE_MAX)] | None = None
-    after: Annotated[str, Meta(pattern="^[0-9]{1,18}[.][0-9]{1,18}$")] | None = None
+    after: Annotated[str, Meta(pattern=CURSOR)] | None = None

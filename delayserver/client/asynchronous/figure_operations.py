@@ -73,6 +73,7 @@ class AsyncFigureOperations(ABC):
 
     async def pending_by_subject(self) -> list[PendingSubject]:
         """How many messages of each subject are pending. Subjects without any are left out. It asks for a page at a time.
+        Those of several shards come in the order of their names.
 
         After an upgrade the server may have to count them first: until then it raises `NotReady`.
         """
@@ -83,6 +84,6 @@ class AsyncFigureOperations(ABC):
             found += page.subjects
         return found
 
-    async def pending_by_subject_page(self, after: int | None = None) -> PendingSubjectsPage:
+    async def pending_by_subject_page(self, after: int | str | None = None) -> PendingSubjectsPage:
         """A page of `pending_by_subject`: the subjects behind ``after``."""
         return await self._run(figure_calls.pending_subjects_call(after))

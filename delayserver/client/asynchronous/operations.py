@@ -62,7 +62,7 @@ from delayserver.protocol.limits import Limits
 from delayserver.protocol.operation_names import CLUSTER, FIND, MAP, RELOAD, ROUTE, SNAPSHOT, SUBJECTS
 from delayserver.protocol.schema.fates import CancelResult, LookupResult, RescheduleResult
 from delayserver.protocol.schema.greetings import ServerInfo
-from delayserver.protocol.schema.groups import ConsumerGroup, GroupsPage
+from delayserver.protocol.schema.groups import ConsumerGroup, GroupCursor, GroupsPage
 from delayserver.protocol.schema.members import LeadershipEnded, MemberStanding, ShowMember, SwitchPrimary
 from delayserver.protocol.schema.node_routes import AskRoute, Route
 from delayserver.protocol.schema.reload import Changes, ReloadConfiguration
@@ -232,7 +232,7 @@ class AsyncOperations(
 
     async def subjects(self, pattern: str | None = None, *, prefix: str = "") -> list[str]:
         """The subjects that this node has met, or those that match a shell-style ``pattern`` and begin with ``prefix``.
-        It asks for a page at a time.
+        It asks for a page at a time. Those of several shards come in the order of their names.
         """
         page = await self.subjects_page(pattern, prefix=prefix)
         found = page.subjects
@@ -241,13 +241,17 @@ class AsyncOperations(
             found += page.subjects
         return found
 
-    async def subjects_page(self, pattern: str | None = None, *, prefix: str = "", after: int = 0) -> SubjectsPage:
-        """A page of `subjects`: those that the node met behind ``after``."""
-        asked = ListSubjects(pattern=pattern, prefix=prefix, after=after)
+    async def subjects_page(
+        self, pattern: str | None = None, *, prefix: str = "", after: int | str = 0
+    ) -> SubjectsPage:
+        """A page of `subjects`: those behind ``after``, the ``next`` of another page. Of several shards it is a name."""
+        asked = ListSubjects(pattern=pattern, prefix=prefix, after=after)  # type: ignore[arg-type]  # no server gets a name
         return await self._run(described_call(SUBJECTS, asked, SubjectsPage))
 
     async def groups(self, subject: str | None = None) -> list[ConsumerGroup]:
-        """The consumer groups of this node, or those of one subject, asked for a page at a time."""
+        """The consumer groups of this node, or those of one subject, asked for a page at a time. Those of several shards
+        come in the order of their names, and their counts are added.
+        """
         page = await self.groups_page(subject)
         groups = page.groups
         while page.next is not None:
@@ -256,7 +260,7 @@ class AsyncOperations(
         return groups
 
     async def groups_page(
-        self, subject: str | None = None, after: list[int] | None = None, max_groups: int | None = None
+        self, subject: str | None = None, after: GroupCursor | None = None, max_groups: int | None = None
     ) -> GroupsPage:
         """A page of `groups`, behind the ``next`` of another page. A page may be empty and not the last one."""
         return await self._run(position_calls.groups_call(subject, after, max_groups))

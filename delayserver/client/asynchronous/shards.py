@@ -16,6 +16,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar, cast
 import anyio
 import anyio.abc
 
+from delayserver.client.asynchronous.shard_answers import MERGED, ShardAnswers
 from delayserver.client.calls.core import Call, described_call, read_joined
 from delayserver.client.calls.pull_calls import GIVE_BACK_S, ack_call_of, deliveries_by_shard, of_shard
 from delayserver.client.calls.shard_parts import RowParts, Rows, ShardRows, by_shard, parts_of
@@ -31,15 +32,12 @@ from delayserver.protocol.operation_names import (
     LOOKUP,
     MAP,
     NACK,
-    POLICY,
     PREPARE,
     PUBLISH,
     PULL,
-    REMOVE_GROUP,
     RESCHEDULE,
     ROLLBACK,
     ROUTE,
-    SEEK,
     SEND,
 )
 from delayserver.protocol.schema.node_routes import Node, Route, RouteOfShards
@@ -50,8 +48,7 @@ T = TypeVar("T")
 PLACED: Final = frozenset({SEND, PUBLISH, PREPARE})
 NAMED: Final = frozenset({CANCEL, LOOKUP, RESCHEDULE, COMMIT, ROLLBACK})
 SETTLED: Final = frozenset({ACK, NACK, EXTEND})
-EVERYWHERE: Final = frozenset({POLICY, SEEK, REMOVE_GROUP})
-SPREAD: Final = PLACED | NAMED | SETTLED | EVERYWHERE | {PULL, ROUTE}
+SPREAD: Final = PLACED | NAMED | SETTLED | MERGED | {PULL, ROUTE}
 """The operations that are about messages or consumers of all shards. The others are for the server of the client."""
 
 MAP_WAIT_MS: Final = 20_000
@@ -118,6 +115,7 @@ class Shards(Generic[C]):
         self._placed = itertools.count()
         self._looked = itertools.count()
         self._posted: set[int] = set()
+        self._answers = ShardAnswers(self._at, lambda: self.map.led)
 
     @property
     def clients(self) -> list[C]:
@@ -242,7 +240,7 @@ class Shards(Generic[C]):
             return cast(T, await self._pull(cast(Call[PulledColumns], call)))
         if operation == ROUTE:
             return cast(T, await self._route(cast(Call[Route], call)))
-        return await self._everywhere(call)
+        return cast(T, await self._answers.run(call))
 
     async def post(self, call: Call[T]) -> None:
         """Send a request of one row that gets no reply."""
@@ -314,24 +312,6 @@ class Shards(Generic[C]):
         owners = parts.owners(self.map)
         rows_of = {shard: [row for row in unknown if owners[row] != shard] for shard in self.map.all}
         await self._send_parts(call, parts, {shard: rows for shard, rows in rows_of.items() if rows})
-
-    async def _everywhere(self, call: Call[T]) -> T:
-        """Each shard has consumer groups of its own: the same is done to all. Raises the first error of one."""
-        if call.operation == SEEK and "position" in call.arguments:
-            raise InvalidArgument("a position is one of a single shard: seek to earliest, latest or a time")
-        results: dict[int, T] = {}
-        errors: list[DelayServerError] = []
-
-        async def at(shard: int) -> None:
-            try:
-                results[shard] = await self._at(shard, call)
-            except DelayServerError as error:
-                errors.append(error)
-
-        await _all_of([(at, (shard,)) for shard in self.map.all])
-        if errors:
-            raise errors[0]
-        return results[min(results)]
 
     async def _route(self, call: Call[Route]) -> Route:
         """The route, with a node for each shard in the place of that of the answering one. Looks at one after the other. If

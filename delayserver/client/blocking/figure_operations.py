@@ -74,6 +74,7 @@ class BlockingFigureOperations(ABC):
 
     def pending_by_subject(self) -> list[PendingSubject]:
         """How many messages of each subject are pending. Subjects without any are left out. It asks for a page at a time.
+        Those of several shards come in the order of their names.
 
         After an upgrade the server may have to count them first: until then it raises `NotReady`.
         """
@@ -84,6 +85,6 @@ class BlockingFigureOperations(ABC):
             found += page.subjects
         return found
 
-    def pending_by_subject_page(self, after: int | None = None) -> PendingSubjectsPage:
+    def pending_by_subject_page(self, after: int | str | None = None) -> PendingSubjectsPage:
         """A page of `pending_by_subject`: the subjects behind ``after``."""
         return self._run(figure_calls.pending_subjects_call(after))

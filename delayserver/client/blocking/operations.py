@@ -63,7 +63,7 @@ from delayserver.protocol.limits import Limits
 from delayserver.protocol.operation_names import CLUSTER, FIND, MAP, RELOAD, ROUTE, SNAPSHOT, SUBJECTS
 from delayserver.protocol.schema.fates import CancelResult, LookupResult, RescheduleResult
 from delayserver.protocol.schema.greetings import ServerInfo
-from delayserver.protocol.schema.groups import ConsumerGroup, GroupsPage
+from delayserver.protocol.schema.groups import ConsumerGroup, GroupCursor, GroupsPage
 from delayserver.protocol.schema.members import LeadershipEnded, MemberStanding, ShowMember, SwitchPrimary
 from delayserver.protocol.schema.node_routes import AskRoute, Route
 from delayserver.protocol.schema.reload import Changes, ReloadConfiguration
@@ -233,7 +233,7 @@ class BlockingOperations(
 
     def subjects(self, pattern: str | None = None, *, prefix: str = "") -> list[str]:
         """The subjects that this node has met, or those that match a shell-style ``pattern`` and begin with ``prefix``.
-        It asks for a page at a time.
+        It asks for a page at a time. Those of several shards come in the order of their names.
         """
         page = self.subjects_page(pattern, prefix=prefix)
         found = page.subjects
@@ -242,13 +242,15 @@ class BlockingOperations(
             found += page.subjects
         return found
 
-    def subjects_page(self, pattern: str | None = None, *, prefix: str = "", after: int = 0) -> SubjectsPage:
-        """A page of `subjects`: those that the node met behind ``after``."""
-        asked = ListSubjects(pattern=pattern, prefix=prefix, after=after)
+    def subjects_page(self, pattern: str | None = None, *, prefix: str = "", after: int | str = 0) -> SubjectsPage:
+        """A page of `subjects`: those behind ``after``, the ``next`` of another page. Of several shards it is a name."""
+        asked = ListSubjects(pattern=pattern, prefix=prefix, after=after)  # type: ignore[arg-type]  # no server gets a name
         return self._run(described_call(SUBJECTS, asked, SubjectsPage))
 
     def groups(self, subject: str | None = None) -> list[ConsumerGroup]:
-        """The consumer groups of this node, or those of one subject, asked for a page at a time."""
+        """The consumer groups of this node, or those of one subject, asked for a page at a time. Those of several shards
+        come in the order of their names, and their counts are added.
+        """
         page = self.groups_page(subject)
         groups = page.groups
         while page.next is not None:
@@ -257,7 +259,7 @@ class BlockingOperations(
         return groups
 
     def groups_page(
-        self, subject: str | None = None, after: list[int] | None = None, max_groups: int | None = None
+        self, subject: str | None = None, after: GroupCursor | None = None, max_groups: int | None = None
     ) -> GroupsPage:
         """A page of `groups`, behind the ``next`` of another page. A page may be empty and not the last one."""
         return self._run(position_calls.groups_call(subject, after, max_groups))

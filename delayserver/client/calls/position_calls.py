@@ -14,6 +14,7 @@ from delayserver.protocol.schema.greetings import ServerInfo
 from delayserver.protocol.schema.groups import (
     GROUPS_AT_ONCE_MAX,
     ConsumerGroup,
+    GroupCursor,
     GroupRemoved,
     GroupsPage,
     ListGroups,
@@ -31,10 +32,11 @@ def start_argument(start: str | int | datetime | None) -> str | int | None:
     return datetime_to_ms(start) if isinstance(start, datetime) else start
 
 
-def groups_call(subject: str | None, after: list[int] | None, max_groups: int | None) -> Call[GroupsPage]:
+def groups_call(subject: str | None, after: GroupCursor | None, max_groups: int | None) -> Call[GroupsPage]:
     """A page of the consumer groups of a node, or of those of one subject."""
     count_max = GROUPS_AT_ONCE_MAX if max_groups is None else max_groups
-    return described_call(GROUPS, ListGroups(subject=subject, after=after, max=count_max), GroupsPage)
+    asked = ListGroups(subject=subject, after=after, max=count_max)  # type: ignore[arg-type]  # no server gets names
+    return described_call(GROUPS, asked, GroupsPage)
 
 
 def group_call(subject: str, group: str) -> Call[ConsumerGroup]:

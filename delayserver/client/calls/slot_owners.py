@@ -29,6 +29,10 @@ class SlotOwners:
         self._of_server = {place.server_id: place.shard for place in shown.shards}
         self.all = [place.shard for place in shown.shards if place.state != CLOSED and _has_members(place)]
         """The shards that have messages."""
+        self.led = [
+            place.shard for place in shown.shards if place.state != CLOSED and (place.epoch or _has_members(place))
+        ]
+        """The shards that may have messages, also where no member is left that has them."""
         opened = [place for place in shown.shards if place.state == OPEN and _has_members(place)]
         self.open = [place.shard for place in opened if place.epoch] or [place.shard for place in opened]
         """The shards that take new messages. One that was just added has no primary yet."""

@@ -250,7 +250,8 @@ class SubscriptionRun:
         self, client: AsyncClient, pattern: str, background: anyio.abc.TaskGroup, tasks: anyio.abc.TaskGroup
     ) -> None:
         """`_discover` at one shard, whose numbers of subjects are its own."""
-        after, server_id = 0, ""
+        after: int | str = 0
+        server_id = ""
         while True:
             try:
                 info = await client.connect()

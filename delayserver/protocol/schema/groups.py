@@ -29,6 +29,8 @@ FromTime: TypeAlias = Annotated[
     ),
 ]
 Position: TypeAlias = Annotated[int, says("The position of the next message that the group gets.", 41)]
+GroupCursor: TypeAlias = list[int | str]
+"""Two numbers of a node. A client of several shards makes pages of all of them: its cursor is a subject and a group."""
 End: TypeAlias = Annotated[int, says("Where the next message of the subject goes.", 1_000)]
 
 
@@ -117,7 +119,7 @@ class GroupsPage(Reply, frozen=True):
     """Some consumer groups. ``next`` names the next page; None on the last one. A page may be empty."""
 
     groups: Annotated[list[ConsumerGroup], says("The consumer groups.")]
-    next: Annotated[list[int], says("Names the next page. The last one has none.", [7, 12])] | None
+    next: Annotated[GroupCursor, says("Names the next page. The last one has none.", [7, 12])] | None
 
 
 class Sought(Reply, frozen=True):

@@ -65,4 +65,5 @@ class PendingSubjectsPage(Reply, frozen=True):
     """Some subjects, in the order in which the server met them. The next page comes behind ``next``; None: there is none."""
 
     subjects: Annotated[list[PendingSubject], says("The subjects with pending messages.")]
-    next: Annotated[int, says("Where the next page begins. The last page has none.", 41)] | None
+    # A client of several shards makes pages of all of them: behind a name.
+    next: Annotated[int | str, says("Where the next page begins. The last page has none.", 41)] | None

@@ -38,5 +38,6 @@ class SubjectsPage(Reply, frozen=True):
     """Some subjects of a node. The next page, and later the new subjects, come behind ``next``. ``more``: ask at once."""
 
     subjects: Annotated[list[str], says("The names.", ["orders", "orders.eu"])]
-    next: Annotated[int, says("Where the next page begins, and later the new subjects.", 41)]
+    # A client of several shards makes pages of all of them: behind a name.
+    next: Annotated[int | str, says("Where the next page begins, and later the new subjects.", 41)]
     more: Annotated[bool, says("The next page need not be empty: ask at once.", False)]

@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections import defaultdict, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from types import TracebackType
@@ -111,6 +112,7 @@ class FakeServer:
     requests: list[RequestFrame] = field(default_factory=list)
     connections: int = 0
     wrong_replies: dict[str, dict[str, Any]] = field(default_factory=dict)
+    answers: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = field(default_factory=dict)  # by operation
     nodes: list[str] = field(default_factory=list)
     groups: list[dict[str, Any]] = field(default_factory=list)
     server_id: str = SERVER_ID
@@ -240,7 +242,7 @@ class FakeServer:
         return True
 
     def _reply(self, request: RequestFrame) -> bytes:
-        handler = getattr(self, f"_on_{request.operation}", None)
+        handler = self.answers.get(request.operation) or getattr(self, f"_on_{request.operation}", None)
         try:
             if request.operation in self.wrong_replies:
                 return encode_reply(request.id, self.wrong_replies[request.operation])
