@@ -16,6 +16,7 @@ from delayserver.config.settings import StorageSettings
 from delayserver.protocol.errors import (
     DelayServerError,
     DiskFull,
+    NotPrimary,
     NotReady,
     QueueFull,
     ShuttingDown,
@@ -149,8 +150,9 @@ class GroupCommit:
             bound = self._positions.durable.value - self._settings.replay_lag_bytes_max
             await self._positions.replayed.reached(bound)
 
-    def refuse(self, error: NotReady) -> None:
-        """Refuses all items until `accept`, because records in the log have no room in schedule_log yet."""
+    def refuse(self, error: NotReady | NotPrimary) -> None:
+        """Refuses all items: for good, or with NotReady until `accept`, because records in the log have no room in
+        schedule_log yet."""
         if self.refusal is None:
             self.refusal = error
 

@@ -222,7 +222,7 @@ class DelayServer:
                     steps = Steps((parts.receive.commit, parts.broker.publishing))
                     leading = None if parts.cluster is None else parts.cluster.leading
                     if leading is not None:
-                        self.readiness.pause_while(leading.why_not)
+                        self.readiness.pause_while(leading.why_not, leading.handing_over)
                     self.front.open(Service(steps, table, parts.groups.tokens, self._trusting, leading))
                     if opened is not None:
                         opened()

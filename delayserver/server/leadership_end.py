@@ -8,9 +8,10 @@ from __future__ import annotations
 import trio
 
 from delayserver.lead.beating import Beating
-from delayserver.protocol.errors import DelayServerError, NotPrimary, NotReady
+from delayserver.protocol.errors import DelayServerError, NotPrimary
 from delayserver.receive.group_commit import GroupCommit
-from delayserver.server.clean_end import LastCheckpoint, Settling
+from delayserver.server.clean_end import CleanEnd
+from delayserver.state.shard.leading import Leading
 from delayserver.state.shard.proposals import Proposals
 from delayserver.state.shard.standing import Standing
 from store.errors import StoreError
@@ -27,18 +28,18 @@ class LeadershipEnd:
     def __init__(
         self,
         standing: Standing,
+        leading: Leading,
         proposals: Proposals,
         beating: Beating,
         commit: GroupCommit,
-        settling: Settling,
-        last: LastCheckpoint,
+        end: CleanEnd,
     ) -> None:
         self._standing = standing
+        self._leading = leading
         self._proposals = proposals
         self._beating = beating
         self._commit = commit
-        self._settling = settling
-        self._last = last
+        self._end = end
         self._heir = ""
         self._asked = trio.Event()
         self._refused: DelayServerError | None = None
@@ -59,7 +60,7 @@ class LeadershipEnd:
     async def run(self) -> None:
         """Hand over when it is asked for. Returns when the log has the end, or will never have it: this life is over."""
         await self._asked.wait()
-        self._commit.refuse(NotReady("the primary hands over", retry_after_ms=AGAIN_MS))
+        self._commit.refuse(self._leading.handing_over())
         settled = await self._settled()
         self._beating.stop()
 
@@ -76,8 +77,8 @@ class LeadershipEnd:
         """Whether everything that was ever attempted has an outcome in the log."""
         with trio.move_on_after(SETTLE_S):
             try:
-                await self._settling.messages()
+                await self._end.settling.messages()
             except (DelayServerError, StoreError):
                 return False
-            return not self._last.any_uncertain
+            return not self._end.checkpoint.any_uncertain
         return False

@@ -130,9 +130,7 @@ def build_parts(ground: Ground) -> Parts:
 def _hand_over(cluster: ClusterParts | None, receive: ReceiveParts, end: CleanEnd) -> LeadershipEnd | None:
     if cluster is None:
         return None
-    return LeadershipEnd(
-        cluster.standing, cluster.proposals, cluster.beating, receive.commit, end.settling, end.checkpoint
-    )
+    return LeadershipEnd(cluster.standing, cluster.leading, cluster.proposals, cluster.beating, receive.commit, end)
 
 
 def _recovery(ground: Ground, state: StateParts, replay: ReplayParts, outcomes: OutcomeParts) -> Recovery:

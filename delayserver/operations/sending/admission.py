@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from delayserver.protocol.errors import DiskFull, ShuttingDown
+from delayserver.protocol.errors import DiskFull
 from delayserver.state.positions.readiness import Readiness
 from delayserver.upkeep.housekeeping import Housekeeping
 
@@ -17,10 +17,10 @@ class Admission:
         self._free_bytes_min = free_bytes_min
 
     def require(self) -> None:
-        """Returns if messages may be accepted. Raises NotReady, ShuttingDown, DiskFull."""
+        """Returns if messages may be accepted. Raises NotReady, ShuttingDown, NotPrimary, DiskFull."""
         readiness = self._readiness
         if readiness.stopping.is_set():
-            raise ShuttingDown("the server is stopping", retry_after_ms=1000)
+            raise readiness.stop_refusal()
         if not readiness.ready:
             raise readiness.refusal()
         if self._housekeeping.disk_low:

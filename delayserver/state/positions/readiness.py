@@ -12,13 +12,15 @@ from enum import IntEnum
 
 import trio
 
-from delayserver.protocol.errors import NotReady
+from delayserver.protocol.errors import DelayServerError, NotReady, ShuttingDown
 from delayserver.runtime.room_wait import RoomWait
 
 # A client that asks again this often costs nothing, and it notices a start of a second at once.
 RETRY_AFTER_MS = 100
 # A full disk is mended by a person.
 RETRY_AFTER_FULL_MS = 1000
+# A server that stops is there again after a second or more.
+STOP_AGAIN_MS = 1000
 
 
 class Stage(IntEnum):
@@ -43,7 +45,7 @@ _REASONS = {
 class Readiness:
     """The stage of this start, and what it waits for."""
 
-    __slots__ = ("_pause", "_waits", "stage", "stopping")
+    __slots__ = ("_pause", "_stop_refusal", "_waits", "stage", "stopping")
 
     def __init__(self, waits: tuple[RoomWait, ...]) -> None:
         """`waits`: the parts of a start that may wait for room."""
@@ -52,10 +54,13 @@ class Readiness:
         self.stopping = trio.Event()
         self._waits = waits
         self._pause: Callable[[], str] = lambda: ""
+        self._stop_refusal: Callable[[], DelayServerError] = _stopping
 
-    def pause_while(self, why: Callable[[], str]) -> None:
-        """Whenever `why` gives a reason, a server whose start is over serves nothing."""
+    def pause_while(self, why: Callable[[], str], stop_refusal: Callable[[], DelayServerError]) -> None:
+        """Whenever `why` gives a reason, a server whose start is over serves nothing. While a clean stop runs, who sends
+        something new is refused by `stop_refusal`."""
         self._pause = why
+        self._stop_refusal = stop_refusal
 
     def enter(self, stage: Stage) -> None:
         """The start has come to this stage."""
@@ -86,6 +91,14 @@ class Readiness:
         """The answer to a request that cannot be served yet."""
         return NotReady(self.reason, retry_after_ms=RETRY_AFTER_FULL_MS if self._waits_for else RETRY_AFTER_MS)
 
+    def stop_refusal(self) -> DelayServerError:
+        """The answer to who sends something new while a clean stop runs."""
+        return self._stop_refusal()
+
     def check_invariants(self) -> None:
         """A server that is not ready says why."""
         assert self.ready or self.reason
+
+
+def _stopping() -> ShuttingDown:
+    return ShuttingDown("the server is stopping", retry_after_ms=STOP_AGAIN_MS)

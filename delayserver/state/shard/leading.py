@@ -10,6 +10,7 @@ from delayserver.state.shard.standing import Standing
 
 # A takeover takes two seconds or so. A client that asks this often loses little of them.
 AGAIN_MS = 100
+HEIR_MS = 50
 # A log that does not answer for seconds may be away for a minute.
 LOG_AGAIN_MS = 1_000
 
@@ -53,6 +54,10 @@ class Leading:
         """Call an action when the next beat has come back."""
         lease = self._standing.lease
         lease.call_at(lease.value + 1, action)
+
+    def handing_over(self) -> NotPrimary:
+        """The answer of a primary that hands over. Clients look for the next one, which serves within half a second."""
+        return NotPrimary(f"{self._standing.seat.name} hands over", retry_after_ms=HEIR_MS)
 
     def require(self) -> None:
         """For an answer that must be true now, and for handing out. Raises NotPrimary, SharedLogUnavailable."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 
+from delayserver.protocol.errors import NotPrimary
 from delayserver.server.delay_server import LeadershipLost
 from tests.delayserver.cluster.clusters import Cluster
 from tests.fakes.host import Boot
@@ -74,6 +75,33 @@ async def test_a_primary_that_hands_over_begins_no_attempt_while_a_send_is_on_it
     await heir.wait_up()
     await heir.sleep_ms(70_000)
     assert cluster.delivered == ["soon", "late"]
+
+
+@pytest.mark.parametrize("stops", [False, True])
+async def test_clients_are_told_to_look_for_the_next_primary_from_the_begin_of_a_hand_over(
+    boot: Boot, stops: bool
+) -> None:
+    cluster = Cluster(boot, "ab")
+    first, heir = cluster.hosts.values()
+    client = await cluster.start()
+    await first.sleep_ms(1_500)
+    log = cluster.engine.logs[0]
+    log.pause()  # a send is on its way, so the hand-over takes a while
+    at_once = {"subject": "s", "body": "x", "due_ms": first.now_ms}
+    sent = await client.ask("send", {"messages": [at_once]})
+    await first.sleep_ms(20)
+    if stops:
+        first.server.stop()
+    else:
+        await client.ask("cluster", {"action": "switch", "member": "b"})
+    await first.sleep_ms(20)
+    with pytest.raises(NotPrimary, match="hands over") as refused:
+        await client.request("send", {"messages": [at_once]})
+    assert refused.value.retry_after_ms is not None
+    assert refused.value.retry_after_ms <= BRIEF_MS / 2
+    log.resume()
+    await client.reply(sent)
+    await heir.wait_up()
 
 
 @pytest.mark.parametrize("gone_after_ms", [20, 300])
