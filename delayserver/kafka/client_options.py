@@ -29,11 +29,6 @@ CLOSED: Final = ("client.rack", "ssl.engine.location", "socket.blocking.max.ms")
 FRAMING_BYTES: Final = 1024
 """What Kafka adds to a record at most, before it compares the length with `max.message.bytes`."""
 
-PATIENT_BYTES: Final = 1 << 20
-"""So much Kafka gathers for a patient reader. An answer for each record would cost Kafka as much as one more copy of it."""
-GATHER_MS: Final = 100
-"""So long Kafka gathers at most."""
-
 
 @dataclass(frozen=True, slots=True)
 class KafkaCluster:
@@ -63,8 +58,8 @@ class KafkaCluster:
 
 
 def reader_options(cluster: KafkaCluster, *, patient: bool) -> dict[str, Any]:
-    """Of the consumer that reads a shard's partition, from a position that it is given. `patient`: Kafka answers it when
-    there is much to read, or after a while. Else it answers for each record."""
+    """Of the consumer that reads a shard's partition, from a position that it is given. `patient`: it asks Kafka for more
+    only when all that came was taken. Else it always asks."""
     return _connection(cluster) | {
         # Required by the library. There is no group: the position is given, and never stored in Kafka.
         "group.id": "delayserver",
@@ -73,8 +68,8 @@ def reader_options(cluster: KafkaCluster, *, patient: bool) -> dict[str, Any]:
         # A position that Kafka does not have is a loss, never a reason to go on elsewhere.
         "auto.offset.reset": "error",
         "isolation.level": "read_uncommitted",
-        "fetch.wait.max.ms": GATHER_MS,
-        "fetch.min.bytes": PATIENT_BYTES if patient else 1,
+        "fetch.wait.max.ms": 100,
+        "queued.min.messages": 1 if patient else 100_000,
         "fetch.error.backoff.ms": 50,
         # By default a full queue stops reading for a second.
         "fetch.queue.backoff.ms": 10,

@@ -18,8 +18,11 @@ from delayserver.runtime.shared_log import LogLost, LogRecord, LogTrimmed, LogUn
 _LOG: Final = EventLogger()
 LOOK_S: Final = 0.2
 """How often the thread looks whether it shall end."""
-HURRY_LOOK_S: Final = 0.05
-"""How often a patient reader looks whether it shall hurry."""
+GATHER_S: Final = 0.1
+"""So long a patient reader lets Kafka gather, behind what it took. An answer for each record would cost Kafka as much as one
+more copy of it."""
+GATHERED_BYTES: Final = 1 << 20
+"""Where it gets so much at once, it goes on at once."""
 BATCH_RECORDS_MAX: Final = 256
 """Records of one batch. In bytes the library's own queue bounds it."""
 MISSING_S: Final = 5.0
@@ -60,16 +63,20 @@ class PartitionReader:
         consumer = self._consumer(patient)
         try:
             while not end.is_set():
-                if patient and self._hurries.is_set():
-                    # The library cannot change these options of a consumer. The new one connects while the old one ends.
-                    patient, before, consumer = False, consumer, self._consumer(patient=False)
-                    before.close()
+                hurried = self._hurries.is_set()
                 # `consume` would wait until it has all the records that it is asked for.
-                first = consumer.poll(HURRY_LOOK_S if patient else LOOK_S)
+                first = consumer.poll(LOOK_S)
                 if self._error is not None:
                     raise self._error
                 if first is not None:
-                    self._take([first, *consumer.consume(BATCH_RECORDS_MAX - 1, 0)], give, consumer)
+                    messages = [first, *consumer.consume(BATCH_RECORDS_MAX - 1, 0)]
+                    self._take(messages, give, consumer)
+                    if patient and sum(map(len, messages)) < GATHERED_BYTES:
+                        self._hurries.wait(GATHER_S)
+                if patient and hurried:
+                    # The library cannot change the options of a consumer. The record of the hurry mostly came by this one.
+                    patient, before, consumer = False, consumer, self._consumer(patient=False)
+                    before.close()
                 self._look_for_topic()
         finally:
             consumer.close()

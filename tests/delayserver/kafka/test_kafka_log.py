@@ -16,7 +16,7 @@ from delayserver.runtime.shared_log import (
     SharedLog,
 )
 from ops.kafka.nodes import KafkaNodes
-from tests.delayserver.kafka.following import following, library_threads, new_cluster, new_engine
+from tests.delayserver.kafka.following import UNHURRIED_S, following, library_threads, new_cluster, new_engine
 from tests.delayserver.kafka.test_topic import alter
 
 pytestmark = pytest.mark.kafka
@@ -85,38 +85,39 @@ async def test_a_log_starts_without_a_broker_and_goes_on_when_it_is_there(kafka:
 async def test_a_member_that_only_reads_lets_kafka_gather_until_it_appends(
     kafka: KafkaNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from delayserver.kafka import client_options
+    from delayserver.kafka import partition_reader
 
-    # Longer than the test needs, and within the library's bound.
-    monkeypatch.setattr(client_options, "GATHER_MS", 50_000)
+    monkeypatch.setattr(partition_reader, "GATHER_S", 10.0 * UNHURRIED_S)
     engine = await new_engine(kafka)
     primary, standby = engine.open(0), engine.open(0)
     async with following(primary) as leading, following(standby) as reading:
-        for count in range(1, 20):
+        primary.append(b"the first record")
+        await reading.reached(1)
+        for count in range(2, 20):
             primary.append(b"a record")
             await leading.reached(count)
-        assert not reading.records
-        with trio.fail_after(30):
-            standby.append(b"a claim")
-            await reading.reached(20)
-            primary.append(b"a beat")
-            await reading.reached(21)
+        assert len(reading.records) == 1
+        standby.append(b"a claim")
+        await reading.reached(20)
+        primary.append(b"a beat")
+        await reading.reached(21)
         await leading.reached(21)
         assert reading.records == leading.records
 
 
-async def test_a_patient_member_gets_much_at_once(kafka: KafkaNodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    from delayserver.kafka import client_options
+async def test_a_member_that_gets_much_at_once_goes_on(kafka: KafkaNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    from delayserver.kafka import partition_reader
 
-    monkeypatch.setattr(client_options, "GATHER_MS", 50_000)
+    monkeypatch.setattr(partition_reader, "GATHER_S", 10.0 * UNHURRIED_S)
     engine = await new_engine(kafka)
     primary, standby = engine.open(0), engine.open(0)
     async with following(primary) as leading, following(standby) as reading:
-        with trio.fail_after(30):
-            for _ in range(2):
-                primary.append(bytes(client_options.PATIENT_BYTES))
-            await leading.reached(2)
-            await reading.reached(2)
+        for count in (1, 2):
+            primary.append(bytes(partition_reader.GATHERED_BYTES))
+            await leading.reached(count)
+            await reading.reached(count)
+        standby.append(b"the end")
+        await reading.reached(3)
 
 
 def delete(kafka: KafkaNodes, topic: str) -> None:
