@@ -46,15 +46,28 @@ def schedule_by(seed: int) -> None:
 def run_seed(seed: int, *, cluster: bool = False) -> Result:
     """Run one seed from beginning to end; a broken promise is in `failure`, with the trace. `cluster`: its world has a
     shard of three members, and is another one than the world of the same seed with one server."""
+    # No collection of garbage runs within a seed, and one behind it, when nothing holds the world any more. It looks at what
+    # the seed made, and not at what was there before.
+    gc.disable()
+    gc.freeze()
+    # A run that ends in a deadlock leaves coroutines behind; their complaints would bury the one that matters.
+    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
+    try:
+        return _run(seed, cluster=cluster)
+    finally:
+        gc.collect()
+        sys.unraisablehook = hook
+        gc.unfreeze()
+        gc.enable()
+
+
+def _run(seed: int, *, cluster: bool) -> Result:
     time = SimulatedTime()
     trace = Trace(time)
     result = Result(seed, cluster)
     world = ClusterWorld(seed, time, trace) if cluster else World(seed, time, trace)
     started = process_time.process_time()
     schedule_by(seed)
-    gc.disable()
-    # A run that ends in a deadlock leaves coroutines behind; their complaints would bury the one that matters.
-    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
     try:
         with trace.logging(), drawn_bounds(Random(f"{seed}:bounds")):
             trio.run(world.main, clock=time)
@@ -70,11 +83,6 @@ def run_seed(seed: int, *, cluster: bool = False) -> Result:
             if cause is not None:
                 trace.lines += "".join(traceback.format_exception(cause)).splitlines()
             result.failure = str(failures[0])
-    finally:
-        gc.enable()
-        if result.failure:
-            gc.collect()
-        sys.unraisablehook = hook
     if trace.bugs and not result.failure:
         result.failure = trace.bugs[0]
     result.cpu_s = process_time.process_time() - started

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import subprocess
 import sys
 
 import pytest
 
+from tests.simulation.host import Host
 from tests.simulation.many import SEEDS_OF_THE_TESTS
 from tests.simulation.run import Result, run_seed
 
@@ -46,3 +48,8 @@ def test_a_seed_repeats_exactly_in_another_process() -> None:
 
 def test_seeds_differ() -> None:
     assert first_run(1).digest != first_run(2).digest
+
+
+def test_a_seed_leaves_nothing_of_its_world_in_memory() -> None:
+    run_seed(1)
+    assert not [each for each in gc.get_objects() if isinstance(each, Host)]

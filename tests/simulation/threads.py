@@ -18,7 +18,7 @@ from delayserver.operations.groups import consuming, redelivery
 from delayserver.operations.messages import cancellation
 from delayserver.replay import day_drain, day_sealing, replayer
 from delayserver.runtime import disk_pace
-from delayserver.state.decisions import decided
+from delayserver.state.decisions import decided, open_messages
 from store.logs import window_files
 from tests.simulation.clocks import SimulatedTime
 
@@ -48,6 +48,8 @@ _THRESHOLDS = (
     (pulls, "LARGE_ROWS", 2),
     (window_files, "CREATED_AT_ONCE", 1),
 )
+# What all seeds have instead: memory that is made anew for each life, and of which some hundred messages use little.
+_SIZES = ((open_messages, "ROWS_MAX", 1 << 12),)
 
 
 class SimulatedWorkers:
@@ -69,11 +71,13 @@ class SimulatedWorkers:
 @contextmanager
 def drawn_bounds(chance: Random) -> Iterator[None]:
     """Draw the bounds of work while a seed runs."""
-    thresholds = [(module, name, getattr(module, name), small) for module, name, small in _THRESHOLDS]
-    for module, name, value, small in thresholds:
-        setattr(module, name, chance.choice([small, value]))
+    before = [(module, name, getattr(module, name)) for module, name, _ in (*_THRESHOLDS, *_SIZES)]
+    for module, name, small in _THRESHOLDS:
+        setattr(module, name, chance.choice([small, getattr(module, name)]))
+    for module, name, size in _SIZES:
+        setattr(module, name, size)
     try:
         yield
     finally:
-        for module, name, value, _ in thresholds:
+        for module, name, value in before:
             setattr(module, name, value)

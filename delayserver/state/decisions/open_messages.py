@@ -28,7 +28,9 @@ class OpenMessages:
 
     __slots__ = ("_due_ms", "_place_mask", "_sequence", "_subject")
 
-    def __init__(self, rows_max: int = ROWS_MAX) -> None:
+    def __init__(self, rows_max: int | None = None) -> None:
+        """None: `ROWS_MAX`."""
+        rows_max = ROWS_MAX if rows_max is None else rows_max
         assert rows_max > 0 and not rows_max & (rows_max - 1), "a power of two, so that a place is found by a mask"
         self._place_mask = rows_max - 1
         self._sequence: I64 = np.zeros(rows_max, dtype=np.int64)  # 0: nothing stands here
