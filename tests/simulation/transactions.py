@@ -47,6 +47,8 @@ class Deal:
     checks_max: int
     policy: str
     begun_ms: int
+    apart_ms: int
+    """How far behind the clock of the books the one may have been that counted when it began."""
     steps: int
     accepted: int = 0
     unknown: int = 0
@@ -90,7 +92,7 @@ class Books:
         if how not in deal.asked and how != self._by_policy(deal):
             self.fail(f"{by} says {how}, and no client asked for that", deal)
         if how not in deal.asked and not deal.ended and self._host.clock.step_count == deal.steps:
-            passed_ms = self._host.clock.now_ms() - deal.begun_ms
+            passed_ms = self._host.clock.now_ms() - deal.begun_ms + deal.apart_ms
             if passed_ms < deal.check_after_ms * (deal.checks_max + 1):
                 self.fail(f"its policy decided after {passed_ms} ms", deal)
         deal.ended = how
@@ -299,6 +301,7 @@ class Dealer:
             chance.choice(CHECKS_MAX),
             chance.choice(["rollback", "rollback", "commit"]),
             clock.now_ms(),
+            clock.now_ms() - clock.lowest_us // 1000,
             clock.step_count,
         )
         self.books.deals[token] = deal
