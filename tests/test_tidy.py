@@ -84,7 +84,7 @@ store.snapshots: store store.disk store.logs store.tables
     .protocol .protocol.schema
 .receive: store store.logs store.records store.tables .config .names .protocol .runtime .state.positions .state.windows
 .follow: store store.logs store.records store.shared .logs .protocol .runtime .state.positions .state.shard .state.decisions
-.lead: store.shared .config .protocol .runtime .state.positions .state.shard
+.lead: store.shared .config .logs .protocol .runtime .state.positions .state.shard
 .recover.mending: store store.disk store.logs store.records store.tables .broker.files .config .recover.checking
     .recover.reading .runtime
 .recover.telling: store store.disk store.logs store.records store.tables .broker.files .protocol .recover.checking

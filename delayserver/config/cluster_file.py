@@ -29,6 +29,9 @@ class ClusterFile:
     copies: int = 3
     """How many brokers have a copy of each record. Fewer than three are for tests: a broker that is lost may take
     acknowledged messages with it."""
+    front_probe: bool = True
+    """Members ask each other's addresses. A primary whose address no member reaches for 10 s hands over: clients do not
+    reach it either."""
     password_file: str = ""
     """A file with the password for Kafka (`sasl.password`)."""
     kafka_options: Mapping[str, Any] = field(default_factory=dict, repr=False)

@@ -23,6 +23,8 @@ class ClusterSettings:
     log_wait_ms: int = 5_000
     """The primary takes new messages for so long after the last beat that it read back. Past it, it refuses them by name. A
     log that changes its leader comes back within this time."""
+    front_probe: bool = True
+    """Members ask each other's fronts. A primary that no member reaches hands over."""
     horizon_ms: int = 3_000
     """Nothing is attempted that is due later than this after a beat. After a takeover, messages due before it cannot be
     cancelled before their node has said what it has."""

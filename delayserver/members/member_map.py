@@ -37,7 +37,8 @@ class Founded(msgspec.Struct, frozen=True, tag_field="kind", tag="cluster"):
 class Announced(msgspec.Struct, frozen=True, tag_field="kind", tag="member"):
     """A process of a member has started. `address` is where clients reach it, `http` the URL of its HTTP interface or empty,
     `program` its version. By `instance`, 16 hex digits, the records of two starts differ. `reads` is the highest version of
-    a shard's log that it reads; programs of before did not say it."""
+    a shard's log that it reads; programs of before did not say it. A process writes its
+    record again with the members of its shard whose fronts it `reaches`, and those that it has not reached for 10 s."""
 
     name: str
     shard: int
@@ -46,6 +47,8 @@ class Announced(msgspec.Struct, frozen=True, tag_field="kind", tag="member"):
     program: str
     instance: str
     reads: int = 0
+    reaches: tuple[str, ...] = ()
+    unreached: tuple[str, ...] = ()
 
 
 class Forgotten(msgspec.Struct, frozen=True, tag_field="kind", tag="forgotten"):
@@ -175,6 +178,7 @@ class MemberMap:
     healed: dict[int, Healed] = field(default_factory=dict)
     tokens: dict[str, StoredToken] | None = None
     version: int = 0
+    _gone: set[str] = field(default_factory=set)
 
     def identity(self, shard: int) -> ShardIdentity:
         """The ids that the records of a shard carry."""
@@ -237,13 +241,12 @@ class MemberMap:
             ) from None
         self.version = record.position + 1
         if isinstance(note, Announced):
-            self.numbers.setdefault(note.name, len(self.numbers) + 1)
-            self.members[note.name] = note
-            self.stranded.pop(note.name, None)
+            self._take_member(note)
         elif isinstance(note, Forgotten):
             known = self.members.get(note.name)
             if known is not None and known.instance == note.instance:
                 del self.members[note.name]
+                self._gone.add(note.instance)
                 self.stranded.pop(note.name, None)
         elif isinstance(note, Led):
             known_leader = self.leaders.get(note.shard)
@@ -280,6 +283,15 @@ class MemberMap:
                 raise LogUnusable(f"the cluster in topic {topic} has format {note.format}: install a newer version")
             self.founded = note
             self.shards.extend(note.shards)
+
+    def _take_member(self, note: Announced) -> None:
+        if note.instance in self._gone:
+            return  # a start that was forgotten, whose process goes on
+        known = self.members.get(note.name)
+        self.numbers.setdefault(note.name, len(self.numbers) + 1)
+        self.members[note.name] = note
+        if known is None or known.instance != note.instance:
+            self.stranded.pop(note.name, None)
 
 
 async def visit(log: SharedLog, topic: str, note: Note | None = None) -> MemberMap:

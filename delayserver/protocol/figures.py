@@ -357,6 +357,19 @@ class MemberFigures(Struct, frozen=True):
     proposals_bytes: Annotated[int, gauge(
         "member_proposals_bytes", "Bytes of these records.", "Cluster/On their way"
     )]  # fmt: skip
+    unreached: Annotated[list[str], gauge(
+        "member_unreached", "Members of the shard whose address this one has not reached for 10 s.", "Cluster/Fronts",
+        field="The members whose address this one has not reached for 10 s.",
+    )]  # fmt: skip
+    unreached_by: Annotated[list[str], gauge(
+        "member_unreached_by", "Members that have not reached the address of this one for 10 s.", "Cluster/Fronts",
+        field="The members that have not reached the address of this one for 10 s.",
+    )]  # fmt: skip
+    front_hand_overs: Annotated[int, counter(
+        "member_front_hand_overs", "How often this process has handed over because no member reached its address.",
+        "Cluster/Fronts",
+    )]  # fmt: skip
+    front: Annotated[str, words("What is wrong with addresses of members, for people. Empty where nothing is.")]
     log_answers: Annotated[bool, gauge(
         "log_answers", "1 if the log answered the last look of the member.",
         field="Whether the log answered the last look.",

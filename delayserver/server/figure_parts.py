@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from delayserver.operations.figures.member_reader import MemberReader
+from delayserver.operations.figures.member_reader import MemberReader, Outlook
 from delayserver.operations.figures.metrics import GroupsReader, Metrics
 from delayserver.operations.figures.pending import PendingBySubject
 from delayserver.operations.figures.queues import QueuesReader, Receiving, Serving
@@ -66,9 +66,16 @@ def build_figures(
         runtime,
     )
     member = None
-    if cluster is not None and state.digest is not None:
-        member = MemberReader(cluster.standing, cluster.leading, cluster.proposals, cluster.health, state.digest, clock)
     shards = ClusterMap() if outside.membership is None else outside.membership.map
+    if cluster is not None and state.digest is not None:
+        member = MemberReader(
+            cluster.standing,
+            cluster.leading,
+            cluster.proposals,
+            Outlook(cluster.health, shards.fronts),
+            state.digest,
+            clock,
+        )
     identity = Identity(ground.server_id, outside.role, shards)
     status = Status(
         ProcessReader(identity, outside.readiness, opened.believable, housekeeping, outside.watchdog, clock),

@@ -18,6 +18,7 @@ from delayserver.members.founding import Engines, require_fit
 from delayserver.members.member_map import Announced, MemberMap
 from delayserver.runtime.shared_log import RECORD_BYTES_MAX, LogMissing, LogUnavailable, LogUnusable
 from delayserver.server.ground import Membership
+from delayserver.server.map_reading import fronts_of
 from delayserver.state.shard.cluster_map import ClusterMap
 from delayserver.state.shard.seat import Seat
 from store.shared.envelope import LogWriter
@@ -46,8 +47,9 @@ class Joined:
     found: MemberMap
     shards: ClusterMap
 
-    def membership(self, chance: Random, following: Callable[[str], object]) -> Membership:
-        """A seat for one life. `following` is called with the name of a primary that lives, when the life is its standby."""
+    def membership(self, chance: Random, following: Callable[[str], object], *, front_probe: bool) -> Membership:
+        """A seat for one life. `following` is called with the name of a primary that lives, when the life is its standby.
+        `front_probe`: whether it asks the fronts of the others."""
         found = self.found
         seat = Seat(
             self.file.shard,
@@ -58,7 +60,7 @@ class Joined:
             self.own.http,
         )
 
-        settings = ClusterSettings(rank=min(found.rank(self.own.name), RANK_MAX))
+        settings = ClusterSettings(rank=min(found.rank(self.own.name), RANK_MAX), front_probe=front_probe)
         names = {number: name for name, number in found.numbers.items()}
         healed = found.healed.get(self.file.shard)
         return Membership(self.engines.shards, seat, settings, names, following, self.shards, healed)
@@ -125,8 +127,9 @@ async def _join(file: ClusterFile, engines: Engines, address: str, http: str, ch
     own = Announced(file.member, file.shard, address, http, __version__, instance, LOG_VERSION)
     found = await engines.note(own)
     _require_whole(found, file.shard)
-    shards = ClusterMap(file.shard)
+    shards = ClusterMap(file.shard, file.member)
     shards.take(found.shown(), found.reads(file.shard))
+    shards.fronts.take(fronts_of(found, file.shard))
     shards.tokens.take(found.token_table(), found.version)
     return Joined(engines, file, own, found, shards)
 

@@ -1,16 +1,19 @@
-"""A member reads the map of the cluster while it runs, and writes there that it leads, and which tokens were changed."""
+"""A member reads the map of the cluster while it runs, and writes there that it leads, which tokens were changed, and which
+members it reaches."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import trio
+from msgspec.structs import replace
 
 from delayserver.logs.events import EventLogger
 from delayserver.members.founding import Engine
 from delayserver.members.member_map import Announced, Led, MemberMap, Note, TokenNote, TokenRevoked, encode_note
 from delayserver.runtime.shared_log import LogRecord, SharedLog, SharedLogError
 from delayserver.state.shard.cluster_map import ClusterMap
+from delayserver.state.shard.fronts import MemberFront, Reach
 from delayserver.state.shard.shared_tokens import TokenChange
 
 events = EventLogger()
@@ -36,6 +39,7 @@ class MapReading:
                 log = self._engine.open(0)
                 nursery.start_soon(self._say_that_it_leads, log)
                 nursery.start_soon(self._say_changed_tokens, log)
+                nursery.start_soon(self._say_whom_it_reaches, log)
                 try:
                     await self._read(log)
                 except SharedLogError as error:
@@ -53,6 +57,7 @@ class MapReading:
             if found.version > self._shards.version.value:
                 self._shards.take(found.shown(), found.reads(self._own.shard))
                 self._shards.tokens.take(found.token_table(), found.version)
+                self._shards.fronts.take(fronts_of(found, self._own.shard))
 
         await log.run(0, arrived)
 
@@ -71,6 +76,20 @@ class MapReading:
             for change in tokens.take_offered():
                 log.append(encode_note(_note_of(change)))
             await tokens.offered.rung()
+
+    async def _say_whom_it_reaches(self, log: SharedLog) -> None:
+        fronts, said = self._shards.fronts, Reach()
+        while True:
+            fronts.changed.hush()
+            if fronts.own != said:
+                said = fronts.own
+                log.append(encode_note(replace(self._own, reaches=said.reaches, unreached=said.unreached)))
+            await fronts.changed.rung()
+
+
+def fronts_of(found: MemberMap, shard: int) -> list[MemberFront]:
+    """The fronts of a shard, as the map has them."""
+    return [MemberFront(each.name, each.address, Reach(each.reaches, each.unreached)) for each in found.of_shard(shard)]
 
 
 def _note_of(change: TokenChange) -> Note:

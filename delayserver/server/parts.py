@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
+from delayserver.front.pinging import answers
+from delayserver.lead.front_probe import FrontProbe
 from delayserver.runtime.log_appender import LogAppender
 from delayserver.server.broker_parts import BrokerParts, build_broker
 from delayserver.server.clean_end import BrokerEnd, CleanEnd, LastCheckpoint, Settling
@@ -53,6 +56,7 @@ class Parts:
     end: CleanEnd
     cluster: ClusterParts | None
     hand_over: LeadershipEnd | None
+    front_probe: FrontProbe | None
 
     @property
     def opened(self) -> Opened:
@@ -107,6 +111,7 @@ def build_parts(ground: Ground) -> Parts:
         LastCheckpoint(upkeep.checkpointing, ground.opened, state.book),
         BrokerEnd(upkeep.segments_ahead, broker.publishing, broker.local_broker, ground.opened),
     )
+    hand_over = _hand_over(cluster, receive, end)
     return Parts(
         ground,
         state,
@@ -123,7 +128,8 @@ def build_parts(ground: Ground) -> Parts:
         recovery,
         end,
         cluster,
-        _hand_over(cluster, receive, end),
+        hand_over,
+        _front_probe(ground, cluster, hand_over),
     )
 
 
@@ -131,6 +137,14 @@ def _hand_over(cluster: ClusterParts | None, receive: ReceiveParts, end: CleanEn
     if cluster is None:
         return None
     return LeadershipEnd(cluster.standing, cluster.leading, cluster.proposals, cluster.beating, receive.commit, end)
+
+
+def _front_probe(ground: Ground, cluster: ClusterParts | None, hand_over: LeadershipEnd | None) -> FrontProbe | None:
+    membership = ground.outside.membership
+    if cluster is None or hand_over is None or membership is None or not membership.settings.front_probe:
+        return None
+    asks = partial(answers, ground.outside.doors.connect)
+    return FrontProbe(membership.map.fronts, cluster.standing, asks, hand_over.to, ground.runtime.clock)
 
 
 def _recovery(ground: Ground, state: StateParts, replay: ReplayParts, outcomes: OutcomeParts) -> Recovery:

@@ -32,6 +32,7 @@ def tasks_by_stage(parts: Parts) -> Mapping[Stage, tuple[Task, ...]]:
         following = (
             partial(parts.cluster.proposing.end_with, partial(parts.cluster.follower.run, parts.cluster.log)),
             parts.cluster.watch.run,
+            *(() if parts.front_probe is None else (parts.front_probe.run,)),
             *kept,
         )
     of_broker: tuple[Task, ...] = (broker.local_broker.run, groups.redelivery.run, broker.publishing.run)

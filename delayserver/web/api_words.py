@@ -146,6 +146,9 @@ WORDS: Final[Mapping[str, Words]] = {
         "0 where nothing is missing; else how long ago the last record that it has read was written.", 0
     ),
     "MemberShown.if_it_dies": Words("What happens if it dies now.", "nothing stops"),
+    "MemberShown.front": Words(
+        "What is wrong with addresses of members, for people; empty where nothing is.", "does not reach b"
+    ),
     "LogShown.answers": Words("Whether the log answered the last look.", True),
     "LogShown.copies": Words("Copies of each record.", 3),
     "LogShown.in_sync": Words("Copies that have all records.", 3),

@@ -98,7 +98,7 @@ def _member(place: ShardPlace, address: str, answer: Status | str, statuses: lis
     others = [each["cluster"][0]["member"] for each in statuses if each is not answer]
     return MemberShown(
         address, announced, None, figures["member"], figures["role"], figures["epoch"], figures["lag_records"],
-        figures["lag_ms"], if_it_dies(figures["role"], others),
+        figures["lag_ms"], if_it_dies(figures["role"], others), figures.get("front", ""),
     )  # fmt: skip
 
 

@@ -327,7 +327,8 @@ class Health(Struct):
 
 class MemberShown(Struct):
     """A member of a cluster. `announced` is its role by the map. The other fields are its own answer of this moment. Without
-    one they are null, and `unanswered` says why: `no answer`, `not asked`, or a sentence.
+    one they are null, and `unanswered` says why: `no answer`, `not asked`, or a sentence. `front` says what is wrong with
+    addresses of members.
     """
 
     address: str
@@ -339,6 +340,7 @@ class MemberShown(Struct):
     lag_records: int | None = None
     lag_ms: int | None = None
     if_it_dies: str | None = None
+    front: str | None = None
 
 
 class LogShown(Struct):

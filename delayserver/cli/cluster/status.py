@@ -156,11 +156,12 @@ def _record(each: Asked) -> dict[str, object]:
         return {
             "shard": each.shard, "member": each.name or None, "role": _role(each), "epoch": None, "lag_records": None,
             "lag_ms": None, "log_version": None, "address": each.address, "reason": each.reason,
+            "front": None,
         }  # fmt: skip
     return {
         "shard": standing.shard, "member": standing.member, "role": standing.role, "epoch": standing.epoch,
         "lag_records": standing.lag_records, "lag_ms": standing.lag_ms, "log_version": standing.log_version,
-        "address": each.address,
+        "address": each.address, "front": standing.front,
     }  # fmt: skip
 
 
@@ -177,6 +178,8 @@ def _tell(shard: int | None, of_shard: list[Asked], state: str) -> None:
                 text += f", its log does not answer; the last record came {standing.lag_ms:,} ms ago"
             elif standing.role == "standby":
                 text += f", {standing.lag_records:,} records ({standing.lag_ms:,} ms) behind"
+            if standing.front:
+                text += f"; {standing.front}"
         click.echo(visible(f"  {each.name or each.address:<{width}}  {text}"))
     for each in of_shard:
         if each.standing is not None:

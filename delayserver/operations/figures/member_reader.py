@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from delayserver.protocol.figures import MemberFigures
 from delayserver.runtime.clock import Clock
 from delayserver.state.shard.digest import Digest
+from delayserver.state.shard.fronts import Fronts
 from delayserver.state.shard.leading import Leading
 from delayserver.state.shard.log_health import LogHealth
 from delayserver.state.shard.proposals import Proposals
 from delayserver.state.shard.standing import Standing
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What a member sees of its log, and of the other members."""
+
+    log: LogHealth
+    fronts: Fronts
 
 
 class MemberReader:
@@ -19,14 +30,14 @@ class MemberReader:
         standing: Standing,
         leading: Leading,
         proposals: Proposals,
-        health: LogHealth,
+        outlook: Outlook,
         digest: Digest,
         clock: Clock,
     ) -> None:
         self._standing = standing
         self._leading = leading
         self._proposals = proposals
-        self._health = health
+        self._health, self._fronts = outlook.log, outlook.fronts
         self._digest = digest
         self._clock = clock
 
@@ -39,7 +50,7 @@ class MemberReader:
         """The figures of this moment. Those of the log are of its last look."""
         standing, health, log = self._standing, self._health, self._health.described
         lag = standing.lag_records(health.end if health.answers else None)
-        unconfirmed_us = self._leading.unconfirmed_us
+        unconfirmed_us, fronts = self._leading.unconfirmed_us, self._fronts.own
         return MemberFigures(
             shard=standing.seat.shard,
             member=standing.seat.name,
@@ -52,6 +63,10 @@ class MemberReader:
             beat_age_ms=None if unconfirmed_us is None else unconfirmed_us // 1000,
             proposals=len(self._proposals),
             proposals_bytes=self._proposals.size_bytes,
+            unreached=list(fronts.unreached),
+            unreached_by=list(self._fronts.unreached_by),
+            front_hand_overs=self._fronts.hand_overs,
+            front=self._fronts.problem(leads=standing.leads),
             log_answers=health.answers,
             log_unanswered=health.unanswered,
             log_copies=None if log is None else log.copies,

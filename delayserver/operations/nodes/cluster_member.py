@@ -71,6 +71,7 @@ class ClusterMember:
             lag_records=lag,
             lag_ms=standing.lag_ms(lag, self._clock.now_us()),
             log_version=standing.barrier.value,
+            front=shard.map.fronts.problem(leads=standing.leads),
         )
 
     async def switch(self, asked: SwitchPrimary, peer: Peer) -> LeadershipEnded:

@@ -36,6 +36,9 @@ class MemberStanding(Reply, frozen=True):
         int,
         says("The version of the shared log where this member has read it. A program that does not read it stops.", 1),
     ] = 0
+    front: Annotated[
+        str, says("What is wrong with addresses of members, for people. Empty where nothing is.", "does not reach b")
+    ] = ""
 
 
 class LeadershipEnded(Reply, frozen=True):

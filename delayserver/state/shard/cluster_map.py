@@ -9,6 +9,7 @@ from delayserver.protocol.errors import WrongShard
 from delayserver.protocol.schema.shard_map import CLOSED, OPEN, ShardMap
 from delayserver.protocol.slots import NAMED_CHARACTERS, SLOTS
 from delayserver.runtime.marks import Mark
+from delayserver.state.shard.fronts import Fronts
 from delayserver.state.shard.shared_tokens import SharedTokens
 
 AGAIN_MS = 100
@@ -20,8 +21,8 @@ class ClusterMap:
 
     Invariant: the version only grows."""
 
-    def __init__(self, shard: int = 0) -> None:
-        """`shard` is that of this process."""
+    def __init__(self, shard: int = 0, member: str = "") -> None:
+        """`shard` and `member` are those of this process."""
         self._shard = shard
         self.shown = ShardMap(0, [], [])
         # The highest version of the log of this shard that all its members read.
@@ -32,6 +33,7 @@ class ClusterMap:
         self.led = Mark(0)
         # Writer: `MapReading`.
         self.tokens = SharedTokens()
+        self.fronts = Fronts(member)
         # The first characters of ids that name a shard, and the shard.
         self._named: dict[bytes, int] = {}
         self._owners: list[int] = []

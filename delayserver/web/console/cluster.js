@@ -50,13 +50,13 @@ export function faultsOf(member) {
 export function toldBy(member) {
   if (member.unanswered !== null) return [member.address, member.unanswered];
   const behind = member.lag_records === null ? "its log does not answer" : `${count(member.lag_records)} records (${latency(member.lag_ms * 1000)}) behind`;
-  return [member.address, `epoch ${count(member.epoch)}`, ...(member.role === "primary" ? [] : [behind]), `if it dies now: ${member.if_it_dies}`];
+  return [member.address, `epoch ${count(member.epoch)}`, ...(member.role === "primary" ? [] : [behind]), ...(member.front ? [member.front] : []), `if it dies now: ${member.if_it_dies}`];
 }
 
 function chipOf(member) {
   if (member.unanswered === "not asked") return [`${member.announced}, not asked`, "warn"];
   if (member.unanswered !== null) return [`${member.announced} by the map`, "down"];
-  return [ROLES[member.role] ?? member.role, member.role === "taking_over" || member.lag_records === null ? "warn" : "up"];
+  return [ROLES[member.role] ?? member.role, member.role === "taking_over" || member.lag_records === null || member.front ? "warn" : "up"];
 }
 
 /** The state of a shard: a word, and how good that is. */

@@ -58,7 +58,8 @@ class Cluster:
         self.shard = shard
         self.network = FakeNetwork()
         self.lives = 0
-        self.maps = {name: ClusterMap(shard) for name in names}
+        self.maps = {name: ClusterMap(shard, name) for name in names}
+        self.front_probe = True
         self.healed: Healed | None = None
         # The highest version of the log that the program of each member reads.
         self.reads = dict.fromkeys(names, LOG_VERSION)
@@ -89,7 +90,7 @@ class Cluster:
         """That of the next life of a member."""
         self.lives += 1
         seat = Seat(self.shard, self.identity, LogWriter(number, self.lives), name, f"{name}:1", f"http://{name}:2")
-        settings, reads = ClusterSettings(rank=number), self.reads[name]
+        settings, reads = ClusterSettings(rank=number, front_probe=self.front_probe), self.reads[name]
         return Membership(self.engine, seat, settings, map=self.maps[name], healed=self.healed, reads=reads)
 
     def announce(self, **reads: int) -> None:

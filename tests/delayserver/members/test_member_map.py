@@ -94,3 +94,10 @@ def test_a_token_is_made_once_and_one_that_was_revoked_gets_no_new_secret() -> N
     assert map_of(TokenRevoked("1")).token_table() is None
     many = [TokenNote(replace(token, token_id=str(number)), made=True) for number in range(TOKENS_MAX + 1)]
     assert len(map_of(*many).token_table() or ()) == TOKENS_MAX
+
+
+def test_a_start_that_was_forgotten_stays_forgotten_when_its_process_says_whom_it_reaches() -> None:
+    reaching = Announced(A.name, 0, A.address, "", "1", A.instance, reaches=("b",))
+    assert map_of(A, reaching).members == {"a": reaching}
+    assert not map_of(A, Forgotten("a", "1"), reaching).members
+    assert map_of(A, Forgotten("a", "1"), reaching, started("a", "4")).members["a"].instance == "4"

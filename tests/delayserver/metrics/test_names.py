@@ -36,6 +36,7 @@ member_beat_age_seconds{member,shard} member_epoch{member,shard} member_lag_reco
 member_compared_position{member,shard}
 member_lag_seconds{member,shard} member_leads{member,shard} member_lease_left_seconds{member,shard}
 member_proposals{member,shard} member_proposals_bytes{member,shard}
+member_unreached{member,shard} member_unreached_by{member,shard}
 outcomes_waiting queue_bound{broker_group,queue} queue_used{broker_group,queue}
 ready replay_lag_bytes retired_windows_ahead subject_pending{subject} subjects subjects_max tags tags_max
 unreadable_files uptime_seconds wheel_bytes wheel_rows
@@ -47,6 +48,7 @@ broker_group_dropped_from_memory{broker_group} broker_group_duplicates_suppresse
 broker_group_failed_over{broker_group} broker_group_maybe_delivered_twice{broker_group}
 broker_group_uncertain_failovers{broker_group} broker_published broker_pulled broker_retried checkpoints clock_steps
 disk_errors early{broker_group} errors{error} event_loop_stalls group_commits log_unanswered{member,shard} messages_accepted
+member_front_hand_overs{member,shard}
 messages_ended{outcome} messages_replaced node_failures{broker_group,node} one_way_refused wheel_evictions
 wheel_loads
 """,

@@ -16,7 +16,7 @@ def test_any_member_shows_all_shards_and_who_does_not_answer() -> None:
         cluster.add("0000000000ff")
         a, other, lost = cluster.members
         a.wrong_replies["status"] = status(a, MEMBER | LEADS | {"member": "a", "log_in_sync": 2})
-        standby.wrong_replies["status"] = status(standby, MEMBER | {"member": "b"})
+        standby.wrong_replies["status"] = status(standby, MEMBER | {"member": "b", "front": "does not reach c"})
         other.wrong_replies["status"] = status(a, MEMBER)
         lost.close()
         with gateway_alone(standby.address) as web:
@@ -33,15 +33,16 @@ def test_any_member_shows_all_shards_and_who_does_not_answer() -> None:
         {
             "address": a.address, "announced": "primary", "unanswered": None, "member": "a", "role": "primary", "epoch": 7,
             "lag_records": 0, "lag_ms": 0, "if_it_dies": "b goes on, some two seconds later",
+            "front": "",
         },
         {
             "address": standby.address, "announced": "standby", "unanswered": None, "member": "b", "role": "standby",
             "epoch": 7, "lag_records": 12, "lag_ms": 1_500,
-            "if_it_dies": "nothing stops, but the primary has no standby then",
+            "if_it_dies": "nothing stops, but the primary has no standby then", "front": "does not reach c",
         },
         {
             "address": "127.0.0.1:1", "announced": "standby", "unanswered": "no answer", "member": None, "role": None,
-            "epoch": None, "lag_records": None, "lag_ms": None, "if_it_dies": None,
+            "epoch": None, "lag_records": None, "lag_ms": None, "if_it_dies": None, "front": None,
         },
     ]  # fmt: skip
     assert [each["unanswered"] for each in second["members"]] == ["another server is at this address"]
