@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from delayserver.protocol.errors import ConnectionLost, DelayServerError, RequestTimedOut
-from delayserver.protocol.loss_of_member import if_it_dies
+from delayserver.protocol.loss_of_member import hears_log, if_it_dies
 from delayserver.protocol.schema.shard_map import ShardPlace
 from delayserver.web.answers import json_answer
 from delayserver.web.clients import Clients, TokenClient
@@ -96,9 +96,11 @@ def _member(place: ShardPlace, address: str, answer: Status | str, statuses: lis
         return MemberShown(address, announced, answer)
     figures = answer["cluster"][0]
     others = [each["cluster"][0]["member"] for each in statuses if each is not answer]
+    log_answers = any(hears_log(each["cluster"][0]["lag_records"], each["cluster"][0]["lag_ms"]) for each in statuses)
     return MemberShown(
         address, announced, None, figures["member"], figures["role"], figures["epoch"], figures["lag_records"],
-        figures["lag_ms"], if_it_dies(figures["role"], others), figures.get("front", ""),
+        figures["lag_ms"], if_it_dies(figures["role"], others, log_answers=log_answers),
+        figures.get("front", ""),
     )  # fmt: skip
 
 

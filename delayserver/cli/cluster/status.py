@@ -14,7 +14,7 @@ from delayserver.cli.cluster.covered import Covered, find_covered
 from delayserver.cli.kafka.on_kafka import on_kafka
 from delayserver.cli.terminal import options
 from delayserver.cli.terminal.output import print_json, visible
-from delayserver.protocol.loss_of_member import if_it_dies
+from delayserver.protocol.loss_of_member import hears_log, if_it_dies
 from delayserver.protocol.schema.shard_map import CLOSED, OPEN
 
 if TYPE_CHECKING:
@@ -174,25 +174,28 @@ def _tell(shard: int | None, of_shard: list[Asked], state: str) -> None:
             text = f"{_role(each):<11}  {each.address}: {each.reason}"
         else:
             text = f"{standing.role:<11}  {each.address}, epoch {standing.epoch}"
-            if standing.lag_records is None:
+            if not hears_log(standing.lag_records, standing.lag_ms):
                 text += f", its log does not answer; the last record came {standing.lag_ms:,} ms ago"
+            elif standing.role == "standby" and standing.lag_records is None:
+                text += f", its last record came {standing.lag_ms:,} ms ago"
             elif standing.role == "standby":
                 text += f", {standing.lag_records:,} records ({standing.lag_ms:,} ms) behind"
             if standing.front:
                 text += f"; {standing.front}"
         click.echo(visible(f"  {each.name or each.address:<{width}}  {text}"))
-    for each in of_shard:
-        if each.standing is not None:
-            others = [other.name for other in of_shard if other.standing is not None and other is not each]
-            click.echo(visible(f"  if {each.name} dies now: {if_it_dies(each.standing.role, others)}"))
+    standings = [(each.name, each.standing) for each in of_shard if each.standing is not None]
+    log_answers = any(hears_log(standing.lag_records, standing.lag_ms) for _, standing in standings)
+    for name, standing in standings:
+        others = [other for other, _ in standings if other != name]
+        click.echo(visible(f"  if {name} dies now: {if_it_dies(standing.role, others, log_answers=log_answers)}"))
 
 
 def _tell_version(of_shard: list[Asked], reads: dict[str, int]) -> None:
     """The version of the log, and who keeps it from rising."""
     version = max([each.standing.log_version for each in of_shard if each.standing is not None], default=None)
     text = "" if version is None else f"  its log has version {version}"
-    lowest, highest = min(reads.values()), max(reads.values())
-    if lowest < highest:
+    lowest = min(reads.values(), default=0)  # a member that was forgotten may answer
+    if any(known > lowest for known in reads.values()):
         older = [name for name, known in reads.items() if known == lowest]
         text += f"{',' if text else '  its log:'} and {', '.join(older)} reads none above {lowest}: it does not rise"
     if text:
