@@ -14,7 +14,7 @@ from delayserver.runtime.clock import Clock
 from delayserver.runtime.marks import Bell
 from delayserver.state.positions.positions import Positions
 from store.logs.message_log import LogEntry
-from store.records.batches import MessageBatch
+from store.records.batches import FollowedBatch, MessageBatch
 from store.records.column_batch import ColumnBatch
 from store.records.message_rows import MessageRows
 
@@ -108,7 +108,7 @@ class LogQueue:
     async def linger(self) -> None:
         """Let a few more rows gather, unless a part waits for the replay, or a row is due soon."""
         self._lingering_rows = 0
-        waited_for = self.positions.replayed_sequence.awaited
+        waited_for = self.positions.replayed_sequence.awaited or self.positions.replayed.awaited
         if waited_for or not self._entries or not all(map(self._may_linger, self._entries)):
             return
         self.positions.hurry.hush()
@@ -122,8 +122,11 @@ class LogQueue:
         return self._lingering_rows <= LINGER_ROWS_MAX and not self.is_urgent(entry)
 
     def is_urgent(self, entry: LogEntry) -> bool:
-        """Whether the round of this entry is not to be put off: it cancels something, or a row is due soon."""
+        """Whether the round of this entry is not to be put off: it cancels something, or a row is due soon. A place of the
+        shared log, which stands behind each write of a member, is replayed with what comes before it."""
         batch = entry.batch
+        if isinstance(batch, FollowedBatch):
+            return False
         if not isinstance(batch, MessageBatch | MessageRows):
             return True
         return due_range(batch)[0] <= self._clock.now_ms() + SOON_MS

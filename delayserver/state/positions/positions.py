@@ -35,7 +35,7 @@ class Positions:
 
     def __init__(self, *, durable: int, accepted_sequence: int, replayed: int, replayed_sequence: int) -> None:
         """Where the start found each stage."""
-        # Rung when a part waits for the replay of a message: the replayer then lets no more rows gather.
+        # Rung when a part waits for the replay: the replayer then lets no more rows gather.
         self.hurry = Bell()
         # The end of what is durable, and its last sequence. Writer: the accepted log.
         self.durable = Mark(durable)
@@ -50,7 +50,7 @@ class Positions:
         self._asked_us = 0
         # All records before this offset are in their schedule files and published, and so are all messages up to this
         # sequence. Writer: the replay.
-        self.replayed = Mark(replayed)
+        self.replayed = Mark(replayed, self.hurry)
         self.replayed_sequence = Mark(replayed_sequence, self.hurry)
         # The offset of message_log from which on this process decided what stands there, as the primary of a cluster: memory
         # has it before the replay. Behind every offset where another process did. Writer: the accepted log.

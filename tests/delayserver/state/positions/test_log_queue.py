@@ -11,6 +11,7 @@ import trio.testing
 from delayserver.state.positions.log_queue import LINGER_MS, LogQueue
 from delayserver.state.positions.positions import Positions
 from store.logs.message_log import LogEntry
+from store.shared.followed import FollowedTo, marker
 from tests.fakes.clock import SimulatedClock
 from tests.fakes.rows import messages
 
@@ -84,3 +85,34 @@ async def test_the_replay_lingers_unless_a_part_waits_for_it_or_a_row_is_due_soo
         nursery.start_soon(put_soon)
         assert await lingered_ms() == 10, "a row that is due soon came"
     assert await lingered_ms() == 0, "a row that is due soon is here"
+
+
+async def test_the_places_of_a_members_writes_linger_with_its_rows(autojump_clock: trio.testing.MockClock) -> None:
+    clock = SimulatedClock()
+    positions, queue = fresh(bytes_max=1 << 20, clock=clock)
+    far_ms = clock.now_ms() + 600_000
+
+    def write(position: int) -> None:
+        start, place = positions.durable.value, FollowedTo(position)
+        rows = LogEntry(start, start + 10, messages(position, 1, due_ms=far_ms, span_ms=1))
+        entries = [rows, LogEntry(start + 10, start + 20, marker([(place, 1)], place))]
+        positions.durable.advance(start + 20)
+        queue.put(entries)
+
+    async with trio.open_nursery() as nursery:
+        write(1)
+        began = trio.current_time()
+        nursery.start_soon(queue.linger)
+        await trio.sleep(LINGER_MS / 2_000)
+        write(2)
+    assert round((trio.current_time() - began) * 1_000) == LINGER_MS
+    async with trio.open_nursery() as nursery:
+        began = trio.current_time()
+        nursery.start_soon(queue.linger)
+        await trio.sleep(0.010)
+        nursery.start_soon(positions.replayed.reached, 40)
+        await trio.testing.wait_all_tasks_blocked()
+        assert round((trio.current_time() - began) * 1_000) == 10, "a part waits for the replay"
+        await queue.linger()
+        assert round((trio.current_time() - began) * 1_000) == 10, "a part waits already"
+        nursery.cancel_scope.cancel()
