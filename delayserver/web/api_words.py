@@ -30,6 +30,7 @@ WORDS: Final[Mapping[str, Words]] = {
     "after": Words("Only letters behind this position.", 41),
     "GroupsQuery.after": Words("Only groups behind the `next` of another page.", "7.12"),
     "TransactionsQuery.after": Words("Only transactions behind the `next` of another page.", "1800000000000.2.46"),
+    "shard": Words("Only what this shard has, at a gateway of several shards.", 1),
     "at": Words("A time of ISO 8601 with a zone.", "2027-01-15T08:00:00Z"),
     "attempt": Words("How often the message was handed out to this group, this time included.", 1),
     "body": Words("The body of the message. `body_encoding` says how it is written.", "cancel order 7"),

@@ -21,6 +21,7 @@ from delayserver.protocol.schema.greetings import ServerInfo
 from delayserver.protocol.token_text import ADMIN, LOOK
 from delayserver.web.bodies import TOKEN
 from delayserver.web.idempotency import FirstTries
+from delayserver.web.problems import invalid
 from delayserver.web.singles import Singles
 from delayserver.web.token_routes import TokenRoutes
 
@@ -49,6 +50,18 @@ class StayingClient(AsyncClient):
 
     _FOLLOWS = False
     _SPREADS = False
+
+
+async def at_shard(client: AsyncClient, shard: int | None) -> AsyncClient:
+    """The client of one shard, for a request that names it. Raises `Problem`."""
+    if shard is None:
+        return client
+    if isinstance(client, StayingClient):
+        raise invalid("this gateway belongs to one server: leave shard out, or ask a gateway of all shards")
+    clients = await client.shard_clients()
+    if shard not in clients:
+        raise invalid(f"the cluster has no shard {shard} with messages; it has {', '.join(map(str, clients))}")
+    return clients[shard]
 
 
 def _kind_for(server: str) -> type[AsyncClient]:

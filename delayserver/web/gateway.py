@@ -27,7 +27,7 @@ from delayserver.protocol.schema.transactions import Ended, OpenTransactionsPage
 from delayserver.protocol.schema.waiting_keys import RetryKeysResult, SkipResult
 from delayserver.web.answers import EVENTS, JSON, Send, json_answer, problem_answer, read_query
 from delayserver.web.bodies import NDJSON, BodyReader, Receive, Scope
-from delayserver.web.clients import Clients
+from delayserver.web.clients import Clients, at_shard
 from delayserver.web.cloud_events import STRUCTURED
 from delayserver.web.cluster_view import ClusterView
 from delayserver.web.group_acts import GroupActs
@@ -50,6 +50,7 @@ from delayserver.web.queries import (
     ReadQuery,
     ReadyQuery,
     SendQuery,
+    ShardQuery,
     TransactionsQuery,
     WaitingKeysQuery,
 )
@@ -196,7 +197,7 @@ class Gateway:
             Endpoint("GET", "/openapi.json", self.openapi, "This document",
                      {200: EndpointAnswer("OpenAPI 3.1", dict[str, Any])}),
             Endpoint("GET", "/v1/status", self.status, "What the server holds and how late it is",
-                     {200: EndpointAnswer("The status map of the server", STATUS)}),
+                     {200: EndpointAnswer("The status map of the server", STATUS)}, query=ShardQuery),
             Endpoint("GET", "/v1/cluster", ClusterView(self._clients).cluster, "The shards and members of the cluster",
                      {200: EndpointAnswer("The map, and what each member says of itself now", ClusterShown)}),
             Endpoint("GET", "/v1/live", self.live.live, "The server's figures, once a second",
@@ -217,19 +218,20 @@ class Gateway:
     async def pending(self, request: Request, names: Mapping[str, str]) -> Response:
         """How many messages are pending, from counters of the server."""
         query = read_query(request.query_params.multi_items(), PendingQuery)
-        client = await self._clients.of_request(request.scope)
+        calls = await at_shard((await self._clients.of_request(request.scope)).calls, query.shard)
         if query.by == "subject":
             if query.from_ms is not None or query.to_ms is not None:
                 raise invalid("by=subject counts all times together: leave from and to out")
-            subjects = await client.calls.pending_by_subject()
+            subjects = await calls.pending_by_subject()
             return json_answer(Pending(subjects=subjects))
-        buckets = await client.calls.pending(query.by, from_ms=query.from_ms, to_ms=query.to_ms)
+        buckets = await calls.pending(query.by, from_ms=query.from_ms, to_ms=query.to_ms)
         return json_answer(Pending(buckets))
 
     async def status(self, request: Request, names: Mapping[str, str]) -> Response:
         """The server's status."""
-        client = await self._clients.of_request(request.scope)
-        return json_answer(await client.calls.status())
+        query = read_query(request.query_params.multi_items(), ShardQuery)
+        calls = await at_shard((await self._clients.of_request(request.scope)).calls, query.shard)
+        return json_answer(await calls.status())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""

@@ -15,7 +15,7 @@ from delayserver.protocol.schema.dead_letters import DeadLetter
 from delayserver.protocol.schema.stored import ReadMessage
 from delayserver.web.answers import json_answer, read_json, read_query
 from delayserver.web.bodies import BodyForm, BodyReader, shown_body
-from delayserver.web.clients import Clients, TokenClient
+from delayserver.web.clients import Clients, TokenClient, at_shard
 from delayserver.web.due_times import TEXT_MAX
 from delayserver.web.http_consuming import REQUEST_BYTES_MAX, unless_gone
 from delayserver.web.problems import Problem, invalid
@@ -145,7 +145,7 @@ class GroupActs:
         """Messages of a subject from a position on. No group notices it."""
         query = read_query(request.query_params.multi_items(), ReadQuery)
         client = await self._clients.of_request(request.scope)
-        ask = client.pulls.read
+        ask = (await at_shard(client.pulls, query.shard)).read
 
         page = await unless_gone(
             request, lambda: ask(names["subject"], query.position, query.max, query.wait_ms / 1000)

@@ -28,7 +28,7 @@ from delayserver.web.bodies import (
     shown_body,
     too_large,
 )
-from delayserver.web.clients import Clients, TokenClient
+from delayserver.web.clients import Clients, TokenClient, at_shard
 from delayserver.web.cloud_events import to_structured
 from delayserver.web.cursor_text import cursor_text, read_cursor
 from delayserver.web.idempotency import idempotency_key, message_id_of, refuse_key
@@ -224,9 +224,10 @@ class HttpConsuming:
         """The consumer groups and their lag."""
         query = read_query(request.query_params.multi_items(), GroupsQuery)
         client = await self._clients.of_request(request.scope)
+        calls = await at_shard(client.calls, query.shard)
         if query.max is None and query.after is None:
-            return json_answer(Groups(await client.calls.groups(query.subject)))
-        page = await client.calls.groups_page(query.subject, read_cursor(query.after), query.max)
+            return json_answer(Groups(await calls.groups(query.subject)))
+        page = await calls.groups_page(query.subject, read_cursor(query.after), query.max)
         return json_answer(Groups(page.groups, cursor_text(page.next)))
 
     async def groups_of_subject(self, request: Request, names: Mapping[str, str]) -> Response:

@@ -13,11 +13,12 @@ from starlette.responses import Response
 from delayserver.protocol.schema.stored import FoundMessage, FromMs, Key, ToMs
 from delayserver.web.answers import json_answer, read_query
 from delayserver.web.bodies import BodyForm, shown_body
-from delayserver.web.clients import Clients
+from delayserver.web.clients import Clients, at_shard
+from delayserver.web.queries import ShardQuery
 from delayserver.web.schemas import Stored
 
 
-class FindQuery(Struct, forbid_unknown_fields=True):
+class FindQuery(ShardQuery, kw_only=True, forbid_unknown_fields=True):
     """One of `message_id`, `key` and `subject`. `from_ms` and `to_ms`: when the message was handed to the node. `max`: how
     many messages at most. `body_as`: how bodies are written.
     """
@@ -53,7 +54,7 @@ class HttpFinding:
         """A message that is not due yet is not found: it has not been handed over."""
         query = read_query(request.query_params.multi_items(), FindQuery)
         client = await self._clients.of_request(request.scope)
-        found = await client.calls.find(
+        found = await (await at_shard(client.calls, query.shard)).find(
             query.message_id,
             key=query.key,
             subject=query.subject,

@@ -8,9 +8,16 @@ import msgspec
 from msgspec import Meta, Struct
 
 from delayserver.protocol.schema.groups import GROUPS_AT_ONCE_MAX
+from delayserver.protocol.slots import SLOTS
 from delayserver.web.bodies import BodyForm
 from delayserver.web.cursor_text import CURSOR
 from delayserver.web.schemas import I64, Due, Milliseconds
+
+
+class ShardQuery(Struct, forbid_unknown_fields=True):
+    """`shard`: what this shard has alone, at a gateway of several."""
+
+    shard: Annotated[int, Meta(ge=0, le=SLOTS)] | None = None
 
 
 class LookupQuery(Struct, forbid_unknown_fields=True):
@@ -50,7 +57,7 @@ class SendQuery(Due, kw_only=True, forbid_unknown_fields=True):
     order_key: str | None = None
 
 
-class PendingQuery(Struct, forbid_unknown_fields=True):
+class PendingQuery(ShardQuery, kw_only=True, forbid_unknown_fields=True):
     """Minutes or hours that begin from `from` on and before `to`, in milliseconds since 1970. By subject all times are
     counted together.
     """
@@ -68,7 +75,7 @@ class LettersQuery(Struct, forbid_unknown_fields=True):
     body_as: BodyForm | None = None
 
 
-class TransactionsQuery(Struct, forbid_unknown_fields=True):
+class TransactionsQuery(ShardQuery, kw_only=True, forbid_unknown_fields=True):
     """Open transactions behind the `next` of another page."""
 
     after: str | None = None
@@ -82,7 +89,7 @@ class WaitingKeysQuery(Struct, forbid_unknown_fields=True):
     after: Milliseconds | None = None
 
 
-class ReadQuery(Struct, forbid_unknown_fields=True):
+class ReadQuery(ShardQuery, kw_only=True, forbid_unknown_fields=True):
     """Messages from `position` on."""
 
     position: Milliseconds = 0
@@ -91,7 +98,7 @@ class ReadQuery(Struct, forbid_unknown_fields=True):
     body_as: BodyForm = "auto"
 
 
-class GroupsQuery(Struct, forbid_unknown_fields=True):
+class GroupsQuery(ShardQuery, kw_only=True, forbid_unknown_fields=True):
     """`subject`: only the groups of this subject. With `max` or `after` a page of them, else all."""
 
     subject: str | None = None

@@ -14,7 +14,7 @@ from delayserver.protocol.errors import Forbidden
 from delayserver.protocol.schema.reload import Changes
 from delayserver.web.answers import json_answer, read_json, read_query
 from delayserver.web.bodies import BodyReader, message_body, message_bytes_max
-from delayserver.web.clients import Clients
+from delayserver.web.clients import Clients, at_shard
 from delayserver.web.due_times import due_ms_of, has_due
 from delayserver.web.http_consuming import REQUEST_BYTES_MAX
 from delayserver.web.queries import TransactionsQuery
@@ -61,7 +61,8 @@ class Transacting:
         """A page of the open transactions."""
         query = read_query(request.query_params.multi_items(), TransactionsQuery)
         client = await self._clients.of_request(request.scope)
-        return json_answer(await client.calls.transactions_page(query.after, query.max))
+        calls = await at_shard(client.calls, query.shard)
+        return json_answer(await calls.transactions_page(query.after, query.max))
 
     async def commit(self, request: Request, names: Mapping[str, str]) -> Response:
         """Make the message visible. Again for a committed transaction it gives the same answer."""

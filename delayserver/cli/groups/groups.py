@@ -46,6 +46,7 @@ for _command in (policy, list_waiting, skip_waiting, retry_waiting):
 @groups.command("list")
 @click.argument("subject", required=False)
 @options.server
+@options.shard
 @options.as_json
 def list_groups(subject: str | None, server: str, as_json: bool) -> None:
     """List the consumer groups of a node, or those of SUBJECT.

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     "--wait", "wait_ms", type=options.DURATION, default="0s", show_default=True, help="At the end wait for more."
 )
 @options.server
+@options.shard
 @options.as_json
 def peek(subject: str, position: int | None, maximum: int, wait_ms: int, server: str, as_json: bool) -> None:
     """Print messages of SUBJECT from a position on. No consumer group notices it.

@@ -11,6 +11,7 @@ from delayserver.cli.terminal.output import print_json, visible
 @click.command
 @click.argument("pattern", required=False)
 @options.server
+@options.shard
 @options.as_json
 @click.pass_context
 def subjects(context: click.Context, pattern: str | None, server: str, as_json: bool) -> None:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     "--max", "maximum", type=options.Whole(min=1), default=100, show_default=True, help="End after this many."
 )
 @options.server
+@options.shard
 @options.as_json
 @click.pass_context
 def find(

@@ -23,6 +23,7 @@ from delayserver.config.units import format_duration, format_instant
     "--to", "to_ms", type=options.INSTANT, metavar="TIME", help="Leave out what is due at this time or later."
 )
 @options.server
+@options.shard
 @options.as_json
 def pending(by: str, from_ms: int | None, to_ms: int | None, server: str, as_json: bool) -> None:
     """Count the pending messages by the minute or hour in which they are due, or by subject.

@@ -29,6 +29,7 @@ def transactions() -> None:
     "--max", "maximum", type=options.Whole(min=1), default=1_000, show_default=True, help="End after this many."
 )
 @options.server
+@options.shard
 @options.as_json
 def list_open(maximum: int, server: str, as_json: bool) -> None:
     """List the transactions that are neither committed nor rolled back.

@@ -40,6 +40,7 @@ TROUBLES: Final = ("errors", "corruption", "unreadable", "damages", "duplicate_s
 @click.option("--all", "everything", is_flag=True, help="Show all figures, as --json does.")
 @click.option("--every", "interval_ms", type=options.DURATION, default="1s", show_default=True, help="How often.")
 @options.server
+@options.shard
 @options.as_json
 def status(watch: bool, everything: bool, interval_ms: int, server: str, as_json: bool) -> None:
     """Show what the server accepted, what became of it, what is pending, and how late deliveries were.
@@ -51,6 +52,8 @@ def status(watch: bool, everything: bool, interval_ms: int, server: str, as_json
     if watch and not interval_ms:
         raise click.UsageError("--every 0s would never rest: write for example --every 200ms")
     with options.connect(server) as client:
+        if client.connect().shards > 1 and options.chosen_shard() is None:
+            click.echo("these are the figures of one shard alone: --shard N says which", err=True)
         if watch and not as_json and sys.stdout.isatty():
             _show_live(client, interval_ms, everything)
         for current in _statuses(client, interval_ms, watch):

@@ -26,6 +26,7 @@ def targets() -> None:
 
 @targets.command("list")
 @options.server
+@options.shard
 @options.as_json
 @click.pass_context
 def list_targets(context: click.Context, server: str, as_json: bool) -> None:

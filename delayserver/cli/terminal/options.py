@@ -183,6 +183,24 @@ def access(command: Command) -> Command:
     return token_file(tls_ca(command))
 
 
+def shard(command: Command) -> Command:
+    """Adds ``--shard``: `connect` gives a client of this shard alone."""
+    return click.option(
+        "--shard",
+        type=Whole(min=0),
+        expose_value=False,
+        callback=_keep,
+        metavar="N",
+        help="In a cluster of several shards: ask this shard alone.",
+    )(command)
+
+
+def chosen_shard() -> int | None:
+    """The shard that the command that runs now was given."""
+    context = click.get_current_context(silent=True)
+    return None if context is None else context.meta.get("delayserver.shard")
+
+
 def client_arguments() -> dict[str, Any]:
     """How the command that runs now makes its client, beside the address: the token, if one was given."""
     context = click.get_current_context(silent=True)
@@ -241,13 +259,25 @@ def connect(address: str) -> Iterator[Client]:
         probe.close()
     with Client(address, **arguments) as client:
         try:
-            yield client
+            yield _of_shard(client)
         except UnknownOperation:
             if client.status().get("role") != "broker":
                 raise
             raise click.ClickException(
                 f"{address} is a broker node, which only hands messages out: name the server with --server HOST:PORT"
             ) from None
+
+
+def _of_shard(client: Client) -> Client:
+    """The client of the shard that was chosen. Raises `click.ClickException`."""
+    number = chosen_shard()
+    if number is None:
+        return client
+    clients = client.shard_clients()
+    if number not in clients:
+        known = ", ".join(map(str, clients))
+        raise click.ClickException(f"the cluster has no shard {number} with messages; it has {known}")
+    return clients[number]
 
 
 def level_number(server: ServerInfo, level: int | timedelta) -> int:

@@ -215,6 +215,11 @@ class AsyncClient(AsyncOperations):
                 return {0: self}
         return await (await self._all_shards()).each()
 
+    async def _shard_addresses(self) -> dict[int, str]:
+        """The members of each shard, with commas between."""
+        map = (await self._all_shards()).map
+        return {shard: map.addresses(shard) for shard in map.all}
+
     async def _all_shards(self) -> Shards[AsyncClient]:
         """The shards, when the map of the cluster is read."""
         shards, tasks = self._shards, self._tasks

@@ -130,6 +130,14 @@ class Client(BlockingOperations):
     def _publisher_at(self, address: str) -> Client:
         return self._nodes.get(address) or self._nodes.setdefault(address, self._node_client(address))
 
+    def shard_clients(self) -> dict[int, Client]:
+        """As `AsyncClient.shard_clients`."""
+        self.connect()
+        if not (self._core.has_shards and self._SPREADS):
+            return {0: self}
+        addresses = self._shards.call(lambda client: client._shard_addresses)
+        return {shard: self._publisher_at(members) for shard, members in addresses.items()}
+
     def _node_client(self, address: str) -> Client:
         return _NodeClient(
             address,

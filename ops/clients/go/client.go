@@ -32,6 +32,7 @@ type Options struct {
 	Dialer         net.Dialer    // how to connect
 	TLS            *tls.Config   // encrypts the connection; nil: it is not encrypted. An empty ServerName is the host of the address
 	ConnectTimeout time.Duration // for one address, hello included; 0: 5 seconds
+	OneShard       bool          // figures and lists are those of the shard that the client asks, in a cluster of several
 	Retries        int           // further attempts of a call after a failure that may pass; 0: 3, below 0: none
 }
 
@@ -402,8 +403,18 @@ func pauseAfter(err error, attempt int) (pause time.Duration, again bool) {
 
 // call makes one request, and decodes its result. It repeats as kind allows.
 func (c *Client) call(ctx context.Context, kind effect, operation string, arguments map[string]any, result any) error {
-	_, err := c.attempts(ctx, operation, kind, func(on *connection) error { return on.call(ctx, operation, arguments, result) })
+	_, err := c.attempts(ctx, operation, kind, func(on *connection) error {
+		if ofAllShards[operation] && on.server.Shards > 1 && !c.options.OneShard {
+			return ErrSeveralShards
+		}
+		return on.call(ctx, operation, arguments, result)
+	})
 	return err
+}
+
+// ofAllShards are the operations whose answer of one shard would be taken for that of all.
+var ofAllShards = map[string]bool{
+	"pending": true, "subjects": true, "groups": true, "group": true, "find": true, "read": true, "dead_letters": true, "transactions": true,
 }
 
 // ask is call for a result that stands alone.

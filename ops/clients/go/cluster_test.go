@@ -12,8 +12,9 @@ import (
 type member struct {
 	address string
 
-	lock  sync.Mutex
-	asked []string
+	lock   sync.Mutex
+	asked  []string
+	shards int // of its cluster
 }
 
 func (m *member) count(operation string) int {
@@ -42,7 +43,7 @@ func begin(t *testing.T, serve func(operation string) map[string]any) *member {
 			m.lock.Lock()
 			m.asked = append(m.asked, operation)
 			m.lock.Unlock()
-			result := map[string]any{"version": 1, "server_id": "5f3a9c0d2b71", "server_us": 1799999940000000, "role": "server", "limits": map[string]any{}}
+			result := map[string]any{"version": 1, "server_id": "5f3a9c0d2b71", "server_us": 1799999940000000, "role": "server", "limits": map[string]any{}, "shards": m.shards}
 			if operation != "hello" && operation != "ping" {
 				result = serve(operation)
 			}
@@ -73,6 +74,25 @@ func TestAClientGoesToThePrimaryThatAStandbyNames(t *testing.T) {
 	}
 	if client.Address() != primary.address || standby.count("subjects") != 1 || primary.count("subjects") != 2 {
 		t.Fatalf("at %s; %d and %d requests", client.Address(), standby.count("subjects"), primary.count("subjects"))
+	}
+}
+
+func TestAClientOfOneShardOfSeveralSaysSoInsteadOfAPart(t *testing.T) {
+	serve := func(string) map[string]any {
+		return map[string]any{"subjects": []string{"s"}, "next": 1, "more": false}
+	}
+	m, other := begin(t, serve), begin(t, serve)
+	m.shards, other.shards = 2, 2
+	client := dialed(t, m.address, Options{})
+	if _, err := client.Subjects(patient(t), SubjectQuery{}); !errors.Is(err, ErrSeveralShards) {
+		t.Fatal(err)
+	}
+	if _, err := client.PendingBySubject(patient(t)); !errors.Is(err, ErrSeveralShards) || m.count("pending") != 0 {
+		t.Fatal(err)
+	}
+	one := dialed(t, other.address, Options{OneShard: true})
+	if page, err := one.Subjects(patient(t), SubjectQuery{}); err != nil || len(page.Subjects) != 1 {
+		t.Fatal(page, err)
 	}
 }
 

@@ -75,6 +75,7 @@ type Server struct {
 	Version  int64  `msgpack:"version"`
 	Limits   Limits `msgpack:"limits"`
 	ServerUs int64  `msgpack:"server_us"` // the server's clock at that moment
+	Shards   int64  `msgpack:"shards"`    // of its cluster; 0: it is in none
 
 	DelayLevelsMs []int64 `msgpack:"delay_levels_ms"` // level 1 is the first one
 }

@@ -131,6 +131,9 @@ var (
 	errRetired        = errors.New("the client has gone to another server")
 	// ErrClosed is in the errors of calls on a Client that was closed by its owner.
 	ErrClosed = errors.New("the client is closed")
+
+	// ErrSeveralShards ends a call about what all shards of a cluster have: this client asks one. Options.OneShard allows it.
+	ErrSeveralShards = errors.New("the cluster has several shards, and this client asks one of them: set OneShard for what that one has")
 )
 
 // NoReplyError says that a request has no reply: the connection was lost, no server answered, or the caller's context ended.

@@ -20,7 +20,7 @@ from delayserver.protocol.errors import (
 )
 from tests.delayserver.client.both import Connect
 from tests.delayserver.client.fake_cluster import FakeCluster, fake_cluster
-from tests.delayserver.client.fake_server import Fail
+from tests.delayserver.client.fake_server import Fail, FakeServer
 from tests.delayserver.client.groups_of_shards import group, letter, waiting
 
 Answer = Callable[[dict[str, Any]], dict[str, Any]]
@@ -252,3 +252,17 @@ def test_a_position_of_a_queue_is_refused(cluster: FakeCluster, client: Client) 
         client.read("s", 0)
     with pytest.raises(InvalidArgument, match="single shard"):
         client.seek("s", "g", 7)
+
+
+def test_a_client_of_one_shard_tells_what_that_shard_has(cluster: FakeCluster) -> None:
+    with Client(cluster.members[0].address) as client:
+        for number in range(9):
+            client.send(f"s.{number}", b"", due_ms=1)
+        alone = {shard: set(each.subjects()) for shard, each in client.shard_clients().items()}
+        assert alone == {n: {each.subject for each in cluster.members[n].messages} for n in range(3)}
+        assert all(alone.values())
+
+
+def test_a_server_without_shards_is_the_only_one(server: FakeServer) -> None:
+    with Client(server.address) as client:
+        assert client.shard_clients() == {0: client}

@@ -160,6 +160,67 @@ def test_a_gateway_of_both_shards_takes_and_gives_messages_of_both(cluster: Clus
         assert all(shard["log"]["faults"] == [] for shard in shown)
 
 
+def test_figures_and_lists_are_those_of_both_shards(cluster: Cluster, admin: str, tmp_path: Path) -> None:
+    later_ms = time.time_ns() // 1_000_000 + 86_400_000
+    with Client(cluster.addresses, token=admin) as client:
+        for each in ids("sum.later"):
+            client.send("sum.later", "x", due_ms=later_ms, message_id=each)
+        for each in ids("sum.now"):
+            client.send("sum.now", "x", due_ms=later_ms - 86_400_000, message_id=each)
+        client.set_policy("sum.now", "g", attempts=1)
+        came: list[Delivery] = []
+        while len(came) < 4:
+            came += client.pull("sum.now", "g", 4, wait_s=20)
+        assert client.nack("sum.now", "g", came).nacked == 4
+        assert client.subjects("sum.*") == ["sum.later", "sum.now", "sum.now.dead.g"]
+        assert client.group("sum.now", "g").dead_letters == 4
+        letters = client.dead_letters("sum.now", "g")
+        assert {each.message_id for each in letters} == set(ids("sum.now"))
+        assert {each.message_id for each in client.find(subject="sum.now")} == set(ids("sum.now"))
+        last = letters[-1].position
+        assert (client.drop_dead_letters("sum.now", "g", positions=[last]).left, letters.pop().position) == (3, last)
+        assert [each.position for each in client.dead_letters("sum.now", "g")] == [each.position for each in letters]
+        alone = client.shard_clients()
+        assert [alone[shard].group("sum.now", "g").dead_letters for shard in (0, 1)] == [2, 1]
+    secret = tmp_path / "token"
+    secret.write_text(admin)
+    at = "--server", ",".join(cluster.addresses), "--token-file", str(secret), "--json"
+
+    def pending(*shard: str) -> dict[str, int]:
+        rows = run("pending", "--by", "subject", *shard, *at).rows
+        return {row["subject"]: row["pending"] for row in rows if row["subject"].startswith("sum.")}
+
+    assert [pending(), pending("--shard", "0"), pending("--shard", "1")] == [{"sum.later": n} for n in (4, 2, 2)]
+    assert "no shard 7" in run("pending", "--shard", "7", *at).err
+    assert [run("groups", "list", "sum.now", *shard, *at).row["dead_letters"] for shard in ((), ("--shard", "1"))] == [
+        3,
+        1,
+    ]
+    status = run("status", "--shard", "1", *at)
+    assert status.row["cluster"][0]["shard"] == 1 and not status.err
+    assert "one shard alone" in run("status", *at).err
+    bearer = {"authorization": f"Bearer {admin}"}
+    with gateway_alone(",".join(cluster.addresses)) as web:
+
+        def told(path: str) -> list[int]:
+            rows = web.ask("GET", path, headers=bearer).json["subjects"]
+            return [row["pending"] for row in rows if row["subject"] == "sum.later"]
+
+        assert [told("/v1/pending?by=subject" + shard) for shard in ("", "&shard=0", "&shard=1")] == [[4], [2], [2]]
+        pages = []
+        path = "/v1/groups?max=1"
+        while path:
+            page = web.ask("GET", path, headers=bearer).json
+            pages += [(row["subject"], row["group"]) for row in page["groups"]]
+            path = f"/v1/groups?max=1&after={page['next']}" if "next" in page else ""
+        assert len(pages) == len(set(pages)) and ("sum.now", "g") in pages and pages == sorted(pages)
+        assert web.ask("GET", "/v1/pending?shard=7", headers=bearer).status == 400
+        assert web.ask("GET", "/v1/status?shard=1", headers=bearer).json["cluster"][0]["shard"] == 1
+        read = "/v1/subjects/sum.now/messages"
+        assert web.ask("GET", read, headers=bearer).status == 400
+        assert len(web.ask("GET", f"{read}?shard=0", headers=bearer).json["messages"]) == 2
+
+
 def test_a_listener_with_a_pattern_gets_the_messages_of_both_shards(cluster: Cluster, admin: str) -> None:
     came: set[str] = set()
     all_came = threading.Event()
