@@ -51,7 +51,7 @@ store.snapshots: store store.disk store.logs store.tables
 .broker.queues: store store.disk store.logs store.records .broker
 .client.asynchronous: .client.calls .client.connections .client.tracing .client.values .protocol .protocol.schema
 .runtime: store store.disk store.logs store.records .logs .protocol
-.members: store store.disk store.shared store.tables .protocol .protocol.schema .runtime
+.members: store store.disk store.records store.shared store.tables .protocol .protocol.schema .runtime
 .kafka: .logs .runtime
 .targets: store.disk store.records .broker.queues .kafka .logs .net .protocol .runtime
 .config: store.logs .protocol .targets

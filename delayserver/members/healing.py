@@ -17,11 +17,13 @@ from delayserver.runtime.log_reading import reading
 from delayserver.runtime.marks import Mark
 from delayserver.runtime.shared_log import LogLost, LogRecord, LogTrimmed, SharedLog
 from store.disk.filesystem import Buffer
+from store.records.column_batch import ColumnBatch
+from store.records.versions import lowest_schema
 from store.shared.copied import CopiedPiece
 from store.shared.envelope import Envelope, EnvelopeKind, ForeignRecordError, LogWriter, ShardIdentity, unwrap, wrap
 from store.shared.followed import FollowedTo
 from store.shared.log_order import LogOrder, Validity
-from store.shared.payload import BarrierNote, BeatNote, ClaimNote, encode_note, encode_records
+from store.shared.payload import BarrierNote, BeatNote, ClaimNote, encode_note, encode_records, version_needed
 
 IN_FLIGHT: Final = 32
 """Half of what a log takes at once."""
@@ -193,20 +195,26 @@ class Healing:
         for piece in pieces:
             records = piece.records
             # Records without a place come in an epoch that no member has seen. They are the last ones.
-            place = piece.place or FollowedTo(0, until + 1, 1, self.me, horizon_ms)
+            place = piece.place or self._place_of(records, until, horizon_ms, barrier)
             until, horizon_ms = max(until, place.epoch), place.horizon_ms
             if (place.epoch, place.index) <= (epoch, index):
                 barrier = place.barrier
                 continue
             if records:
                 yield from lead_to(
-                    FollowedTo(0, place.epoch, place.index - 1, place.writer, horizon_ms, barrier=barrier)
+                    replace(place, index=place.index - 1, barrier=barrier if piece.place else place.barrier)
                 )
                 index = place.index
                 yield envelope(EnvelopeKind.RECORDS, epoch, index, place.writer), encode_records(records)
             else:
                 yield from lead_to(place)
         yield from lead_to(FollowedTo(0, until, 0, self.me))
+
+    def _place_of(self, records: Sequence[ColumnBatch], until: int, horizon_ms: int, barrier: int) -> FollowedTo:
+        """The place of records without one, in an epoch of their own. A crash may have cut off a barrier too."""
+        schemas = [lowest_schema(each) for each in records]
+        needed = max([barrier, *[version_needed(each.kind, each.version) for each in schemas]])
+        return FollowedTo(0, until + 1, 2 if needed > barrier else 1, self.me, horizon_ms, barrier=needed)
 
     def _claim(self) -> ClaimNote:
         own = self.healer

@@ -24,6 +24,7 @@ from store.logs.message_log import LogEntry
 from store.logs.schedule_log import ScheduleKey, ScheduleLog, ScheduleSource
 from store.records.batches import (
     CancelBatch,
+    KeptBatch,
     LedgerBatch,
     MessageBatch,
     NameBatch,
@@ -139,7 +140,8 @@ class Replayer:
         of_broker = [
             entry
             for entry in entries
-            if isinstance(entry.batch, StoredBatch | ProgressBatch) and entry.start < self._positions.led_from
+            if isinstance(entry.batch, StoredBatch | ProgressBatch | KeptBatch)
+            and entry.start < self._positions.led_from
         ]
         if batch is not None and batch.replaces_sequence.any():
             cancels.append(cancels_of_replacements(batch))

@@ -25,10 +25,13 @@ from delayserver.server.state_parts import StateParts
 from delayserver.server.upkeep_parts import UpkeepParts
 from delayserver.startup.directory_opening import find_lost_broker
 from delayserver.startup.written_records import written_records
+from delayserver.state.shard.standing import Standing
 from delayserver.state.windows.window_book import WindowBook
 from store.errors import StoreError
 from store.logs.message_log import MessageLog
+from store.records.batches import KIND_KEPT
 from store.records.segment import FILE_HEADER_BYTES
+from store.shared.payload import version_needed
 from store.tables.days import DayTable
 
 
@@ -78,7 +81,8 @@ def build_broker(
     else:
         positions, propose = state.positions, cluster.proposing.propose
         is_over = partial(_is_over, state.book, opened.files.days, runtime.clock)
-        shared = SharedBroker(core, propose, positions.replayed, positions.durable, is_over, runtime)
+        gives_up = partial(_has_kept, cluster.standing)
+        shared = SharedBroker(core, propose, positions.replayed, positions.durable, gives_up, is_over, runtime)
         # A publish waits for the log, never for a sync of its own.
         storage = replace(storage, durability="sync", inline_sync_bytes_max=0)
     commit = BrokerCommit(core, opened.believable, runtime, shared)
@@ -112,6 +116,10 @@ async def settle_doubts_of_primary(core: Broker, log: MessageLog, workers: Worke
     if doubts_from is not None:
         search = core.in_doubt.search(written_records(log, doubts_from))
         core.in_doubt.settle_written(await workers.run(search))
+
+
+def _has_kept(standing: Standing) -> bool:
+    return standing.barrier.value >= version_needed(KIND_KEPT, 1)
 
 
 def _is_over(book: WindowBook, days: DayTable, clock: Clock, start_ms: int) -> bool:

@@ -21,7 +21,7 @@ KIND_MESSAGES, KIND_CANCELS, KIND_OUTCOMES, KIND_NAMES = 1, 2, 3, 4
 KIND_STORED, KIND_PROGRESS, KIND_RUNS = 5, 6, 7  # of the embedded broker
 KIND_LEDGER = 8
 KIND_INDEX = 9  # of the embedded broker
-KIND_FOLLOWED, KIND_TABLE = 10, 11  # of a member of a cluster
+KIND_FOLLOWED, KIND_TABLE, KIND_KEPT = 10, 11, 12  # of a member of a cluster
 
 # Bit of `StoredBatch.flags`: a client published the message to this node. It has no window and was never handed over.
 FLAG_PUBLISHED = 1
@@ -273,3 +273,13 @@ class TableBatch(ColumnBatch, kind=KIND_TABLE, version=1):
     table: U32
     contents_length: U32
     contents: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class KeptBatch(ColumnBatch, kind=KIND_KEPT, version=1):
+    """What the stores of all members of a shard keep: the record whose first message has this position in the queue of a
+    subject and target group, and all that stands behind it. What stands before it is given up. One row."""
+
+    position: I64
+    subject: U32
+    target_group: U32

@@ -25,6 +25,7 @@ from store.records.batches import (
     CancelBatch,
     FollowedBatch,
     IndexBatch,
+    KeptBatch,
     LedgerBatch,
     MessageBatch,
     NameBatch,
@@ -72,6 +73,7 @@ BATCHES: dict[int, type[ColumnBatch]] = {
         IndexBatch,
         FollowedBatch,
         TableBatch,
+        KeptBatch,
     )
 }
 

@@ -12,14 +12,19 @@ import msgspec
 
 from store.disk.filesystem import Buffer
 from store.errors import UpgradeNeededError
+from store.records.batches import KIND_KEPT
 from store.records.record import BadRecordError
 from store.records.record_image import RecordImage, record_images
 from store.records.segment import Appendable, encode_appendable
 from store.shared.envelope import EnvelopeKind
 
-LOG_VERSION: Final = 0
+LOG_VERSION: Final = 1
 """The highest version of a shared log that this program reads. FORMAT.md says which kinds of records stand in a log of each
 version. A log begins with 0, and a barrier raises it."""
+
+# Kinds and versions of records that programs of version 0 do not know: they stand only in a log of this version, or a higher
+# one.
+_NEEDED: Final = {(KIND_KEPT, 1): 1}
 
 
 class ClaimNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -104,6 +109,11 @@ def encode_note(note: Note) -> bytes:
 def encode_records(batches: Sequence[Appendable]) -> list[Buffer]:
     """The payload of records, in parts: each as it would stand at offset 0 of a file. Blobs are not copied."""
     return [part for batch in batches for part in encode_appendable(batch, 0, 0).buffers]
+
+
+def version_needed(kind: int, version: int) -> int:
+    """The lowest version of a log in which a record of this kind and version may stand."""
+    return _NEEDED.get((kind, version), 0)
 
 
 def require_readable(version: int, reads: int, position: int, program: str = "") -> None:

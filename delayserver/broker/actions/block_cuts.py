@@ -14,6 +14,7 @@ from contextlib import suppress
 
 import numpy as np
 
+from delayserver.broker.actions.given_up import FirstKept
 from delayserver.broker.actions.group_table import GroupTable
 from delayserver.broker.actions.state import BrokerState
 from delayserver.broker.files.store_index import index_path
@@ -82,6 +83,37 @@ def retire_store(state: BrokerState, below: int) -> list[str]:
     return removed
 
 
+def kept_from(state: BrokerState) -> int:
+    """The store offset below which nothing counts any more: it was removed, or given up by the log of a shard."""
+    return max(state.files.store.first, state.given_up.below)
+
+
+def give_up(state: BrokerState) -> bool:
+    """Let queues, windows and groups have nothing in front of the first record that the log of the shard keeps. Not while a
+    checkpoint copies the queues. False where nothing was to be done. Segments go later: see `retire_store`."""
+    below = _offset_of(state, state.given_up.first)
+    if below <= kept_from(state):
+        return False
+    state.given_up.move_to(below)
+    _drop_below(state, below)
+    return True
+
+
+def _offset_of(state: BrokerState, first: FirstKept | None) -> int:
+    """The store offset of a record, or of one before it where a block of index rows is damaged; 0: it is gone already."""
+    queue = None if first is None else state.queues.get((first.subject, first.target_group))
+    if first is None or queue is None or not queue.first <= first.position < queue.end:
+        return 0
+    offset = queue.store_offset_of(first.position)
+    assert offset is not None, "the queue has the position"
+    if queue.blocks and offset <= queue.blocks[-1].store_offset_last:
+        block, _ = queue.block_at(first.position)
+        with suppress(StoreError):
+            runs = state.files.blocks.load(block.block_offset)
+            offset = int(runs.store_offset[np.searchsorted(runs.position, first.position, side="right") - 1])
+    return offset
+
+
 def may_pass(state: BrokerState) -> bool:
     """Whether retention may remove messages that a group has not acked."""
     return bool(state.limits.lag_bytes_max or state.limits.lag_ms_max)
@@ -127,14 +159,17 @@ def _lowest_unconsumed(asleep: QueueColumns, consumed: list[int]) -> int:
 
 def _move_up(state: BrokerState) -> None:
     """Drop the removed segments from queues, windows, cursors and blocks of index rows."""
-    first = state.files.store.first
-    state.queues.retire(first)
-    state.windows.retire(first)
+    _drop_below(state, kept_from(state))
     for base in [base for base in state.files.segment_newest_us if base < state.files.store.log.segments()[0][0]]:
         del state.files.segment_newest_us[base]
-    _move_groups_up(state)
     in_use = state.queues.blocks_in_use()
     state.files.blocks.retire(state.files.blocks.end if in_use is None else in_use)
+
+
+def _drop_below(state: BrokerState, below: int) -> None:
+    state.queues.retire(below)
+    state.windows.retire(below)
+    _move_groups_up(state)
 
 
 def _move_groups_up(state: BrokerState, keys: Iterable[GroupKey] | None = None) -> None:
@@ -153,7 +188,7 @@ def _move_groups_up(state: BrokerState, keys: Iterable[GroupKey] | None = None) 
 def cut_removed(state: BrokerState, key: QueueKey) -> bool:
     """Drop the rows of removed records from a queue, and move its groups up, before retention comes to it (`BlockCuts`): a
     pull or a read has met one. False if there are none. Raises ReadNeeded, CorruptionError."""
-    queue, below = state.queues[key], state.files.store.first
+    queue, below = state.queues[key], kept_from(state)
     if not queue.reaches_below(below):
         return False
     before = queue.first
@@ -172,7 +207,7 @@ class BlockCuts:
 
     def __init__(self, state: BrokerState, queues: list[ConsumeQueue]) -> None:
         self._state = state
-        self._below = state.files.store.first
+        self._below = kept_from(state)
         self._blocks = [(queue, queue.blocks[0], queue.blocks[0].block_offset) for queue in queues]
         self._found: list[tuple[ConsumeQueue, SpilledBlock, RunBatch]] = []
 

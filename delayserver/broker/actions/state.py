@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from delayserver.broker.actions.given_up import GivenUpByLog
 from delayserver.broker.actions.group_table import GroupTable
 from delayserver.broker.actions.notes import ProgressNotes
 from delayserver.broker.actions.policy_table import LettersToSync, PolicyTable
@@ -27,6 +28,7 @@ class BrokerState:
     | `groups` | itself; `Consuming`, `Retries`, `DeadLetters` and `DeadQueue` move the cursors of a group |
     | `notes`, `letters` | who acks or hands out adds; `Durability` takes |
     | `messages`, `damages` | who reads the store |
+    | `given_up` | `SharedBroker` and the replay of the progress say it, `StoreRetention` does it |
     """
 
     files: BrokerFiles
@@ -40,3 +42,4 @@ class BrokerState:
     notes: ProgressNotes
     letters: LettersToSync
     groups: GroupTable
+    given_up: GivenUpByLog

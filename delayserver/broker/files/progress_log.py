@@ -31,7 +31,7 @@ from store.records.segment import (
     is_unfinished,
 )
 
-ACKED, SEEN, UNTIL, IN_PLACE, KEPT, MOVED, REMOVED, HANDED, COUNTED, FROM, RETURNING, APPLIED = range(12)
+ACKED, SEEN, UNTIL, IN_PLACE, KEPT, MOVED, REMOVED, HANDED, COUNTED, FROM, RETURNING, APPLIED, GIVEN_UP = range(13)
 # A row in memory.
 PROGRESS_ROW_BYTES = 56
 # The largest `times` of a row.

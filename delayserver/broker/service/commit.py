@@ -11,9 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 import trio
 
+from delayserver.broker.actions.given_up import first_of_segment
 from delayserver.broker.service.broker import Broker
 from delayserver.broker.service.durability import BrokerSync
 from delayserver.broker.service.shared_broker import SharedBroker
@@ -169,13 +171,28 @@ class BrokerCommit:
             if self._shared is not None:
                 self._shared.forget_windows()
             now_us, latest_us = self._believable.now_us(), self._believable.latest_us()
-            if self._durability.checkpoint_due() or self._retention.needs_checkpoint(now_us, latest_us):
+            by_log = self._shared is not None and self._shared.gives_up()
+            if self._shared is not None and by_log:
+                if self._shared.leads:
+                    await self._give_up(self._shared, now_us, latest_us)
+                self._retention.give_up()
+            if self._durability.checkpoint_due() or self._retention.needs_checkpoint(now_us, latest_us, by_log=by_log):
                 with suppress(DiskFullError):  # retention may make room
                     await self._checkpoint()
-            self._retention.retire(now_us, latest_us, alone=self._shared is None)
+            self._retention.retire(now_us, latest_us, alone=self._shared is None, by_log=by_log)
             for cuts in self._retention.block_cuts():
                 await self._workers.run(cuts.load)
                 cuts.finish()
+
+    async def _give_up(self, shared: SharedBroker, now_us: int, latest_us: int) -> None:
+        """Let all members give up what this primary needs no more. Where the next segment cannot be read, a later one is
+        waited for."""
+        base = self._retention.to_give_up(now_us, latest_us)
+        if base:
+            found = await self._workers.run(partial(first_of_segment, self._files.store, base))
+            await self.durable()  # so the log has the acks that made it so, in front
+            if found is not None:
+                await shared.give_up(*found)
 
     async def _checkpoint(self) -> None:
         """Write a checkpoint. With many queues its steps on the event loop are short, and others run between them."""

@@ -13,7 +13,14 @@ from typing import Self
 
 from delayserver.broker.actions.state import BrokerState
 from delayserver.broker.files.broker_checkpoint import BrokerCheckpoint, encode_checkpoint
-from delayserver.broker.files.progress_log import ACKED, PROGRESS_ROW_BYTES, TIMES_MAX, ProgressRows, ProgressSync
+from delayserver.broker.files.progress_log import (
+    ACKED,
+    GIVEN_UP,
+    PROGRESS_ROW_BYTES,
+    TIMES_MAX,
+    ProgressRows,
+    ProgressSync,
+)
 from delayserver.broker.files.store import StoreSync
 from delayserver.broker.queues.group_cursors import GroupKey
 from delayserver.broker.queues.places import LEASED
@@ -233,6 +240,9 @@ class Durability:
     def snapshot(self) -> ProgressRows:
         """Rows that say where all groups are."""
         rows = ProgressRows()
+        kept = self._state.given_up.first
+        if kept is not None:
+            rows.add(GIVEN_UP, kept.subject, kept.target_group, False, 0, kept.position)
         for key, end in self._state.groups.removals.known.items():
             self._state.notes.add_removed(key, end, self._state.groups.moves, rows)
         for key, group in self._state.groups.items():

@@ -7,8 +7,9 @@
 
 from __future__ import annotations
 
-from delayserver.broker.actions.block_cuts import may_pass
+from delayserver.broker.actions.block_cuts import give_up, may_pass
 from delayserver.broker.actions.dead_letter_burial import ack_originals, has_letters
+from delayserver.broker.actions.given_up import FirstKept, GivenUpByLog
 from delayserver.broker.actions.group_table import GroupTable
 from delayserver.broker.actions.notes import ProgressNotes
 from delayserver.broker.actions.policy_table import LettersToSync, PolicyTable
@@ -24,6 +25,7 @@ from delayserver.broker.files.progress_log import (
     ACKED,
     COUNTED,
     FROM,
+    GIVEN_UP,
     HANDED,
     IN_PLACE,
     KEPT,
@@ -126,6 +128,7 @@ def recover_broker(
         notes,
         LettersToSync(),
         GroupTable(queues, notes, limits),
+        GivenUpByLog(),
     )
     for text in (
         *([] if policies.damage is None else [policies.damage]),
@@ -144,6 +147,7 @@ def recover_broker(
     replay = ProgressReplay(state, letters, complete=complete)
     for row in state.files.progress.rows():
         replay.apply(row, now_us, lease_us)
+    give_up(state)
     return state, replay
 
 
@@ -256,6 +260,8 @@ class ProgressReplay:
         elif row.change == REMOVED:
             state.groups.recover_removal((row.subject, row.group), row.stop)
             state.groups.recover_moves(row.times)
+        elif row.change == GIVEN_UP:
+            state.given_up.keep(FirstKept(row.subject, row.group, row.stop))
         else:
             _apply(state, row, self._lost)
 

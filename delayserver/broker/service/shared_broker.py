@@ -14,8 +14,9 @@ from functools import partial
 
 import trio
 
+from delayserver.broker.actions.given_up import FirstKept
 from delayserver.broker.broker_limits import BrokerLimits
-from delayserver.broker.files.progress_log import FROM, PROGRESS_ROW_BYTES, AppliedTo, ProgressRows, rows_of
+from delayserver.broker.files.progress_log import FROM, GIVEN_UP, PROGRESS_ROW_BYTES, AppliedTo, ProgressRows, rows_of
 from delayserver.broker.files.store import StoreSync, size_of
 from delayserver.broker.service.broker import Broker
 from delayserver.broker.service.durability import SharedSync
@@ -24,7 +25,7 @@ from delayserver.runtime.marks import Mark
 from delayserver.runtime.runtime import Runtime
 from store.errors import DiskFullError
 from store.logs.message_log import LogEntry
-from store.records.batches import ProgressBatch, StoredBatch
+from store.records.batches import KeptBatch, ProgressBatch, StoredBatch
 from store.records.segment import Appendable
 from store.records.stored_rows import StoredRows
 
@@ -37,6 +38,9 @@ Write = Callable[[Sequence[Appendable]], Awaitable[int]]
 IsOver = Callable[[int], bool]
 """Whether a schedule window of this shard has passed, and all of it has durable outcomes here."""
 
+GivesUp = Callable[[], bool]
+"""Whether the log says what the store gives up. Before, each member decides it by its own clock."""
+
 
 class SharedBroker:
     """Keeps the files of a broker as its log says. `replayed` and `durable` are the marks of message_log.
@@ -44,12 +48,20 @@ class SharedBroker:
     Invariant: what the log has below the last mark is in the files, and what it has behind that comes again at a start."""
 
     def __init__(
-        self, core: Broker, write: Write, replayed: Mark, durable: Mark, is_over: IsOver, runtime: Runtime
+        self,
+        core: Broker,
+        write: Write,
+        replayed: Mark,
+        durable: Mark,
+        gives_up: GivesUp,
+        is_over: IsOver,
+        runtime: Runtime,
     ) -> None:
         self._core = core
         self._write = write
         self._replayed = replayed
         self._durable = durable
+        self.gives_up = gives_up
         self._is_over = is_over
         self._clock = runtime.clock
         self._workers = runtime.workers
@@ -82,6 +94,8 @@ class SharedBroker:
         elif isinstance(entry.batch, StoredBatch):
             self._core.follow(entry.batch, self._clock.now_us())
             self._count(entry.batch)
+        elif isinstance(entry.batch, KeptBatch):
+            self._keep(entry.batch)
         self._followed = entry.end
 
     def _follow_progress(self, batch: ProgressBatch, offset: int) -> None:
@@ -93,6 +107,12 @@ class SharedBroker:
             self._core.replay.apply(row, now_us, lease_us)
             self._rows.add_row(row)
         self._core.replay.letters.clear()  # these rows ack their messages
+
+    def _keep(self, batch: KeptBatch) -> None:
+        first = FirstKept(*[int(column.item(-1)) for column in (batch.subject, batch.target_group, batch.position)])
+        self._core.state.given_up.keep(first)
+        self._rows.add(GIVEN_UP, first.subject, first.target_group, False, 0, first.position)
+        self._core.retention.give_up()
 
     def _count(self, record: StoredBatch | StoredRows) -> None:
         last = max(record.sequences) if isinstance(record, StoredRows) else int(record.sequence.max())
@@ -148,6 +168,22 @@ class SharedBroker:
                     await self._mark()
                 except DiskFullError:
                     return  # they wait for the next mark
+
+    async def give_up(self, first: FirstKept, stop: int) -> None:
+        """Let all members give up what stands in front of a record of the store, which ends at `stop`. Nothing is done where
+        the log does not have that record yet. Raises InDoubt."""
+        async with self._lock:
+            assert self._confirmed is not None, "a standby decides nothing"
+            _, store_end = self._confirmed
+            if stop > store_end:
+                return
+            kept = KeptBatch.filled(1, position=first.position, subject=first.subject, target_group=first.target_group)
+            try:
+                end = await self._write([kept])
+            except DelayServerError as error:
+                raise InDoubt(f"the result is unknown: {error.message}") from error
+            self._confirmed = end, store_end
+            self._keep(kept)
 
     # -- marks
 

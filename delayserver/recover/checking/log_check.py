@@ -29,6 +29,7 @@ from store.records.batches import (
     I64,
     KIND_CANCELS,
     KIND_FOLLOWED,
+    KIND_KEPT,
     KIND_LEDGER,
     KIND_MESSAGES,
     KIND_NAMES,
@@ -47,7 +48,7 @@ NOTHING_KEPT = 1 << 62
 UNITS_AT_ONCE = 256
 # What a message_log holds, and that of a cluster's member.
 KINDS = (KIND_MESSAGES, KIND_CANCELS, KIND_NAMES)
-MEMBER_KINDS = (*KINDS, KIND_OUTCOMES, KIND_STORED, KIND_PROGRESS, KIND_LEDGER, KIND_FOLLOWED, KIND_TABLE)
+MEMBER_KINDS = (*KINDS, KIND_OUTCOMES, KIND_STORED, KIND_PROGRESS, KIND_LEDGER, KIND_FOLLOWED, KIND_TABLE, KIND_KEPT)
 
 
 def first_kept_sequence(taken: Capture) -> int:

@@ -18,7 +18,7 @@ from delayserver.members.member_map import FORMAT, Announced, Founded, Healed, H
 from delayserver.runtime.shared_log import LogLost, LogTrimmed, LogUnavailable, LogUnusable
 from delayserver.server.joining import join
 from store.logs.log_scan import LogScan
-from store.records.batches import FollowedBatch
+from store.records.batches import FollowedBatch, KeptBatch
 from store.records.column_batch import ColumnBatch
 from store.records.segment import Appendable, encode_appendable
 from store.shared.copied import CopiedPiece, log_records, pieces_in
@@ -392,6 +392,18 @@ async def test_a_healed_log_has_the_barriers_of_the_one_before() -> None:
         places = [(each.envelope.epoch, each.envelope.index) for each in notes]
         assert read == [BarrierNote(version, "2.0") for *_, version in barriers]
         assert places == [place[:2] for place in barriers]
+
+
+async def test_records_behind_a_barrier_that_a_crash_has_cut_off_have_one_again() -> None:
+    records = Records()
+    had = [CopiedPiece(FollowedTo(9, 1, 4, ONE), [BATCH]), CopiedPiece(None, [KeptBatch.filled(1)])]
+    own = Announced("a", 0, "h:1", "", "2.0", "1")
+    healing = Healing(lambda: ListLog(records), IDENTITY, own, THREE)
+    await healing.write(iter(had), [stranded("a", *had), stranded("b", had[0])], 7)
+    found = [unwrap(data, IDENTITY, 0) for data in records.data]
+    places = [(each.envelope.kind.name, each.envelope.epoch, each.envelope.index) for each in found]
+    assert places == [("CLAIM", 2, 0), ("BARRIER", 2, 1), ("RECORDS", 2, 2)]
+    assert decode_note(EnvelopeKind.BARRIER, found[1].payload, 0) == BarrierNote(1, "2.0")
 
 
 def cause(host: Host) -> BaseException | None:

@@ -11,6 +11,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from delayserver.broker.broker_limits import BrokerLimits
 from delayserver.broker.files.progress_log import ACKED, ProgressRows
 from delayserver.broker.service import shared_broker
 from delayserver.broker.service.commit import BrokerCommit
@@ -44,10 +45,11 @@ KEYS = [(1, group) for group in GROUPS]
 class Member:
     """One life of the broker of a member. All members share `log`, in which each record takes 8 bytes."""
 
-    def __init__(self, log: list[ColumnBatch], disk: FakeDisk | None = None) -> None:
+    def __init__(self, log: list[ColumnBatch], disk: FakeDisk | None = None, limits: BrokerLimits = SMALL) -> None:
         self.log = log
         self.disk = disk or FakeDisk()
-        self.core = DirectBroker.open(self.disk, "/data/broker", SERVER, NOW_US, SMALL, shared=True)
+        self.limits = limits
+        self.core = DirectBroker.open(self.disk, "/data/broker", SERVER, NOW_US, limits, shared=True)
         runtime = Runtime.on(clock=SimulatedClock(), workers=FakeWorkers())
         self.replayed, self.durable = Mark(0), Mark(0)
         self.superseded = False
@@ -55,7 +57,8 @@ class Member:
         self.over: set[int] = set()
         # So many more envelopes are proposed before another member leads.
         self.takes = 1 << 30
-        self.shared = SharedBroker(self.core, self._write, self.replayed, self.durable, self.over.__contains__, runtime)
+        is_over = self.over.__contains__
+        self.shared = SharedBroker(self.core, self._write, self.replayed, self.durable, lambda: True, is_over, runtime)
 
     async def _write(self, records: Sequence[Appendable]) -> int:
         if not self.takes:
@@ -83,7 +86,7 @@ class Member:
             self.disk.crash(random)
         else:
             self.disk.kill()
-        return Member(self.log, self.disk)
+        return Member(self.log, self.disk, self.limits)
 
     def known(self) -> list[object]:
         """What is decided about each message, by group and queue."""

@@ -10,7 +10,7 @@ import pytest
 from delayserver.recover.checking.check import check_directory
 from store.disk.filesystem import RealFileSystem
 from store.logs.message_log import MessageLog
-from store.records.batches import LedgerBatch, NameBatch, OutcomeBatch, RunBatch, TableBatch
+from store.records.batches import KeptBatch, LedgerBatch, NameBatch, OutcomeBatch, RunBatch, TableBatch
 from store.records.column_batch import ColumnBatch
 from store.shared.followed import FollowedTo, marker
 from store.tables.names import SUBJECT, Names
@@ -18,7 +18,7 @@ from tests.delayserver.recover.directories import Made
 from tests.fakes.rows import messages
 
 DECIDED, STRANGE = OutcomeBatch.filled(1, sequence=1), RunBatch.filled(1)
-OTHERS = [LedgerBatch.filled(1), TableBatch.filled(1)]
+OTHERS = [LedgerBatch.filled(1), TableBatch.filled(1), KeptBatch.filled(1)]
 PLACE = marker([], FollowedTo(5, 1, 4))
 
 
