@@ -25,13 +25,15 @@ SUBJECT = "s"
 
 @dataclass(slots=True)
 class Member:
-    """A member: the processes on its directory, one after the other."""
+    """A member: the processes on its directory, one after the other. `port` is that on which they listen, if it is not that of
+    the address at which clients reach them."""
 
     name: str
     folder: Path
     address: str
     shard: int = 0
     process: subprocess.Popen[bytes] | None = None
+    port: int = 0
 
     @property
     def file(self) -> Path:
@@ -42,7 +44,8 @@ class Member:
         """Start a process."""
         self.process = start(
             "serve", "--cluster", str(self.file), "--shard", str(self.shard), "--json", "--http-port", "0",
-            "--data-dir", str(self.folder / self.name), "--port", self.address.rpartition(":")[2],
+            "--data-dir", str(self.folder / self.name), "--port", str(self.port or self.address.rpartition(":")[2]),
+            *(("--announce", self.address) if self.port else ()),
         )  # fmt: skip
 
     def ready(self) -> dict[str, Any]:
