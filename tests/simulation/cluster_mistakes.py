@@ -10,15 +10,18 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import trio
 
 from delayserver.broker.service import shared_broker
 from delayserver.broker.service.commit import BrokerCommit
 from delayserver.follow.follower import Follower
 from delayserver.follow.shard_outcome_writer import ShardOutcomeWriter
+from delayserver.lead.front_probe import FrontProbe
 from delayserver.replay.deduplication import Deduplication
 from delayserver.replay.replayer import Replayer
 from delayserver.server import cluster_parts
 from delayserver.state.memory.attempted import Attempted
+from delayserver.state.shard.fronts import Fronts
 from delayserver.state.shard.leading import Leading
 from delayserver.state.shard.shard_sequences import ShardSequences
 from store.shared.envelope import EnvelopeKind, unwrap
@@ -180,6 +183,32 @@ def a_duplicate_dropped() -> list[Change]:
     return [(Deduplication, "mark", mistaken)]
 
 
+def stays_where_no_client_reaches_it() -> list[Change]:
+    """A primary that no member reaches goes on: its beats do."""
+
+    def mistaken(_right: Any) -> Any:
+        async def leave(_self: Any) -> None:
+            await trio.lowlevel.checkpoint()
+
+        return leave
+
+    return [(FrontProbe, "_leave", mistaken)]
+
+
+def hands_over_in_a_common_fault() -> list[Change]:
+    """A primary that no member reaches hands over, though no other one is reached either."""
+
+    def mistaken(right: Any) -> Any:
+        def heir(self: Any, living: Any, now_us: int) -> str:
+            return right(self, living, now_us) or (
+                living[0].member if len(self.unreached_by) == len(living) > 0 else ""
+            )
+
+        return heir
+
+    return [(Fronts, "_heir", mistaken)]
+
+
 # Each with a seed that notices it.
 CLUSTER_MISTAKES: tuple[tuple[Callable[[], list[Change]], int], ...] = (
     (outcomes_written_before_they_came_back, 4),
@@ -194,4 +223,6 @@ CLUSTER_MISTAKES: tuple[tuple[Callable[[], list[Change]], int], ...] = (
     (acks_beside_the_log, 3),
     (published_before_it_came_back, 15),
     (a_duplicate_dropped, 4),
+    (stays_where_no_client_reaches_it, 9),
+    (hands_over_in_a_common_fault, 2),
 )

@@ -1,7 +1,8 @@
 """The world of one seed with a shard of three members: whole servers, each with its disk and clock, on one simulated log.
 
 They deliver to nodes of their own. Clients know all members, and follow the one that leads. Members are killed, lose power,
-stand still, are cut off from the log or from clients. The log is late, repeats records and stands still.
+stand still, are cut off from the log or from clients. In some seeds they ask each other's fronts. The log is late, repeats
+records and stands still.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import trio
 
 from delayserver.config.settings import GroupSettings, NodeSettings, RouteSettings, Settings
 from delayserver.front.front import BROKER
+from delayserver.state.shard.fronts import MemberFront
 from tests.simulation import settings as settings_of
 from tests.simulation.actors import REMOTE_SUBJECTS, SUBJECTS, Consumer, Producer, look_up
 from tests.simulation.bounds import Bounds
@@ -50,6 +52,11 @@ HOPS_MAX = 300
 # Seeds in which messages go to the broker in the members; of those, what else it is asked for.
 EMBEDDED_SHARE = 0.7
 DEALING_SHARE, PUBLISHING_SHARE, GIVING_UP_SHARE, ORDERING_SHARE = 0.4, 0.5, 0.3, 0.3
+# Seeds in which members ask each other's fronts.
+PROBING_SHARE = 0.3
+# A fault of so long makes a primary hand over. The map shows what members say within some time.
+UNREACHED_S = 40.0
+MAP_S = 0.5
 # With a log that answers and a member that runs, somebody leads within this time.
 LEADER_S_MAX = 60.0
 # At the end all members are at the end of the log within this time.
@@ -169,6 +176,10 @@ class ClusterWorld:
         self.dealer = self._dealer(seed)
         self.workloads = self._workloads(seed)
         self.checker = FollowingClient(self.network, addresses, "checker", chance)
+        self.probing = Random(f"{seed}:fronts")
+        self.probes = self.probing.random() < PROBING_SHARE
+        for member in self.members:
+            member.probes = self.probes
         self.bounds = Bounds(40 * len(self.producers), 24, len(MEMBERS))
         self.calm = False
 
@@ -277,9 +288,13 @@ class ClusterWorld:
                 nursery.start_soon(self.dealer.answer)
             for workload in self.workloads:
                 workload.start(nursery)
+            if self.probes:
+                nursery.start_soon(self._show_fronts)
             for _ in range(self.chance.choice(EPISODES)):
                 await self._episode()
             await self._calm_down()
+            if self.probes:
+                await self._cut_off_from_clients()
             await self._deliver_all()
             if self.dealer is not None:
                 await self.dealer.finish(self._leap)
@@ -287,6 +302,37 @@ class ClusterWorld:
                 await workload.settle(self._leap)
             await self._verdict()
             nursery.cancel_scope.cancel()
+
+    async def _show_fronts(self) -> None:
+        """The map: members that reach the log learn what the others said last, and say whom they reach."""
+        said = {member.name: MemberFront(member.name, member.address) for member in self.members}
+        while True:
+            reaching = [
+                member
+                for member in self.members
+                if self.logs.reaches(member.name) and member.open.is_set() and not member.disk.dead
+            ]
+            for member in reaching:
+                said[member.name] = replace(said[member.name], reach=member.map.fronts.own)
+            for member in reaching:
+                member.map.fronts.take(list(said.values()))
+                member.map.fronts.check_invariants()
+            await self.time.sleep(MAP_S)
+
+    async def _cut_off_from_clients(self) -> None:
+        """Where only the primary is unreachable another member leads, and where all are it stays."""
+        await self.time.sleep(UNREACHED_S)
+        leader, epochs = await self._leader(), self._life()
+        everywhere = self.probing.random() < 0.5
+        self.note("world", "cut off from clients", member=leader.name, everywhere=everywhere)
+        self.network.unreachable |= {each.address for each in (self.members if everywhere else [leader])}
+        await self.time.sleep(UNREACHED_S)
+        if everywhere and self._life() != epochs:
+            raise SimulationFailure("a primary hands over where nobody reaches any member")
+        if not everywhere and (self._life() == epochs or leader.leads):
+            raise SimulationFailure("a primary that no client reaches goes on leading")
+        self.network.unreachable.clear()
+        await self._leader()
 
     async def _tend(self, host: Host) -> None:
         """Start a host again and again, some time after each death."""
@@ -361,7 +407,8 @@ class ClusterWorld:
             self.logs.stall_for(chance.choice([0.5, 3.0, 20.0]))
         elif kind == "unreachable":
             self.network.unreachable.add(member.address)
-            self.time.at(self.time.now_s + 10, lambda: self.network.unreachable.discard(member.address))
+            long_s = self.probing.choice([10, UNREACHED_S]) if self.probes else 10
+            self.time.at(self.time.now_s + long_s, lambda: self.network.unreachable.discard(member.address))
         elif kind == "clock":
             member.clock.step(int(chance.choice([-1, 1]) * 10 ** (chance.random() * 3.5) * 1e6))
         elif kind == "weather":

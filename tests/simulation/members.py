@@ -22,6 +22,7 @@ from delayserver.runtime.shared_log import SharedLogError
 from delayserver.runtime.workers import Workers
 from delayserver.server.delay_server import DelayServer, LeadershipLost
 from delayserver.server.ground import Doors, Membership
+from delayserver.state.shard.cluster_map import ClusterMap
 from delayserver.state.shard.seat import Seat
 from store.disk.memory_filesystem import MemoryFileSystem
 from store.errors import StoreError
@@ -132,6 +133,9 @@ class Member(Host):
         self._logs = logs
         self._stops = 0
         self._kept = 0
+        # Whether it asks the fronts of the others, and what it knows of them.
+        self.probes = False
+        self.map = ClusterMap(SHARD, name)
         # Its machine is lost, and its next life begins with what another member has.
         self.lost = False
 
@@ -206,13 +210,19 @@ class Member(Host):
 
     def _new_server(self, runtime: Runtime) -> DelayServer:
         self.instance = self._instances.getrandbits(62) + 1
+        self.map = ClusterMap(SHARD, self.name)
         seat = Seat(SHARD, IDENTITY, LogWriter(self.number, self.instance), self.name, self.address)
         return DelayServer(
             self.settings,
             runtime=runtime,
             doors=Doors(self.disk, self._connect),
             reread=lambda: self.file,
-            membership=Membership(self._logs.engine(self.name), seat, ClusterSettings(rank=self.number)),
+            membership=Membership(
+                self._logs.engine(self.name),
+                seat,
+                ClusterSettings(rank=self.number, front_probe=self.probes),
+                map=self.map,
+            ),
         )
 
     async def _connect(self, address: str) -> SimulatedTransport:

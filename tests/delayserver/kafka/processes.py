@@ -25,8 +25,8 @@ SUBJECT = "s"
 
 @dataclass(slots=True)
 class Member:
-    """A member: the processes on its directory, one after the other. `port` is that on which they listen, if it is not that of
-    the address at which clients reach them."""
+    """A member: the processes on its directory, one after the other. `port` is that on which they listen, where that
+    of the address at which clients reach them is another one's."""
 
     name: str
     folder: Path
