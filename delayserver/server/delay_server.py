@@ -28,7 +28,6 @@ from delayserver.net.transport import StreamListener
 from delayserver.operations.access.tokens import OwnTokens
 from delayserver.operations.nodes.reload import Reread
 from delayserver.operations.nodes.servers import Servers
-from delayserver.protocol.errors import DelayServerError
 from delayserver.runtime.error_groups import first_of
 from delayserver.runtime.fair_turns import FairTurns
 from delayserver.runtime.room_wait import RoomWait
@@ -400,8 +399,7 @@ class DelayServer:
     async def _settle(self) -> None:
         if self.parts.hand_over is not None:
             # What follows of the log is the next start's: its records may come while this process ends.
-            with contextlib.suppress(DelayServerError):
-                await self.parts.hand_over.to("")
+            await self.parts.hand_over.finish()
             return
         end = self.parts.end
         await end.settling.messages()

@@ -57,6 +57,13 @@ class LeadershipEnd:
             raise NotPrimary("another member leads already", retry_after_ms=AGAIN_MS)
         return epoch
 
+    async def finish(self) -> None:
+        """For the end of the process: hand over to any member. Where a hand-over has begun, return when it is in the log."""
+        if self._standing.leads and not self._asked.is_set():
+            self._asked.set()
+        if self._asked.is_set():
+            await self._done.wait()
+
     async def run(self) -> None:
         """Hand over when it is asked for. Returns when the log has the end, or will never have it: this life is over."""
         await self._asked.wait()

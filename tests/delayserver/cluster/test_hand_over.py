@@ -194,3 +194,25 @@ async def test_only_the_primary_hands_over(boot: Boot) -> None:
 async def test_a_server_without_a_cluster_says_so(boot: Boot) -> None:
     client = await boot().start_connected()
     assert await client.refused("cluster", {"action": "show"}) == "invalid_argument"
+
+
+async def test_a_stop_lets_a_hand_over_end_that_was_begun(boot: Boot) -> None:
+    """Otherwise the heir would have to wait until the primary is silent for long enough."""
+    cluster = Cluster(boot, "abc")
+    first, _, heir = cluster.hosts.values()
+    client = await cluster.start()
+    await first.sleep_ms(1_500)
+    cluster.engine.logs[0].pause()  # a send is on its way, so the hand-over takes a while
+    await client.ask("send", {"messages": [{"subject": "s", "body": "late", "due_ms": first.now_ms + 60_000}]})
+    await first.sleep_ms(20)
+    begun_ms = first.now_ms
+    await client.ask("cluster", {"action": "switch", "member": "c"})
+    await first.sleep_ms(20)
+    first.server.stop()
+    await first.sleep_ms(20)
+    cluster.engine.logs[0].resume()
+    await heir.wait_up()
+    assert heir.now_ms - begun_ms < BRIEF_MS
+    await first.wait_down()
+    await heir.sleep_ms(70_000)
+    assert cluster.delivered == ["late"]
