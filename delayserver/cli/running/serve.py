@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +64,7 @@ def serve(
     from delayserver.server.process import run_server
 
     announced = running.Announcement("server", settings, as_json, fs, "" if cluster is None else cluster.member)
-    with running.naming_what_failed(settings):
+    with running.naming_what_failed(settings), nullcontext() if cluster is None else running.staying_down():
         code = run_server(
             settings,
             ready=announced.ready,

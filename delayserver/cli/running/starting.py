@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from delayserver import __version__
+from delayserver.cli.terminal.failures import LOG_LOST
 from delayserver.cli.terminal.options import assignments
 from delayserver.cli.terminal.output import print_json
 from delayserver.runtime.error_groups import first_of
@@ -206,6 +207,30 @@ def naming_what_failed(settings: Settings) -> Iterator[None]:
         what = "listen for HTTP" if for_http else "listen"
         host = getattr(first_of(error), "host", place.host)
         raise click.ClickException(f"cannot {what} on {place_of(host, place.port)}: {advice}") from None
+
+
+class StaysDown(click.ClickException):
+    """A member cannot go on with its directory. To start it again does not help before somebody has done what the line
+    says."""
+
+    exit_code = LOG_LOST
+
+
+@contextmanager
+def staying_down() -> Iterator[None]:
+    """Turns what a start finds wrong with the directory of a member into `StaysDown`. Other exceptions pass, also one about
+    bytes that the disk cannot read now: the next start may read them."""
+    from store.errors import CorruptionError, FormatError, StoreError, UnreadableError
+
+    try:
+        yield
+    except (StoreError, BaseExceptionGroup) as error:
+        found = first_of(error)
+        if isinstance(found, FormatError):
+            raise StaysDown(f"wrong directory: {found}") from None
+        if isinstance(found, CorruptionError) and not isinstance(found, UnreadableError):
+            raise StaysDown(f"damaged: {found}") from None
+        raise
 
 
 def listen_for_http(hosts: Sequence[str], port: int) -> list[socket.socket]:

@@ -1,5 +1,5 @@
 """Reports failures of a command as one line on stderr and an exit code: 1 failed, 2 usage, 130 interrupted; 3: a member of a
-cluster cannot follow its log.
+cluster cannot go on with its log, or with its directory.
 
 Expected failures have named errors and get a line. A bug keeps its traceback.
 """

@@ -158,6 +158,33 @@ def test_a_primary_that_ends_hands_over(cluster: Cluster) -> None:
     require_all_once(cluster, "ended")
 
 
+def test_a_member_stays_down_where_its_directory_is_damaged_or_that_of_another_one(cluster: Cluster) -> None:
+    """By its exit code: systemd starts it again otherwise, and that does not help."""
+    primary = cluster.primary()
+    standby = cluster.members[standby_of(cluster, primary)]
+    standby.signal(signal.SIGTERM)
+    assert standby.end()[0] == 0
+    own, aside = standby.folder / standby.name, standby.folder / "aside"
+    (own / "names.log").rename(aside)
+    standby.begin()
+    code, said = standby.end()
+    assert (code, "Error: damaged: " in said, "recover rebuild" in said) == (3, True, True), said
+    aside.rename(own / "names.log")
+    name, standby.name = standby.name, "zoe"
+    own.rename(standby.folder / "zoe")
+    (standby.folder / "zoe.toml").write_text(
+        (standby.folder / f"{name}.toml").read_text().replace(f'"{name}"', '"zoe"')
+    )
+    standby.begin()
+    code, said = standby.end()
+    assert (code, "Error: wrong directory: " in said) == (3, True), said
+    standby.name = name
+    (standby.folder / "zoe").rename(own)
+    standby.begin()
+    assert standby.ready()["standing"] == "standby"
+    assert cluster.run("forget", "--member", "zoe").code == 0
+
+
 def test_a_lost_log_ends_all_members_by_name_and_they_heal_it(one_node: KafkaNodes, cluster: Cluster) -> None:
     primary = cluster.primary()
     cluster.send(5, delay_ms=20_000)
