@@ -80,7 +80,17 @@ def _shard(parts: Parts) -> Shard | None:
         return None
     standing = cluster.standing
     leader = partial(membership.leader_of, standing)
-    return Shard(cluster.log, standing, cluster.leading, leader, hand_over.to, membership.map)
+    damage, positions = parts.ground.runtime.damage, parts.state.positions
+    return Shard(
+        cluster.log,
+        standing,
+        cluster.leading,
+        leader,
+        hand_over.to,
+        membership.map,
+        damaged=lambda: bool(damage.own),
+        unreplayed_bytes=lambda: positions.lag_bytes,
+    )
 
 
 def _intake(parts: Parts) -> ChecksMessages:

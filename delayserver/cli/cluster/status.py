@@ -156,12 +156,13 @@ def _record(each: Asked) -> dict[str, object]:
         return {
             "shard": each.shard, "member": each.name or None, "role": _role(each), "epoch": None, "lag_records": None,
             "lag_ms": None, "log_version": None, "address": each.address, "reason": each.reason,
-            "front": None,
+            "damaged": None, "unreplayed_bytes": None, "front": None,
         }  # fmt: skip
     return {
         "shard": standing.shard, "member": standing.member, "role": standing.role, "epoch": standing.epoch,
         "lag_records": standing.lag_records, "lag_ms": standing.lag_ms, "log_version": standing.log_version,
-        "address": each.address, "front": standing.front,
+        "address": each.address, "damaged": standing.damaged, "unreplayed_bytes": standing.unreplayed_bytes,
+        "front": standing.front,
     }  # fmt: skip
 
 
@@ -180,13 +181,17 @@ def _tell(shard: int | None, of_shard: list[Asked], state: str) -> None:
                 text += f", its last record came {standing.lag_ms:,} ms ago"
             elif standing.role == "standby":
                 text += f", {standing.lag_records:,} records ({standing.lag_ms:,} ms) behind"
+            if standing.unreplayed_bytes:
+                text += f", {standing.unreplayed_bytes:,} bytes to replay"
+            if standing.damaged:
+                text += "; IT IS DAMAGED, and does not lead again"
             if standing.front:
                 text += f"; {standing.front}"
         click.echo(visible(f"  {each.name or each.address:<{width}}  {text}"))
     standings = [(each.name, each.standing) for each in of_shard if each.standing is not None]
     log_answers = any(hears_log(standing.lag_records, standing.lag_ms) for _, standing in standings)
     for name, standing in standings:
-        others = [other for other, _ in standings if other != name]
+        others = [other for other, its in standings if other != name and not its.damaged]
         click.echo(visible(f"  if {name} dies now: {if_it_dies(standing.role, others, log_answers=log_answers)}"))
 
 

@@ -23,7 +23,8 @@ from delayserver.state.shard.standing import Standing
 @dataclass(frozen=True, slots=True)
 class Shard:
     """What a member has of its shard. `primary` gives the name of whoever leads; `hand_over` ends the leadership of this
-    process in favour of another member, and returns its epoch."""
+    process in favour of another member, and returns its epoch. `damaged` says whether damage of its directory is known,
+    `unreplayed_bytes` how much of its message_log waits for the replay."""
 
     log: SharedLog
     standing: Standing
@@ -31,6 +32,8 @@ class Shard:
     primary: Callable[[], str]
     hand_over: Callable[[str], Awaitable[int]]
     map: ClusterMap
+    damaged: Callable[[], bool]
+    unreplayed_bytes: Callable[[], int]
 
 
 class ClusterMember:
@@ -71,6 +74,8 @@ class ClusterMember:
             lag_records=lag,
             lag_ms=standing.lag_ms(lag, self._clock.now_us()),
             log_version=standing.barrier.value,
+            damaged=shard.damaged(),
+            unreplayed_bytes=shard.unreplayed_bytes(),
             front=shard.map.fronts.problem(leads=standing.leads),
         )
 

@@ -36,6 +36,10 @@ class MemberStanding(Reply, frozen=True):
         int,
         says("The version of the shared log where this member has read it. A program that does not read it stops.", 1),
     ] = 0
+    damaged: Annotated[bool, says("Whether it knows of damage in its directory: then it never leads again.")] = False
+    unreplayed_bytes: Annotated[
+        int, says("Bytes of its message_log that it has not replayed. Before it leads it replays them.", 0)
+    ] = 0
     front: Annotated[
         str, says("What is wrong with addresses of members, for people. Empty where nothing is.", "does not reach b")
     ] = ""

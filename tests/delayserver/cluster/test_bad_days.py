@@ -279,6 +279,9 @@ async def test_a_standby_that_has_found_damage_never_leads_and_is_made_anew_from
     second.begin()
     await first.sleep_ms(1_000)
     assert lost.removeprefix(DATA_DIR) in second.server.damage.corruption[0]
+    for host, damaged in ((first, False), (second, True)):
+        shown = await (await host.client()).request("cluster", {"action": "show"})
+        assert (shown["damaged"], shown["unreplayed_bytes"]) == (damaged, 0)
     await first.kill()
     await third.wait_up()
     assert epoch(third) == epoch(second) == 2
