@@ -19,6 +19,7 @@ import anyio.abc
 from delayserver.client.asynchronous.shard_answers import MERGED, ShardAnswers
 from delayserver.client.calls.core import Call, described_call, read_joined
 from delayserver.client.calls.pull_calls import GIVE_BACK_S, ack_call_of, deliveries_by_shard, of_shard
+from delayserver.client.calls.shard_doubts import ShardDoubts
 from delayserver.client.calls.shard_parts import RowParts, Rows, ShardRows, by_shard, parts_of
 from delayserver.client.calls.slot_owners import NO_MAP, SlotOwners
 from delayserver.client.values.pulled_columns import PulledColumns
@@ -59,8 +60,6 @@ AGAIN_MAX: Final = 50
 """A row that shards refuse as `wrong_shard` is sent so often. A member that is behind reads the map within 100 ms."""
 LOOK_S: Final = 0.5
 """A pull looks so long whether a shard has messages, before it looks at the next. Then it waits at all of them."""
-DOUBT_S: Final = 2.0
-"""A shard that has just failed, or did not answer a look, comes behind the others for so long."""
 
 
 class ShardClient(Protocol):
@@ -105,9 +104,8 @@ class Shards(Generic[C]):
         self._open_client = open_client
         self._opening = anyio.Lock()
         self._clients: dict[int, C] = {}
-        # Requests on their way, and when a shard that failed may be tried as the others again.
-        self._busy: dict[int, int] = {}
-        self._doubted_s: dict[int, float] = {}
+        self._busy: dict[int, int] = {}  # requests on their way
+        self._doubts = ShardDoubts(time.monotonic)  # a blocking client asks it where no event loop runs
         # Shards that did not answer a look, and have a ping on its way.
         self._pinged: set[int] = set()
         # Of messages that any shard may take, and of looks at all shards. A common one, or one that is raised twice for a
@@ -165,31 +163,29 @@ class Shards(Generic[C]):
     def _best(self, shards: list[int]) -> int:
         if not shards:
             raise NotPrimary("no shard of the cluster takes new messages", retry_after_ms=1_000)
-        now_s, turn = time.monotonic(), next(self._placed)  # a blocking client calls it where no event loop runs
+        turn = next(self._placed)
         rank = {shard: (turn + place) % len(shards) for place, shard in enumerate(shards)}
-        return min(shards, key=lambda each: (self._doubted(each, now_s), self._busy.get(each, 0), rank[each]))
-
-    def _doubted(self, shard: int, now_s: float) -> bool:
-        return self._doubted_s.get(shard, now_s) > now_s
+        return min(shards, key=lambda each: (self._doubts.avoided(each), self._busy.get(each, 0), rank[each]))
 
     def _in_turn(self) -> list[int]:
         """All shards, another one first each time. Those that failed come last."""
-        shards, now_s = self.map.all, time.monotonic()
+        shards = self.map.all
         begin = next(self._looked) % max(1, len(shards))
-        return sorted(shards[begin:] + shards[:begin], key=lambda each: self._doubted(each, now_s))
+        return sorted(shards[begin:] + shards[:begin], key=self._doubts.doubted)
 
     async def _at(self, shard: int, call: Call[T]) -> T:
         """The result of a call at one shard."""
         self._busy[shard] = self._busy.get(shard, 0) + 1
+        begun = self._doubts.begin(shard)
         try:
             result = await (await self._client(shard))._run(call)
         except DelayServerError as error:
             if error.retriable:
-                self._doubted_s[shard] = time.monotonic() + DOUBT_S
+                self._doubts.failed(shard, begun)
             raise
         finally:
             self._busy[shard] -= 1
-        self._doubted_s.pop(shard, None)
+        self._doubts.answered(shard)
         return result
 
     async def _client(self, shard: int) -> C:
@@ -209,7 +205,7 @@ class Shards(Generic[C]):
         with anyio.move_on_after(LOOK_S) as scope:
             return await self._at(shard, call)
         if scope.cancelled_caught:
-            self._doubted_s[shard] = time.monotonic() + DOUBT_S
+            self._doubts.unanswered(shard)
             if shard not in self._pinged:
                 self._pinged.add(shard)
                 self._start(self._ping, shard)
@@ -372,9 +368,9 @@ class Shards(Generic[C]):
         arguments = {name: value for name, value in call.arguments.items() if name != "ack"}
         call = replace(call, arguments=arguments)
         look = replace(call, arguments=arguments | {"wait_ms": 0}, wait_s=0.0)
-        shards, now_s, answered = self._in_turn(), time.monotonic(), None
+        shards, answered = self._in_turn(), None
         for shard in shards:
-            if answered is not None and self._doubted(shard, now_s):
+            if answered is not None and self._doubts.doubted(shard):
                 continue  # The others answer.
             try:
                 pulled = await self._look(shard, look)

@@ -12,6 +12,7 @@ import pytest
 
 from delayserver.client import AsyncClient, Client, Consumer, Delivery, Listener, Message, MessageKey, SendResult
 from delayserver.client.asynchronous import shards
+from delayserver.client.calls import shard_doubts
 from delayserver.client.connections.asyncio_stream import AsyncioStream
 from delayserver.client.consuming import consumer, node_pulling
 from delayserver.protocol.errors import ConnectionLost, DelayServerError, InvalidArgument, NotReady, TooFar, WrongShard
@@ -296,7 +297,7 @@ async def test_pulls_reach_the_next_member_of_a_shard_whose_primary_is_a_dead_ma
     monkeypatch.setattr(anyio, "connect_tcp", hanging(anyio.connect_tcp))
     monkeypatch.setattr(AsyncioStream, "connect", hanging(AsyncioStream.connect))
     monkeypatch.setattr(shards, "LOOK_S", 0.1)
-    monkeypatch.setattr(shards, "DOUBT_S", 0.0)
+    monkeypatch.setattr(shard_doubts, "DOUBT_S", 0.0)
     with fake_cluster() as cluster:
         async with AsyncClient(cluster.members[0].address) as client:
             await client.send_columns("a", [b""] * 30, due_ms=1, message_ids=[f"m-{n}" for n in range(30)])
