@@ -18,67 +18,106 @@ BATCH_S: Final = 0.001
 """The time between the begins of two batches, at least, while requests come side by side: each batch costs the server a
 sync, for which deliveries wait."""
 PENDING_MESSAGES_MAX: Final = 20_000
-"""Single sends that wait for the server at the same time. Further requests wait before they are sent."""
+"""Single sends that wait for a shard at the same time. Further requests wait before they are sent."""
 
 Answer = asyncio.Future[SendResult]
 
 
 class Singles:
-    """While one batch is on its way, the next one gathers. `run` sends them."""
+    """Sends the messages of each shard in a lane of their own, so that a shard without a primary delays no others. `run`
+    sends them.
+    """
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
-        self._waiting: deque[tuple[Message, Answer]] = deque()
-        self._places = asyncio.Semaphore(PENDING_MESSAGES_MAX)
-        self._arrived = asyncio.Event()
+        self._lanes: dict[int, _Lane] = {}
+        self._new: deque[_Lane] = deque()
+        self._added = asyncio.Event()
         self._ended = False
 
     async def send(self, message: Message) -> SendResult:
         """Send one message with a due time. Raises the named errors of the server, and of a message that cannot be sent."""
         # Before it waits: its whole batch would fail.
         check_message(message)
+        if self._ended:
+            raise _abandoned()
+        shard, placed = self._client.placed(message)
+        lane = self._lanes.get(shard)
+        if lane is None:
+            lane = self._lanes[shard] = _Lane(self._client)
+            self._new.append(lane)
+            self._added.set()
+        return await lane.send(placed, named=message.message_id is not None)
+
+    async def run(self) -> NoReturn:
+        """Send until cancelled. Messages without an answer are abandoned then."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                while True:
+                    await self._added.wait()
+                    self._added.clear()
+                    while self._new:
+                        tasks.create_task(self._new.popleft().run())
+        finally:
+            self._ended = True
+            for lane in self._lanes.values():
+                lane.end()
+
+
+class _Lane:
+    """While one batch is on its way, the next one gathers."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+        # Whether the caller chose the id: then it is told of duplicates.
+        self._waiting: deque[tuple[Message, bool, Answer]] = deque()
+        self._sending: Sequence[tuple[Message, bool, Answer]] = ()
+        self._places = asyncio.Semaphore(PENDING_MESSAGES_MAX)
+        self._arrived = asyncio.Event()
+        self._ended = False
+
+    async def send(self, message: Message, *, named: bool) -> SendResult:
         async with self._places:
             if self._ended:
                 raise _abandoned()
             answer: Answer = asyncio.get_running_loop().create_future()
-            self._waiting.append((message, answer))
+            self._waiting.append((message, named, answer))
             self._arrived.set()
             return await answer
 
     async def run(self) -> NoReturn:
-        """Send until cancelled. Messages without an answer are abandoned then."""
-        sending: Sequence[tuple[Message, Answer]] = ()
         now_s = asyncio.get_running_loop().time
-        try:
-            while True:
-                await self._arrived.wait()
-                self._arrived.clear()
-                while self._waiting:
-                    next_s = now_s() + BATCH_S
-                    sending = self._take()
-                    _settle(sending, await self._outcomes([message for message, _ in sending]))
-                    if len(sending) > 1 and now_s() < next_s:
-                        await asyncio.sleep(next_s - now_s())
-        finally:
-            self._ended = True
-            left = [*sending, *self._waiting]
-            _settle(left, [_abandoned()] * len(left))
+        while True:
+            await self._arrived.wait()
+            self._arrived.clear()
+            while self._waiting:
+                next_s = now_s() + BATCH_S
+                self._sending = self._take()
+                _settle(self._sending, await self._outcomes(self._sending))
+                if len(self._sending) > 1 and now_s() < next_s:
+                    await asyncio.sleep(next_s - now_s())
 
-    def _take(self) -> list[tuple[Message, Answer]]:
-        count = fitting((message for message, _ in self._waiting), BATCH_MESSAGES_MAX, self._client.limits)
+    def end(self) -> None:
+        """Abandon what has no answer."""
+        self._ended = True
+        left = [*self._sending, *self._waiting]
+        _settle(left, [_abandoned()] * len(left))
+
+    def _take(self) -> Sequence[tuple[Message, bool, Answer]]:
+        count = fitting((message for message, *_ in self._waiting), BATCH_MESSAGES_MAX, self._client.limits)
         return [self._waiting.popleft() for _ in range(count)]
 
-    async def _outcomes(self, messages: list[Message]) -> Sequence[SendResult | DelayServerError]:
+    async def _outcomes(self, batch: Sequence[tuple[Message, bool, Answer]]) -> Sequence[SendResult | DelayServerError]:
         try:
             return await self._client.send_many(
-                messages, tell_duplicates=any(message.message_id for message in messages)
+                [message for message, *_ in batch], tell_duplicates=any(named for _, named, _ in batch)
             )
         except DelayServerError as error:
-            return [error] * len(messages)
+            return [error] * len(batch)
 
 
-def _settle(batch: Sequence[tuple[Message, Answer]], outcomes: Sequence[SendResult | DelayServerError]) -> None:
-    for (_, answer), outcome in zip(batch, outcomes, strict=True):
+def _settle(batch: Sequence[tuple[Message, bool, Answer]], outcomes: Sequence[SendResult | DelayServerError]) -> None:
+    for (*_, answer), outcome in zip(batch, outcomes, strict=True):
         if answer.done():
             continue  # Its request was cancelled.
         if isinstance(outcome, DelayServerError):

@@ -26,6 +26,7 @@ from delayserver.client.connections.asyncio_stream import AsyncioStream
 from delayserver.client.connections.server_addresses import Given, HostAndPort, cannot_connect, none_connects
 from delayserver.client.connections.stream_connection import StreamConnection
 from delayserver.client.connections.tls import TLS, context_of
+from delayserver.client.values.messages import Message
 from delayserver.client.values.timing import Seconds, span_s
 from delayserver.protocol.errors import ConnectionLost, DelayServerError, copied
 from delayserver.protocol.frames import OneWayRefused, ReplyFrame
@@ -214,6 +215,13 @@ class AsyncClient(AsyncOperations):
             if not (self._core.has_shards and self._SPREADS):
                 return {0: self}
         return await (await self._all_shards()).each()
+
+    def placed(self, message: Message) -> tuple[int, Message]:
+        """The shard of a message, for a caller that sends to each shard by itself. One that may go to any shard gets an id
+        for it. It is 0 for all messages where the client knows no shards.
+        """
+        shards = self._shards
+        return (0, message) if shards is None or not shards.map.version else shards.placed(message)
 
     async def _shard_addresses(self) -> dict[int, str]:
         """The members of each shard, with commas between."""

@@ -19,9 +19,11 @@ import anyio.abc
 from delayserver.client.asynchronous.shard_answers import MERGED, ShardAnswers
 from delayserver.client.calls.core import Call, described_call, read_joined
 from delayserver.client.calls.pull_calls import GIVE_BACK_S, ack_call_of, deliveries_by_shard, of_shard
+from delayserver.client.calls.send_calls import new_message_id
 from delayserver.client.calls.shard_doubts import ShardDoubts
 from delayserver.client.calls.shard_parts import RowParts, Rows, ShardRows, by_shard, parts_of
 from delayserver.client.calls.slot_owners import NO_MAP, SlotOwners
+from delayserver.client.values.messages import Message
 from delayserver.client.values.pulled_columns import PulledColumns
 from delayserver.protocol.errors import DelayServerError, InvalidArgument, NotPrimary, WrongShard
 from delayserver.protocol.frames import OneWayRefused
@@ -159,6 +161,15 @@ class Shards(Generic[C]):
     def prefix(self) -> str:
         """The begin of an id that is made now, and that names a shard."""
         return self.map.prefix(self.free()) if self.map.open else ""
+
+    def placed(self, message: Message) -> tuple[int, Message]:
+        """The shard of a message. One that may go to any shard gets an id, which names the shard that is chosen now."""
+        key, named = (message.order_key or "").encode(), (message.message_id or "").encode()
+        owner = self.map.owner(message.subject, key, named)
+        if owner is not None:
+            return owner, message
+        shard = self.free()
+        return shard, replace(message, message_id=new_message_id(self.map.prefix(shard)))
 
     def _best(self, shards: list[int]) -> int:
         if not shards:

@@ -86,7 +86,7 @@ def test_all_that_a_public_method_returns_has_a_name_to_import() -> None:
 
 
 def test_both_clients_have_the_same_arguments() -> None:
-    own = {"asynchronous", "close", "connect", "node_client", "end_waits", "shard_clients", "unconnected"}
+    own = {"asynchronous", "close", "connect", "node_client", "end_waits", "placed", "unconnected"}
     blocking = {name: method for name, method in methods(Client) if name not in own | {"Client"}}
     for name, method in methods(AsyncClient):
         if name in own or name == "AsyncClient":

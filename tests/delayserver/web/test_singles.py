@@ -10,8 +10,10 @@ import pytest
 from delayserver.client import AsyncClient
 from delayserver.client.values.messages import Message
 from delayserver.protocol.errors import ConnectionLost, DelayServerError, InvalidArgument, TooFar
+from delayserver.protocol.slots import SLOTS, slot_of
 from delayserver.web import singles as singles_module
 from delayserver.web.singles import Singles
+from tests.delayserver.client.fake_cluster import fake_cluster
 from tests.delayserver.client.fake_server import TOO_FAR_MS, FakeServer, Garbage
 
 SECONDS_MAX = 60
@@ -112,3 +114,41 @@ def test_an_error_of_a_whole_request_is_that_of_each_message() -> None:
         assert len({id(each) for each in found}) == 3, "each collects its own traceback"
 
     on_a_server(send)
+
+
+def test_a_shard_without_an_answer_delays_no_message_of_another_one() -> None:
+    async def run() -> None:
+        with fake_cluster() as cluster:
+            async with AsyncClient(cluster.members[0].address) as client:
+                await client.send("a", b"", due_ms=1)  # it knows the map
+                singles = Singles(client)
+                running = asyncio.create_task(singles.run())
+                for member in cluster.members:
+                    member.requests.clear()
+                stuck = cluster.members[2]
+                stuck.misbehave("send", *[Garbage(b"")] * 5)
+                size = SLOTS // 3
+                ids: dict[int, list[str]] = {0: [], 1: [], 2: []}
+                for number in range(60):
+                    ids[min(slot_of("a", f"m-{number}") // size, 2)].append(f"m-{number}")
+                waits = asyncio.create_task(singles.send(Message("a", b"", 1, message_id=ids[2][0])))
+                while not stuck.count("send"):
+                    await asyncio.sleep(0.001)
+                for named in zip(ids[0][:4], ids[1][:4], strict=True):
+                    sends = [singles.send(Message("a", b"", 1, message_id=each)) for each in named]
+                    found = [(await each).receipt[:12] for each in sends]
+                    assert found == [cluster.members[shard].server_id for shard in (0, 1)]
+                # One that may go to any shard goes where few requests are on their way, and its id names the shard.
+                free = await singles.send(Message("a", b"", 2))
+                assert free.message_id.startswith(f"{free.receipt[:12]}.") and not free.receipt.startswith(
+                    stuck.server_id
+                )
+                behind = asyncio.create_task(singles.send(Message("a", b"", 1, message_id=ids[2][1])))
+                await asyncio.sleep(0)
+                assert not waits.done() and stuck.count("send") == 1
+                running.cancel()
+                for each in (waits, behind):
+                    with pytest.raises(ConnectionLost):
+                        await each
+
+    asyncio.run(asyncio.wait_for(run(), SECONDS_MAX))
