@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 DOUBT_S: Final = 2.0
 """A shard that has just failed, or did not answer a look, comes behind the others for so long."""
@@ -15,13 +14,15 @@ TRIAL_S: Final = 20.0
 """An attempt that nobody ends lasts no longer: a client looks for a primary for 15 s."""
 
 
-@dataclass(slots=True)
-class _Doubt:
+class _Doubt(NamedTuple):
     """The last failures in a row. ``failures`` counts those that followed an attempt after the one before."""
 
-    failures: int
-    doubted_until_s: float
-    avoided_until_s: float
+    failures: int = 0
+    doubted_until_s: float = 0.0
+    avoided_until_s: float = 0.0
+
+
+_NONE: Final = _Doubt()
 
 
 class ShardDoubts:
@@ -33,42 +34,34 @@ class ShardDoubts:
 
     def doubted(self, shard: int) -> bool:
         """Whether it failed within `DOUBT_S`."""
-        doubt = self._of.get(shard)
-        return doubt is not None and doubt.doubted_until_s > self._now_s()
+        return self._of.get(shard, _NONE).doubted_until_s > self._now_s()
 
     def avoided(self, shard: int) -> bool:
         """Whether a message that any shard may take goes elsewhere. Each failure of an attempt doubles the time."""
-        doubt = self._of.get(shard)
-        return doubt is not None and doubt.avoided_until_s > self._now_s()
+        return self._of.get(shard, _NONE).avoided_until_s > self._now_s()
 
     def begin(self, shard: int) -> int:
         """An attempt begins. Returns what `failed` needs. After a failure it is a trial: others keep away until it ends."""
-        doubt = self._of.get(shard)
-        if doubt is None:
-            return 0
+        doubt = self._of.get(shard, _NONE)
         if doubt.failures:
-            doubt.avoided_until_s = max(doubt.avoided_until_s, self._now_s() + TRIAL_S)
+            until_s = max(doubt.avoided_until_s, self._now_s() + TRIAL_S)
+            self._of[shard] = doubt._replace(avoided_until_s=until_s)
         return doubt.failures
 
     def failed(self, shard: int, begun: int) -> None:
         """An attempt failed, that began when `begin` returned ``begun``. Those that began together count once."""
         now_s = self._now_s()
-        doubt = self._of.setdefault(shard, _Doubt(0, 0.0, 0.0))
-        doubt.doubted_until_s = now_s + DOUBT_S
+        doubt = self._of.get(shard, _NONE)._replace(doubted_until_s=now_s + DOUBT_S)
         if begun == doubt.failures:
-            doubt.failures += 1
-            doubt.avoided_until_s = now_s + _avoided_s(doubt.failures)
+            avoided_s = min(DOUBT_S * 2.0 ** min(begun, 10), AVOIDED_S_MAX)
+            doubt = doubt._replace(failures=begun + 1, avoided_until_s=now_s + avoided_s)
+        self._of[shard] = doubt
 
     def unanswered(self, shard: int) -> None:
         """A look had no answer in time."""
-        doubt = self._of.setdefault(shard, _Doubt(0, 0.0, 0.0))
-        doubt.doubted_until_s = self._now_s() + DOUBT_S
-        doubt.avoided_until_s = max(doubt.avoided_until_s, doubt.doubted_until_s)
+        doubt, until_s = self._of.get(shard, _NONE), self._now_s() + DOUBT_S
+        self._of[shard] = _Doubt(doubt.failures, until_s, max(doubt.avoided_until_s, until_s))
 
     def answered(self, shard: int) -> None:
         """An attempt was answered."""
         self._of.pop(shard, None)
-
-
-def _avoided_s(failures: int) -> float:
-    return min(DOUBT_S * 2.0 ** min(failures - 1, 10), AVOIDED_S_MAX)
