@@ -192,11 +192,11 @@ class Shards(Generic[C]):
             result = await (await self._client(shard))._run(call)
         except DelayServerError as error:
             if error.retriable:
-                self._doubts.failed(shard, begun)
+                self._doubts.fail(shard, begun)
             raise
         finally:
             self._busy[shard] -= 1
-        self._doubts.answered(shard)
+        self._doubts.trust(shard)
         return result
 
     async def _client(self, shard: int) -> C:
@@ -216,7 +216,7 @@ class Shards(Generic[C]):
         with anyio.move_on_after(LOOK_S) as scope:
             return await self._at(shard, call)
         if scope.cancelled_caught:
-            self._doubts.unanswered(shard)
+            self._doubts.suspect(shard)
             if shard not in self._pinged:
                 self._pinged.add(shard)
                 self._start(self._ping, shard)

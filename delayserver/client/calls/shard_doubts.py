@@ -41,14 +41,14 @@ class ShardDoubts:
         return self._of.get(shard, _NONE).avoided_until_s > self._now_s()
 
     def begin(self, shard: int) -> int:
-        """An attempt begins. Returns what `failed` needs. After a failure it is a trial: others keep away until it ends."""
+        """An attempt begins. Returns what `fail` needs. After a failure it is a trial: others keep away until it ends."""
         doubt = self._of.get(shard, _NONE)
         if doubt.failures:
             until_s = max(doubt.avoided_until_s, self._now_s() + TRIAL_S)
             self._of[shard] = doubt._replace(avoided_until_s=until_s)
         return doubt.failures
 
-    def failed(self, shard: int, begun: int) -> None:
+    def fail(self, shard: int, begun: int) -> None:
         """An attempt failed, that began when `begin` returned ``begun``. Those that began together count once."""
         now_s = self._now_s()
         doubt = self._of.get(shard, _NONE)._replace(doubted_until_s=now_s + DOUBT_S)
@@ -57,11 +57,11 @@ class ShardDoubts:
             doubt = doubt._replace(failures=begun + 1, avoided_until_s=now_s + avoided_s)
         self._of[shard] = doubt
 
-    def unanswered(self, shard: int) -> None:
+    def suspect(self, shard: int) -> None:
         """A look had no answer in time."""
         doubt, until_s = self._of.get(shard, _NONE), self._now_s() + DOUBT_S
         self._of[shard] = _Doubt(doubt.failures, until_s, max(doubt.avoided_until_s, until_s))
 
-    def answered(self, shard: int) -> None:
+    def trust(self, shard: int) -> None:
         """An attempt was answered."""
         self._of.pop(shard, None)

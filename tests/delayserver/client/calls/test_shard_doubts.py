@@ -19,7 +19,7 @@ def test_each_failed_trial_doubles_the_time_up_to_a_bound() -> None:
     spans = []
     for _ in range(8):
         assert not doubts.avoided(1)
-        doubts.failed(1, doubts.begin(1))
+        doubts.fail(1, doubts.begin(1))
         begun_s = time.now_s
         while doubts.avoided(1):
             time.now_s += 0.5
@@ -33,7 +33,7 @@ def test_requests_that_were_on_their_way_together_count_once() -> None:
     doubts = ShardDoubts(time)
     begun = [doubts.begin(1) for _ in range(50)]
     for each in begun:
-        doubts.failed(1, each)
+        doubts.fail(1, each)
     time.now_s += DOUBT_S
     assert not doubts.avoided(1)
 
@@ -41,16 +41,16 @@ def test_requests_that_were_on_their_way_together_count_once() -> None:
 def test_others_keep_away_while_one_tries() -> None:
     time = Time()
     doubts = ShardDoubts(time)
-    doubts.failed(1, doubts.begin(1))
+    doubts.fail(1, doubts.begin(1))
     time.now_s += DOUBT_S
     assert not doubts.avoided(1)
     trial = doubts.begin(1)
     assert doubts.avoided(1)
     time.now_s += 15  # the attempts of the trial last so long
-    doubts.failed(1, trial)
+    doubts.fail(1, trial)
     time.now_s += 3.5
     assert doubts.avoided(1) and not doubts.doubted(1)
-    doubts.answered(1)
+    doubts.trust(1)
     assert not doubts.avoided(1)
 
 
@@ -58,7 +58,7 @@ def test_a_look_without_an_answer_is_a_short_doubt_that_never_grows() -> None:
     time = Time()
     doubts = ShardDoubts(time)
     for _ in range(5):
-        doubts.unanswered(1)
+        doubts.suspect(1)
         assert doubts.doubted(1) and doubts.avoided(1)
         time.now_s += DOUBT_S
         assert not doubts.doubted(1) and not doubts.avoided(1)
