@@ -211,17 +211,17 @@ def hands_over_in_a_common_fault() -> list[Change]:
 
 # Each with a seed that notices it.
 CLUSTER_MISTAKES: tuple[tuple[Callable[[], list[Change]], int], ...] = (
-    (outcomes_written_before_they_came_back, 4),
-    (zombies_count, 4),
+    (outcomes_written_before_they_came_back, 0),
+    (zombies_count, 7),
     (copies_count, 3),
-    (horizon_forgotten, 4),
-    (no_lease, 4),
+    (horizon_forgotten, 6),
+    (no_lease, 3),
     (from_the_beginning, 4),
     (outcomes_of_others_ignored, 4),
     (sequences_of_its_own, 4),
     (follows_behind_its_end, 38),
     (acks_beside_the_log, 3),
-    (published_before_it_came_back, 15),
+    (published_before_it_came_back, 0),
     (a_duplicate_dropped, 4),
     (stays_where_no_client_reaches_it, 9),
     (hands_over_in_a_common_fault, 2),

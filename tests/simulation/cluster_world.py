@@ -33,7 +33,7 @@ from tests.simulation.members import IDENTITY, SHARD, FollowingClient, Member, S
 from tests.simulation.model import ACCEPTED, Model, Sending, Sent
 from tests.simulation.network import Network, Weather
 from tests.simulation.ordering import Ordering
-from tests.simulation.publishing import Publishing
+from tests.simulation.publishing import PAUSES_S, Publishing
 from tests.simulation.shard_judge import ShardJudge
 from tests.simulation.threads import SimulatedWorkers
 from tests.simulation.timeliness import Timeliness
@@ -57,6 +57,9 @@ PROBING_SHARE = 0.3
 # A fault of so long makes a primary hand over. The map shows what members say within some time.
 UNREACHED_S = 40.0
 MAP_S = 0.5
+# How quickly clients publish and read what was published. Each record costs three members all their steps, so mostly not as
+# quickly as with one server: a seed has as many faults, and fewer requests between them.
+PACES = ((PAUSES_S, 0.0), ((0.01, 2.0, 6.0), 2.0), ((0.01, 2.0, 6.0), 6.0))
 # With a log that answers and a member that runs, somebody leads within this time.
 LEADER_S_MAX = 60.0
 # At the end all members are at the end of the log within this time.
@@ -215,7 +218,8 @@ class ClusterWorld:
         if chance.random() < PUBLISHING_SHARE:
             producers: list[Client] = [self._client(seed, f"publisher-{number}") for number in range(2)]
             readers = self._client(seed, "readers")
-            found.append(Publishing(producers, readers, self.whole, damage, chance, self.note))
+            pauses_s, rest_s = chance.choice(PACES)
+            found.append(Publishing(producers, readers, self.whole, damage, chance, self.note, pauses_s, rest_s))
         chance = Random(f"{seed}:giving up")
         if chance.random() < GIVING_UP_SHARE:
             found.append(GivingUp(self._client(seed, "giving-up"), self.model, self.whole, chance, self.note))
@@ -498,7 +502,10 @@ class ClusterWorld:
         if self.dealer is not None:
             self.dealer.careful = True
         self.checker.close()
-        await self.time.sleep(20)
+        # A log that stands still, or a member that is cut off, is so to the end.
+        while not all(self.logs.reaches(member.name) for member in self.members):
+            await self.time.sleep(0.25)
+        await self.time.sleep(3)
         for host in (*self.members, *self.nodes):
             host.disk.no_more_faults()
         await self._leader()
@@ -514,13 +521,22 @@ class ClusterWorld:
             ahead_s = due[-1] / 1000 - self.clock.lowest_us / 1e6
             if ahead_s > 0:
                 self._leap(ahead_s + self.chance.choice([0, 1, 600]))
-            await self.time.sleep(3)
+            await self._arrive(due[-1])
             if ahead_s < -1:
                 # Overdue: what waits for a back-off or a lease gets its time, but not for ever.
                 self._leap(25)
-                await self.time.sleep(3)
+                await self._arrive(due[-1])
                 await self._check_stuck()
         raise SimulationFailure("still not delivered")
+
+    async def _arrive(self, due_ms: int) -> None:
+        """Return when all has arrived that is due by then, or after 3 s."""
+        until_s = self.time.now_s + 3
+        while self.time.now_s < until_s:
+            await self.time.sleep(0.25)
+            copies = [copy for identity in self.model.open_identities(["one"]) for copy in identity.copies]
+            if not any(copy.due_ms is not None and copy.due_ms <= due_ms for copy in copies):
+                return
 
     async def _check_stuck(self) -> None:
         now_ms = self.clock.lowest_us // 1000

@@ -7,7 +7,7 @@ What nobody answered stays `unknown`: it may be stored or not, but not twice.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
@@ -29,6 +29,8 @@ UNKNOWN, STORED, REFUSED = "unknown", "stored", "refused"
 POSTED = "posted"
 # An error of these does not say that nothing was stored.
 _NOT_CERTAIN = ("storage_failed", "internal_error", "in_doubt")
+# The pauses of a producer between its requests.
+PAUSES_S = (0.01, 0.3, 2.0)
 # Messages that no group takes go after a week.
 KEPT_US = 6 * 86_400 * 1_000_000
 TURNS_MAX = 300
@@ -66,8 +68,13 @@ class Publishing(Workload):
         damage: Damage,
         chance: Random,
         note: Callable[..., None],
+        pauses_s: Sequence[float] = PAUSES_S,
+        rest_s: float = 0.0,
     ) -> None:
+        """Producers pause for one of `pauses_s` before they publish, and the group for up to `rest_s` before it pulls."""
         super().__init__(host, chance, note)
+        self._pauses_s = pauses_s
+        self._rest_s = rest_s
         self._producers = producers
         self._consumer = consumer
         self._damage = damage
@@ -88,7 +95,7 @@ class Publishing(Workload):
 
     async def _publish(self, client: Client) -> None:
         """Some requests at once over one connection."""
-        await client.sleep(self._chance.choice([0.01, 0.3, 2.0]))
+        await client.sleep(self._chance.choice(self._pauses_s))
         if self._chance.random() < 0.2:
             await self._post(client)
             return
@@ -196,6 +203,8 @@ class Publishing(Workload):
     # -- consuming
 
     async def _consume(self, client: Client) -> int:
+        if self._rest_s and not self.ending:
+            await client.sleep(self._chance.random() * self._rest_s)
         if not self.ending and self._chance.random() < 0.05:
             await self._pull_with_a_bad_filter(client)
         arguments = NAMES | {"max_messages": self._chance.choice([1, 5, 1000]), "wait_ms": 0 if self.ending else 3_000}
