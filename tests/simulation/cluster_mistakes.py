@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import trio
 
+from delayserver.broker.actions import retries
 from delayserver.broker.service import shared_broker
 from delayserver.broker.service.commit import BrokerCommit
 from delayserver.follow.follower import Follower
@@ -209,6 +210,11 @@ def hands_over_in_a_common_fault() -> list[Change]:
     return [(Fronts, "_heir", mistaken)]
 
 
+def redeliveries_without_bound() -> list[Change]:
+    """A primary writes redeliveries for a group that has no room for them."""
+    return [(retries, "_Gathered", lambda right: lambda room, _kept_max, kept: right(room, 1 << 60, kept))]
+
+
 # Each with a seed that notices it.
 CLUSTER_MISTAKES: tuple[tuple[Callable[[], list[Change]], int], ...] = (
     (outcomes_written_before_they_came_back, 0),
@@ -225,4 +231,5 @@ CLUSTER_MISTAKES: tuple[tuple[Callable[[], list[Change]], int], ...] = (
     (a_duplicate_dropped, 4),
     (stays_where_no_client_reaches_it, 9),
     (hands_over_in_a_common_fault, 2),
+    (redeliveries_without_bound, 4),
 )

@@ -183,7 +183,7 @@ class ClusterWorld:
         self.probes = self.probing.random() < PROBING_SHARE
         for member in self.members:
             member.probes = self.probes
-        self.bounds = Bounds(40 * len(self.producers), 24, len(MEMBERS))
+        self.bounds = Bounds(40 * len(self.producers), 24, MEMBERS)
         self.calm = False
 
     def _groups(self, remote: GroupSettings) -> tuple[tuple[GroupSettings, ...], tuple[RouteSettings, ...]]:
