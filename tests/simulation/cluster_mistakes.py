@@ -15,8 +15,11 @@ import trio
 from delayserver.broker.actions import retries
 from delayserver.broker.service import shared_broker
 from delayserver.broker.service.commit import BrokerCommit
+from delayserver.dispatch.broker_group import BrokerGroup
+from delayserver.dispatch.dispatcher import Dispatcher
 from delayserver.follow.follower import Follower
 from delayserver.follow.shard_outcome_writer import ShardOutcomeWriter
+from delayserver.lead.beating import Beating
 from delayserver.lead.front_probe import FrontProbe
 from delayserver.replay.deduplication import Deduplication
 from delayserver.replay.replayer import Replayer
@@ -215,6 +218,69 @@ def redeliveries_without_bound() -> list[Change]:
     return [(retries, "_Gathered", lambda right: lambda room, _kept_max, kept: right(room, 1 << 60, kept))]
 
 
+def by_the_time_of_the_log() -> list[Change]:
+    """A primary takes the latest time that any primary wrote into the log for its own, where that is later."""
+    latest_us = [0]
+
+    def arrived(right: Any) -> Any:
+        def arrived(self: Any, log: Any, records: Any) -> None:
+            right(self, log, records)
+            latest_us[0] = max(latest_us[0], self._standing.written_us.value)
+
+        return arrived
+
+    def made(right: Any) -> Any:
+        def made(self: Any, *args: Any, **named: Any) -> None:
+            right(self, *args, **named)
+            self._clock = _Ahead(self._clock, latest_us)
+
+        return made
+
+    return [(Follower, "_arrived", arrived), (Dispatcher, "__init__", made), (BrokerGroup, "__init__", made)]
+
+
+def beats_with_a_disk_that_hangs() -> list[Change]:
+    """A primary beats on while its disk confirms nothing."""
+
+    def mistaken(_right: Any) -> Any:
+        async def run(self: Any) -> None:
+            while self._standing.leads and not self._stopped:
+                self._came_back.hush()
+                self._beat()
+                await self._clock.sleep_ms(self._settings.beat_ms)
+                await self._came_back.rung()
+
+        return run
+
+    return [(Beating, "run", mistaken)]
+
+
+class _Ahead:
+    """A clock that shows at least the time in `latest_us`."""
+
+    def __init__(self, clock: Any, latest_us: list[int]) -> None:
+        self._clock = clock
+        self._latest_us = latest_us
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._clock, name)
+
+    def _ahead_us(self) -> int:
+        return max(self._latest_us[0] - int(self._clock.now_us()), 0)
+
+    def now_us(self) -> int:
+        return int(self._clock.now_us()) + self._ahead_us()
+
+    def now_ms(self) -> int:
+        return self.now_us() // 1000
+
+    def wait_s(self, wall_us: int) -> float:
+        return float(self._clock.wait_s(wall_us - self._ahead_us()))
+
+    async def sleep_until_us(self, wall_us: int) -> None:
+        await self._clock.sleep_until_us(wall_us - self._ahead_us())
+
+
 # Each with a seed that notices it.
 CLUSTER_MISTAKES: tuple[tuple[Callable[[], list[Change]], int], ...] = (
     (outcomes_written_before_they_came_back, 0),
@@ -232,4 +298,6 @@ CLUSTER_MISTAKES: tuple[tuple[Callable[[], list[Change]], int], ...] = (
     (stays_where_no_client_reaches_it, 9),
     (hands_over_in_a_common_fault, 2),
     (redeliveries_without_bound, 4),
+    (by_the_time_of_the_log, 6),
+    (beats_with_a_disk_that_hangs, 1),
 )

@@ -34,7 +34,7 @@ from tests.simulation.model import ACCEPTED, Model, Sending, Sent
 from tests.simulation.network import Network, Weather
 from tests.simulation.ordering import Ordering
 from tests.simulation.publishing import PAUSES_S, Publishing
-from tests.simulation.shard_judge import ShardJudge
+from tests.simulation.shard_judge import HANGS_S, ShardJudge
 from tests.simulation.threads import SimulatedWorkers
 from tests.simulation.timeliness import Timeliness
 from tests.simulation.trace import Trace
@@ -45,7 +45,7 @@ from tests.simulation.world import BALANCE, TIMER_US, producer_pause
 MEMBERS = ("a", "b", "c")
 NODES = ("node-a", "node-b")
 # How far the clocks of members are apart.
-APART_MS = (0, 0, 300, 5_000, 3_600_000)
+APART_MS = (0, 0, 300, 5_000, 3_600_000, 43_200_000)
 # How many faults a seed meets, with the work around them.
 EPISODES = (4, 5, 6, 8, 12)
 HOPS_MAX = 300
@@ -69,6 +69,7 @@ KEPT_MS = 400 * 86_400_000
 FAULTS = (
     "kill", "kill", "power", "power", "crash", "crash", "stop", "stop", "cut", "cut", "stall", "unreachable",
     "clean stop", "clock", "weather", "node", "none", "trim", "trim", "lost", "full",
+    "hang", "hang",
 )  # fmt: skip
 
 
@@ -431,8 +432,24 @@ class ClusterWorld:
             member.disk.capacity_bytes = member.disk.used_bytes + chance.choice([0, 40, 400]) * 1024
             disk = member.disk
             self.time.at(self.time.now_s + chance.choice([1, 10, 60]), partial(self._has_room, disk))
+        elif kind == "hang" and member.open.is_set():
+            await self._hang(member)
         elif kind == "node":
             self._node_fault(chance.choice(self.nodes))
+
+    async def _hang(self, member: Member) -> None:
+        """No sync of a member comes back for a while, and all else of it goes on."""
+        member.disk_gate.close()
+        life = member.lives
+        hangs_s = self.chance.choice([1.0, 4.0, 15.0, 60.0])
+        self.time.at(self.time.now_s + hangs_s, lambda: self._go_on(member, life))
+        if hangs_s >= 2 * HANGS_S:
+            await self.judge.watch_hanging(member)
+
+    @staticmethod
+    def _go_on(member: Member, life: int) -> None:
+        if member.lives == life:
+            member.disk_gate.open()
 
     def _continue(self, member: Member, life: int) -> None:
         if member.stopped and member.lives == life:
@@ -494,6 +511,7 @@ class ClusterWorld:
         for member in self.members:
             while member.stopped:
                 member.continue_process()
+            member.disk_gate.open()
         for host in (*self.members, *self.nodes):
             host.disk.capacity_bytes = None
             host.disk.no_more_faults()

@@ -94,6 +94,10 @@ class Host:
         """What a server is given: the host's clock."""
         return self.clock
 
+    def workers_of_process(self) -> Workers:
+        """What a server is given: the host's workers."""
+        return self.workers
+
     # -- asked for by the driver
 
     def start(self) -> None:
@@ -166,7 +170,9 @@ class Host:
         self.died_of = ""
         self._note(self.name, "starts", life=self.lives)
         chance = Random(self._chance.getrandbits(64))
-        server = self._new_server(Runtime.on(clock=self.clock_of_process(), chance=chance, workers=self.workers))
+        server = self._new_server(
+            Runtime.on(clock=self.clock_of_process(), chance=chance, workers=self.workers_of_process())
+        )
         clean = False
         listener = self._network.listen(self.name, self.port, lambda: self.disk.dead)
         self._listener = listener

@@ -93,7 +93,7 @@ class StoppableClock:
 
 
 class StoppableWorkers:
-    """The `Workers` of a process."""
+    """The `Workers` of a process that is stopped, or whose disk hangs: no work comes back meanwhile."""
 
     def __init__(self, workers: Workers, gate: Gate) -> None:
         self._workers = workers
@@ -126,6 +126,8 @@ class Member(Host):
         super().__init__(name, 1, settings, clock, network, chance, note)
         self.number = number
         self.gate = Gate()
+        # Closed while its disk hangs: no sync or other work of a worker thread comes back.
+        self.disk_gate = Gate()
         # Told each `deliver` that leaves it.
         self.on_deliver: Delivered = lambda _member, _frame: None
         self.instance = 0
@@ -171,6 +173,18 @@ class Member(Host):
     def clock_of_process(self) -> Clock:
         return StoppableClock(self.clock, self.gate)
 
+    def workers_of_process(self) -> Workers:
+        return StoppableWorkers(StoppableWorkers(self.workers, self.disk_gate), self.gate)
+
+    @property
+    def waits_for_disk_from(self) -> int | None:
+        """The position of the log behind what its disk has, if it has read more than that."""
+        server = self.server
+        cluster = server.parts.cluster if server is not None and self.open.is_set() else None
+        if cluster is None or cluster.standing.applied.value >= cluster.standing.read.value:
+            return None
+        return int(cluster.standing.applied.value)
+
     @property
     def leads(self) -> bool:
         """Whether its process says that it leads, as far as it has read."""
@@ -204,6 +218,7 @@ class Member(Host):
     def crash(self, *, power: bool) -> None:
         while self._stops:
             self.continue_process()  # a process that stands still is killed all the same
+        self.disk_gate.open()
         super().crash(power=power)
 
     # Its server

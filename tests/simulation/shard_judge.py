@@ -19,6 +19,8 @@ from tests.simulation.log import LogShard
 from tests.simulation.members import IDENTITY, DeliverFrame, Member
 
 I64 = np.dtype("<i8")
+# A disk that does nothing for so long hangs.
+HANGS_S = 5.0
 
 
 @dataclass(slots=True)
@@ -29,6 +31,7 @@ class Reign:
     writer: LogWriter
     horizon_ms: int
     beat_s: float | None = None
+    beats: int = 0
 
 
 class ShardJudge:
@@ -65,6 +68,7 @@ class ShardJudge:
             elif isinstance(note, BeatNote):
                 reign = self.epochs[-1]
                 reign.beat_s, reign.horizon_ms = record.landed_s, max(reign.horizon_ms, note.horizon_ms)
+                reign.beats += 1
             elif isinstance(note, EndNote):
                 reign = self.epochs[-1]
                 reign.horizon_ms = max(reign.horizon_ms, note.horizon_ms) if note.horizon_ms else 0
@@ -121,6 +125,23 @@ class ShardJudge:
         if past_s > self.lease_s:
             self._fail(f"{member.name} {what} {past_s:.3f} s after its last beat that counts")
         return reign
+
+    def beats_of(self, member: Member) -> int:
+        """How many beats of a process count so far."""
+        self.look()
+        me = LogWriter(member.number, member.instance)
+        return sum(reign.beats for reign in self.epochs if reign.writer == me)
+
+    async def watch_hanging(self, member: Member) -> None:
+        """A primary whose disk hangs beats no more. One beat may be under way, and one more may come late."""
+        await self._time.sleep(HANGS_S)
+        life, place, beats = member.lives, member.waits_for_disk_from, self.beats_of(member)
+        await self._time.sleep(HANGS_S)
+        if place is None or (member.lives, member.waits_for_disk_from) != (life, place):
+            return  # it has died, or its disk goes on
+        count = self.beats_of(member) - beats
+        if count > 2:
+            self._fail(f"{member.name} beat {count} times in {HANGS_S} s, and its disk did nothing")
 
     def verdict(self, accepted: set[int]) -> None:
         """Each message that was acknowledged is in a record that counts."""
