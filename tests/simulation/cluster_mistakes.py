@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import trio
 
-from delayserver.broker.actions import retries
 from delayserver.broker.service import shared_broker
 from delayserver.broker.service.commit import BrokerCommit
 from delayserver.dispatch.broker_group import BrokerGroup
@@ -23,7 +22,8 @@ from delayserver.lead.beating import Beating
 from delayserver.lead.front_probe import FrontProbe
 from delayserver.replay.deduplication import Deduplication
 from delayserver.replay.replayer import Replayer
-from delayserver.server import cluster_parts
+from delayserver.server import broker_parts, cluster_parts
+from delayserver.server.delay_server import DelayServer
 from delayserver.state.memory.attempted import Attempted
 from delayserver.state.shard.fronts import Fronts
 from delayserver.state.shard.leading import Leading
@@ -145,8 +145,8 @@ def sequences_of_its_own() -> list[Change]:
 
 
 def follows_behind_its_end() -> list[Change]:
-    """A primary that was superseded takes what its successor wrote, with a memory that ran ahead of the log. It takes it at
-    once: what it gathers, it has ended before it writes it."""
+    """A primary that was superseded takes what its successor writes for two seconds, with a memory that ran ahead of the
+    log. It takes it at once, and does not gather."""
 
     def mistaken(right: Any) -> Any:
         def arrived(self: Any, log: Any, records: Any) -> None:
@@ -156,7 +156,20 @@ def follows_behind_its_end() -> list[Change]:
 
         return arrived
 
-    return [(Follower, "_arrived", mistaken), (Follower, "_gathers", lambda _: property(lambda _self: False))]
+    def late(right: Any) -> Any:
+        async def end(self: Any, scope: Any, cluster: Any) -> None:
+            while cluster.standing.leads:
+                await cluster.standing.epoch.reached(cluster.standing.epoch.value + 1)
+            await self.clock.sleep_ms(2_000)
+            await right(self, scope, cluster)
+
+        return end
+
+    return [
+        (Follower, "_arrived", mistaken),
+        (Follower, "_gathers", lambda _: property(lambda _self: False)),
+        (DelayServer, "_end_when_superseded", late),
+    ]
 
 
 def acks_beside_the_log() -> list[Change]:
@@ -215,7 +228,15 @@ def hands_over_in_a_common_fault() -> list[Change]:
 
 def redeliveries_without_bound() -> list[Change]:
     """A primary writes redeliveries for a group that has no room for them."""
-    return [(retries, "_Gathered", lambda right: lambda room, _kept_max, kept: right(room, 1 << 60, kept))]
+
+    def mistaken(right: Any) -> Any:
+        def limits(ground: Any) -> Any:
+            found = right(ground)
+            return found if ground.outside.membership is None else replace(found, redelivery_bytes_max=1 << 60)
+
+        return limits
+
+    return [(broker_parts, "_limits", mistaken)]
 
 
 def by_the_time_of_the_log() -> list[Change]:
@@ -283,8 +304,8 @@ class _Ahead:
 
 # Each with a seed that notices it.
 CLUSTER_MISTAKES: tuple[tuple[Callable[[], list[Change]], int], ...] = (
-    (outcomes_written_before_they_came_back, 0),
-    (zombies_count, 7),
+    (outcomes_written_before_they_came_back, 3),
+    (zombies_count, 4),
     (copies_count, 3),
     (horizon_forgotten, 6),
     (no_lease, 3),
@@ -297,7 +318,7 @@ CLUSTER_MISTAKES: tuple[tuple[Callable[[], list[Change]], int], ...] = (
     (a_duplicate_dropped, 4),
     (stays_where_no_client_reaches_it, 9),
     (hands_over_in_a_common_fault, 2),
-    (redeliveries_without_bound, 4),
-    (by_the_time_of_the_log, 6),
+    (redeliveries_without_bound, 0),
+    (by_the_time_of_the_log, 2),
     (beats_with_a_disk_that_hangs, 1),
 )
