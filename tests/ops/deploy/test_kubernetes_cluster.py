@@ -28,20 +28,25 @@ def one(kind: str, name: str = "delayserver") -> dict[str, Any]:
 
 
 def pods() -> list[dict[str, Any]]:
-    """Those of the members, and that of the job."""
-    return [one("StatefulSet")["spec"]["template"]["spec"], one("Job", "delayserver-init")["spec"]["template"]["spec"]]
+    """Those of the members, that of the job, those of the gateway, and that of the backups."""
+    owners = [one("StatefulSet"), one("Job", "delayserver-init"), one("Deployment", "delayserver-gateway")]
+    backups = one("CronJob", "delayserver-backup")["spec"]["jobTemplate"]
+    return [owner["spec"]["template"]["spec"] for owner in [*owners, backups]]
 
 
-def accept(arguments: list[str]) -> None:
-    """The command line takes these arguments."""
+def accept(arguments: list[str], mounts: dict[str, Path] | None = None) -> None:
+    """The command line takes these arguments. Paths below `mounts` are those here."""
+    for place, here in (mounts or {}).items():
+        arguments = [each.replace(place, str(here), 1) if each.startswith(place) else each for each in arguments]
     group: Any = cli
     context = group.make_context("delayserver", ["--help"], resilient_parsing=True)
-    while hasattr(group, "commands"):
+    while hasattr(group, "commands") and not arguments[0].startswith("-"):
         name, *arguments = arguments
         found = group.get_command(context, name)
         assert found is not None, name
         group = found
-    group.make_context(name, arguments)
+    with group.make_context(name, arguments):
+        pass
 
 
 def member_files(tmp_path: Path) -> Path:
@@ -71,9 +76,55 @@ def test_every_manifest_of_a_cluster_is_named() -> None:
 
 
 def test_the_commands_of_members_and_of_the_job_are_accepted() -> None:
-    for pod in pods():
+    for pod in pods()[:3]:
         (container,) = pod["containers"]
         accept(container["args"])
+
+
+def test_the_gateway_knows_all_members() -> None:
+    (container,) = pods()[2]["containers"]
+    given = container["args"][container["args"].index("--server") + 1]
+    service, namespace = one("StatefulSet")["spec"]["serviceName"], NAMED["namespace"]
+    members = [f"delayserver-{number}" for number in range(one("StatefulSet")["spec"]["replicas"])]
+    assert given.split(",") == [f"{name}.{service}.{namespace}:20801" for name in members]
+    labels = one("Deployment", "delayserver-gateway")["spec"]["template"]["metadata"]["labels"]
+    for kind, name in (("Service", "delayserver-gateway"), ("PodDisruptionBudget", "delayserver-gateway")):
+        selector = one(kind, name)["spec"]["selector"]
+        assert selector.get("matchLabels", selector) == labels
+    assert labels != one("StatefulSet")["spec"]["template"]["metadata"]["labels"]
+    # A cluster that is away restarts no gateway.
+    assert "httpGet" not in container["livenessProbe"]
+
+
+def test_a_backup_reads_the_disk_of_its_member_and_is_checked_before_the_log_is_trimmed(
+    tmp_path: Path,
+) -> None:
+    pod = pods()[3]
+    steps = [*pod["initContainers"], *pod["containers"]]
+    (tmp_path / "shard-0").mkdir()
+    (tmp_path / "token").touch()
+    for step in steps:
+        accept(step["args"], {"/backups": tmp_path, "/etc/delayserver-operator": tmp_path})
+    assert [step["name"] for step in steps] == ["backup", "check", "prune", "trim"]
+    (term,) = pod["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    member = term["labelSelector"]["matchLabels"]["statefulset.kubernetes.io/pod-name"]
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    (claim,) = one("StatefulSet")["spec"]["volumeClaimTemplates"]
+    assert volumes["data"]["persistentVolumeClaim"]["claimName"] == f"{claim['metadata']['name']}-{member}"
+    assert claim["spec"]["accessModes"] == ["ReadWriteOnce"], "the pod of the backup mounts it too"
+    backup, *others = steps
+    assert any(argument.startswith(f"{member}.") for argument in backup["args"])
+    # The path of a snapshot is that of the member.
+    (server,) = pods()[0]["containers"]
+    paths = [{mount["name"]: mount["mountPath"] for mount in step["volumeMounts"]} for step in (server, *steps)]
+    assert paths[0]["data"] == paths[1]["data"] and not any("data" in each for each in paths[2:])
+    assert (
+        volumes["backups"]["persistentVolumeClaim"]["claimName"]
+        == one("PersistentVolumeClaim", "delayserver-backups")["metadata"]["name"]
+    )
+    folder = backup["args"][backup["args"].index("--to") + 1]
+    assert all(folder in step["args"] and folder.startswith(paths[1]["backups"] + "/") for step in others)
+    assert one("CronJob", "delayserver-backup")["spec"]["concurrencyPolicy"] == "Forbid"
 
 
 def test_each_member_has_its_own_name_and_address(tmp_path: Path) -> None:
