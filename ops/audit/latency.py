@@ -123,6 +123,7 @@ class LatencyReport:
             "epoch": takeover.epoch,
             "from": instant_of_us(takeover.last_us),
             "claimed": instant_of_us(takeover.claimed_us),
+            "planned": takeover.planned,
             "without_primary_ms": max(takeover.claimed_us - takeover.last_us, 0) / 1000,
             "first_record_ms": max(first_us - takeover.last_us, 0) / 1000 if first_us else None,
             **self._totals.waited(server_id, takeover.epoch),

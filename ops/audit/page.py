@@ -17,6 +17,7 @@ from ops.audit.audit import as_plain
 from ops.audit.charts import draw_calendar, draw_distribution, draw_over_time
 from ops.audit.latency_cells import ATTEMPTS_MAX
 from ops.audit.states import COUNTS, PROBLEMS
+from ops.audit.takeovers import HOW
 
 # Rows of a table in the page; the JSON in the page has all rows.
 ROWS_MAX = 500
@@ -214,11 +215,21 @@ def _takeovers(takeovers: Sequence[Mapping[str, Any]]) -> Iterable[str]:
     """What each takeover of a shard cost, if there were any."""
     if not takeovers:
         return
-    heads = ["shard", "epoch", "last record before", "without primary", "to the first record", "waited", "maybe twice"]
+    heads = [
+        "shard",
+        "epoch",
+        "how",
+        "last record before",
+        "without primary",
+        "to the first record",
+        "waited",
+        "maybe twice",
+    ]
     rows = [
         [
             each["server_id"],
             str(each["epoch"]),
+            HOW[each["planned"]],
             each["from"],
             _ms(each["without_primary_ms"]),
             _ms(each["first_record_ms"]),

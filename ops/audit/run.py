@@ -20,6 +20,7 @@ from ops.audit.completeness import CompletenessQuestion, CompletenessReport
 from ops.audit.latency import LatencyQuestion, LatencyReport
 from ops.audit.request import HTML, JSON, PARQUET, Request
 from ops.audit.states import COUNTS, PROBLEMS
+from ops.audit.takeovers import HOW
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +148,9 @@ def _latency_lines(figures: Mapping[str, Any]) -> list[str]:
         )
     for each in figures["takeovers"]:
         lines.append(
-            f"takeover       {each['server_id']} epoch {each['epoch']} {each['from']} without a primary for "
-            f"{_ms(each['without_primary_ms'])}, {each['delayed']:,} delayed, at most {_ms(each['lateness_ms']['max'])}, "
-            f"{each['maybe_twice']:,} maybe twice"
+            f"takeover       {each['server_id']} epoch {each['epoch']} {each['from']} {HOW[each['planned']]}, "
+            f"without a primary for {_ms(each['without_primary_ms'])}, {each['delayed']:,} delayed, "
+            f"at most {_ms(each['lateness_ms']['max'])}, {each['maybe_twice']:,} maybe twice"
         )
     for row in figures["by"][:20]:
         name = " ".join([str(row[key]) for key in row if key not in ("count", "early", "within", "lateness_ms")])

@@ -21,7 +21,7 @@ from store.records.column_batch import ColumnBatch
 _MARKED_BYTES = 40 << 20
 # One part per file: its headers need not be walked to cut it.
 _WHOLE = 1 << 62
-_COLUMNS = ("epoch", "record_index", "records", "wall_us")
+_COLUMNS = ("epoch", "record_index", "records", "wall_us", "horizon_ms")
 
 
 def read_takeovers(engine: Engine, fs: FileSystem, directories: Sequence[str]) -> tuple[Takeover, ...]:
@@ -58,11 +58,13 @@ def _epochs_of(parts: Sequence[Part]) -> Epochs:
         try:
             for chunk in PartReader(RealFileSystem(), marks, _columns, (), []):
                 rows = zip(*[chunk.columns[name].tolist() for name in _COLUMNS], strict=True)
-                for number, index, count, wall_us in rows:
+                for number, index, count, wall_us, horizon_ms in rows:
                     if wall_us:  # a program before it wrote no times
                         key = part.server_id, number
                         brings = bool(count and index)
-                        epochs[key] = epochs.get(key, Epoch()).with_record(index, wall_us, brings=brings)
+                        # The first record is a beat, which has a horizon. Only a hand-over without open attempts has none.
+                        ends = True if index > 1 and not horizon_ms else None
+                        epochs[key] = epochs.get(key, Epoch()).with_record(index, wall_us, brings=brings, ends=ends)
         except FileNotFoundError:
             continue
     return epochs

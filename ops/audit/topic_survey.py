@@ -157,7 +157,9 @@ class _Gatherer:
     def take(self, server_id: int, place: FollowedTo, found: Unwrapped) -> None:
         """The next record that counts."""
         key, brings = (server_id, place.epoch), found.envelope.kind is EnvelopeKind.RECORDS
-        self.epochs[key] = self.epochs.get(key, Epoch()).with_record(place.index, place.wall_us, brings=brings)
+        ends = found.envelope.kind is EnvelopeKind.END
+        known = self.epochs.get(key, Epoch())
+        self.epochs[key] = known.with_record(place.index, place.wall_us, brings=brings, ends=ends)
         if not brings:
             return
         for image in decode_records(found.payload, place.position - 1):

@@ -46,6 +46,7 @@ def test_a_killed_primary_loses_nothing_and_repeats_nothing(cluster: Cluster) ->
     done = run("report", "latency", str(cluster.members[second].folder / second), "--json")
     [takeover] = json.loads(done.out)["takeovers"]
     assert (takeover["epoch"], takeover["first_record_ms"] >= takeover["without_primary_ms"]) == (2, True)
+    assert takeover["planned"] is None, "a directory shows hand-overs alone"
 
 
 def test_a_check_compares_a_directory_with_the_log(cluster: Cluster) -> None:
@@ -145,6 +146,9 @@ def test_a_switch_under_load_loses_nothing_and_repeats_nothing(cluster: Cluster)
     refused = cluster.run("switch", "--to", "zoe")
     assert (refused.code, "no member zoe of shard 0 answers" in refused.err) == (1, True)
     require_all_once(cluster, "switched")
+    done = run("report", "latency", "--cluster", str(cluster.members[heir].file), "--json")
+    planned = [each["planned"] for each in json.loads(done.out)["takeovers"]]
+    assert (planned[0], planned[-1]) == (False, True), "the first one was killed"
 
 
 def test_a_primary_that_ends_hands_over(cluster: Cluster) -> None:

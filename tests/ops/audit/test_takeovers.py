@@ -33,25 +33,32 @@ def at_us(ms: int) -> int:
     return (START_MS + ms) * 1000
 
 
-def places(wall: bool = True) -> list[FollowedTo]:
-    """As a member writes them: behind what came, and before and behind each claim."""
+def places(wall: bool = True, handed_over: bool = False) -> list[FollowedTo]:
+    """As a member writes them: behind what came, and before and behind each claim. After a hand-over without open attempts
+    there is no horizon, until the first beat of the next primary."""
     rows = [
         (1, 0, A, 0), (2, 0, A, 100), (7, 5, A, 900), (17, 15, A, LAST_MS),
         (18, 0, B, CLAIMED_MS), (20, 2, B, FIRST_MS), (21, 3, B, 5_100),
     ]  # fmt: skip
     return [
-        FollowedTo(position, 1 if writer == A else 2, index, writer, 0, 0, at_us(ms) if wall else 0)
+        FollowedTo(
+            position, 1 if writer == A else 2, index, writer, _horizon_ms(position, handed_over), 0, at_us(ms) * wall
+        )
         for position, index, writer, ms in rows
     ]
 
 
-def written(path: Path, wall: bool = True) -> str:
+def _horizon_ms(position: int, handed_over: bool) -> int:
+    return 0 if position < 2 or (handed_over and position in (17, 18)) else START_MS + 6_000
+
+
+def written(path: Path, wall: bool = True, handed_over: bool = False) -> str:
     late = {**WAITED, **ON_TIME, RETRY: 1_200}
     sequences = sorted(late)
     outcomes = [(sequence, Outcome.DELIVERED, late[sequence] * 1000) for sequence in sequences]
     return HandMade(
         path, messages=sequences, scheduled=sequences, outcomes=outcomes, unanswered={UNANSWERED: 1}, retries=[RETRY],
-        member=True, places=places(wall),
+        member=True, places=places(wall, handed_over),
     ).write()  # fmt: skip
 
 
@@ -71,6 +78,7 @@ def test_a_takeover_shows_with_what_waited_for_it(tmp_path: Path) -> None:
         "epoch": 2,
         "from": "2026-01-01T00:00:03.000Z",
         "claimed": "2026-01-01T00:00:04.600Z",
+        "planned": None,
         "without_primary_ms": CLAIMED_MS - LAST_MS,
         "first_record_ms": FIRST_MS - LAST_MS,
         "delayed": len(WAITED),
@@ -79,9 +87,27 @@ def test_a_takeover_shows_with_what_waited_for_it(tmp_path: Path) -> None:
     assert late["max"] == max(WAITED.values())
     assert 800 <= late["p50"] <= 800 * 1.01
     told = CliRunner().invoke(report, ["latency", path]).output
-    assert "takeover" in told and "without a primary for 1.6 s, 4 delayed, at most 2.3 s, 1 maybe twice" in told
+    assert (
+        "takeover" in told
+        and "not known how, without a primary for 1.6 s, 4 delayed, at most 2.3 s, 1 maybe twice" in told
+    )
     assert latency(path, "--from", "2026-01-01T00:00:10Z")["takeovers"] == []
     assert len(latency(path, "--from", "2026-01-01T00:00:04Z")["takeovers"]) == 1
+
+
+def test_a_hand_over_shows_as_one(tmp_path: Path) -> None:
+    path = written(tmp_path / "data", handed_over=True)
+    assert [each["planned"] for each in latency(path)["takeovers"]] == [True]
+    assert "by a hand-over, without a primary for 1.6 s" in CliRunner().invoke(report, ["latency", path]).output
+
+
+@pytest.mark.parametrize(("ends", "planned"), [(True, True), (False, False), (None, None)])
+def test_only_who_sees_all_records_knows_that_there_was_no_hand_over(ends: bool | None, planned: bool | None) -> None:
+    kinds = None if ends is None else False
+    former = Epoch().with_record(0, 10, brings=False, ends=kinds).with_record(1, 20, brings=True, ends=ends)
+    later = {(7, 2): Epoch().with_record(0, 90, brings=False, ends=kinds)}
+    (found,) = takeovers_of(together({(7, 1): former}, {(7, 1): Epoch(), **later}))
+    assert found.planned is planned
 
 
 def test_a_directory_without_times_shows_no_takeover(tmp_path: Path) -> None:
@@ -99,8 +125,8 @@ def test_the_page_has_a_table_of_takeovers(tmp_path: Path) -> None:
         shown.goto(page.as_uri())
         rows = shown.locator("h2:text-is('Takeovers') + .rows tbody tr").all_inner_texts()
         findings = shown.locator("ul.findings li.note").all_inner_texts()
-    assert [row.split("\t")[:7] for row in rows] == [
-        [f"{7:012x}", "2", "2026-01-01T00:00:03.000Z", "1.6 s", "1.7 s", "4", "1"]
+    assert [row.split("\t")[:8] for row in rows] == [
+        [f"{7:012x}", "2", "not known how", "2026-01-01T00:00:03.000Z", "1.6 s", "1.7 s", "4", "1"]
     ]
     assert "Takeovers: 1, at most 1.6 s without a primary; 4 messages waited for the next one." in findings
 
