@@ -63,7 +63,8 @@ class Gate:
         self._opened.set()
 
     def close(self) -> None:
-        self._opened = trio.Event()
+        if self._opened.is_set():  # who waits for a gate that is closed waits on
+            self._opened = trio.Event()
 
     def open(self) -> None:
         self._opened.set()

@@ -6,8 +6,11 @@ import functools
 from collections.abc import Callable
 
 import pytest
+import trio
+import trio.testing
 
 from tests.simulation.cluster_mistakes import CLUSTER_MISTAKES
+from tests.simulation.members import Gate
 from tests.simulation.mistakes import Change, made
 from tests.simulation.run import run_seed
 
@@ -22,6 +25,20 @@ def test_all_promises_are_kept_by_a_shard(seed: int) -> None:
 
 def test_a_seed_of_a_shard_repeats_exactly() -> None:
     assert run_seed(3, cluster=True).digest == run_seed(3, cluster=True).digest
+
+
+def test_a_gate_that_is_closed_twice_lets_all_pass_when_it_opens() -> None:
+    async def main() -> None:
+        gate = Gate()
+        gate.close()
+        with trio.fail_after(1):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(gate.passed)
+                await trio.testing.wait_all_tasks_blocked()
+                gate.close()
+                gate.open()
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
 @pytest.mark.parametrize(("mistake", "seed"), CLUSTER_MISTAKES, ids=lambda each: getattr(each, "__name__", str(each)))
