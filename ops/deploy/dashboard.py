@@ -278,7 +278,7 @@ ROWS: Final[dict[str, Sequence[Panel]]] = {
         Panel("Lease of the primary",
               "How long the primary may serve without another beat, and the age of the last beat that came back.", width=8),
         Panel("On their way", "Records of the primary that the log has not given back yet, and their bytes.", width=8),
-        Panel("Fronts", "Members that each one does not reach, those that do not reach it, and hand-overs for that.", width=8),
+        Panel("Fronts", "Members that each one does not reach, those that do not reach it, and hand-overs.", width=8),
         Panel("Looks without an answer", "Looks at the log that got no answer, a second, as each member saw it.", width=8),
         Panel("Copies", "Copies of the log: all, those that are in sync, and those that must have a record.", width=8),
         Panel("Kept in the log", "Positions that the log has. `delayserver cluster trim` removes old ones.", width=8),
