@@ -7,7 +7,9 @@ read side by side, from the first such place that both still have to the last on
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Final
 
 import trio
 
@@ -50,8 +52,12 @@ class _Local:
         return place_in(self.batch) if isinstance(self.batch, FollowedBatch) else None
 
 
+DIFFERENCES_MAX: Final = 20
+"""Where records are lost, each piece behind them differs too."""
+
+
 class _DifferenceError(Exception):
-    """Both differ. What stands behind it cannot be compared."""
+    """Both differ. What stands behind it, up to the next place of the member, cannot be compared."""
 
 
 def captured_place(taken: Capture) -> FollowedTo | None:
@@ -67,7 +73,9 @@ def captured_place(taken: Capture) -> FollowedTo | None:
 
 
 class AgainstLog:
-    """One comparison. The first difference is a finding, and ends it."""
+    """One comparison. Each difference is a finding. It goes on at the next place that the member noted behind it, and ends
+    after `DIFFERENCES_MAX`.
+    """
 
     def __init__(self, taken: Capture, shard: ShardIdentity, findings: Findings, healed: int = -1) -> None:
         """`healed`: the log was healed in this epoch. Positions of it and of earlier ones are of no use."""
@@ -83,6 +91,9 @@ class AgainstLog:
         self._order = LogOrder()
         self._records = 0
         self._position = 0
+        # Positions below it are passed over, since a difference stands before it.
+        self._resume = 0
+        self._differences = 0
 
     @staticmethod
     def _read(taken: Capture) -> Iterator[_Local]:
@@ -124,17 +135,36 @@ class AgainstLog:
         with trio.CancelScope() as scope:
 
             def arrived(records: Sequence[LogRecord]) -> None:
-                try:
-                    for record in records:
-                        if record.position < stop:
-                            self._compare(record)
-                    if records[-1].position + 1 >= stop:
-                        self._end(stop)
+                for record in records:
+                    if self._resume <= record.position < stop and not self._is_alike(record):
                         scope.cancel()
-                except _DifferenceError:
+                        return
+                if records[-1].position + 1 >= stop:
+                    with suppress(_DifferenceError):
+                        self._end(stop)
                     scope.cancel()
 
             await log.run(start, arrived)
+
+    def _is_alike(self, record: LogRecord) -> bool:
+        """Compare a record. Behind a difference go to the next place of the member. False: there is none, or no more are
+        looked for."""
+        try:
+            self._compare(record)
+        except _DifferenceError:
+            self._differences += 1
+            return self._differences < DIFFERENCES_MAX and self._is_resumed(record.position)
+        return True
+
+    def _is_resumed(self, position: int) -> bool:
+        while self._next is not None:
+            place = self._next.place
+            self._advance()
+            if place is not None and place.position > position:
+                self._order = LogOrder(place.epoch, place.index, place.writer)
+                self._resume = place.position
+                return True
+        return False
 
     def _compare(self, record: LogRecord) -> None:
         position = record.position

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from delayserver.recover.checking import against_log
 from delayserver.recover.checking.against_log import AgainstLog, LogCompared
 from delayserver.recover.reading.capture import capture
 from delayserver.recover.reading.findings import CONTRADICTORY, MISSING, ORPHANED, Findings
@@ -129,16 +130,37 @@ def without_records(records: list[bytes], place: int) -> None:
         (without_records, -1, ORPHANED, "a record that the shared log does not have"),
     ],
 )
-async def test_the_first_difference_is_named(
+async def test_a_difference_is_named(
     boot: Boot, change: Callable[[list[bytes], int], None], number: int, kind: str, detail: str
 ) -> None:
     cluster, member, stop = await filled(boot)
     change(cluster.engine.records.data, position_of_records(cluster, number))
     found, findings = await compared(member, stop, WholeLog(cluster.engine.records))
-    finding = findings.listed[-1]
-    assert (finding.kind, detail in finding.detail) == (kind, True), finding
+    finding = next(each for each in findings.listed if detail in each.detail)
+    assert finding.kind == kind
     assert finding.file.startswith(f"{DATA_DIR}/message_log/")
     assert found.stop <= stop
+
+
+async def test_each_difference_is_a_finding_and_what_stands_between_is_compared(boot: Boot) -> None:
+    cluster, member, stop = await filled(boot)
+    places = [position_of_records(cluster, number) for number in (3, 7)]
+    for place in reversed(places):
+        another_record(cluster.engine.records.data, place)
+    found, findings = await compared(member, stop, WholeLog(cluster.engine.records))
+    assert [finding.kind for finding in findings.listed] == [CONTRADICTORY] * 2
+    assert [f"position {place} " in finding.detail for finding, place in zip(findings.listed, places, strict=True)] == [
+        True
+    ] * 2
+    assert found.stop == stop and found.records >= 12
+
+
+async def test_differences_are_listed_up_to_a_bound(boot: Boot, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(against_log, "DIFFERENCES_MAX", 3)
+    cluster, member, stop = await filled(boot)
+    another_index(cluster.engine.records.data, position_of_records(cluster, 0))
+    _, findings = await compared(member, stop - 1, WholeLog(cluster.engine.records))
+    assert len(findings.listed) == 3
 
 
 async def test_a_log_that_ends_before_the_member_is_named(boot: Boot) -> None:
