@@ -16,6 +16,7 @@ from delayserver.broker.service import shared_broker
 from delayserver.broker.service.commit import BrokerCommit
 from delayserver.dispatch.broker_group import BrokerGroup
 from delayserver.dispatch.dispatcher import Dispatcher
+from delayserver.follow import follower
 from delayserver.follow.follower import Follower
 from delayserver.follow.shard_outcome_writer import ShardOutcomeWriter
 from delayserver.lead.beating import Beating
@@ -302,6 +303,28 @@ class _Ahead:
         await self._clock.sleep_until_us(wall_us - self._ahead_us())
 
 
+def given_up_in_front_of_the_barrier() -> list[Change]:
+    """The primary writes a new kind of record before all members read it."""
+    return [(broker_parts, "_has_kept", lambda _: lambda *_: True)]
+
+
+def a_barrier_forgotten() -> list[Change]:
+    """What a member keeps of its place in the log is without the version of the log."""
+
+    def mistaken(right: Any) -> Any:
+        def marker(came: Any, place: Any) -> Any:
+            return right([(replace(each, barrier=0), count) for each, count in came], replace(place, barrier=0))
+
+        return marker
+
+    return [(follower, "marker", mistaken)]
+
+
+def reads_on_behind_a_barrier() -> list[Change]:
+    """A member goes on behind a barrier that its program does not read."""
+    return [(module, "require_readable", lambda _: lambda *_: None) for module in (follower, cluster_parts)]
+
+
 # Each with a seed that notices it.
 CLUSTER_MISTAKES: tuple[tuple[Callable[[], list[Change]], int], ...] = (
     (outcomes_written_before_they_came_back, 3),
@@ -321,4 +344,7 @@ CLUSTER_MISTAKES: tuple[tuple[Callable[[], list[Change]], int], ...] = (
     (redeliveries_without_bound, 0),
     (by_the_time_of_the_log, 2),
     (beats_with_a_disk_that_hangs, 1),
+    (given_up_in_front_of_the_barrier, 13),
+    (a_barrier_forgotten, 0),
+    (reads_on_behind_a_barrier, 9),
 )

@@ -39,6 +39,7 @@ from tests.simulation.threads import SimulatedWorkers
 from tests.simulation.timeliness import Timeliness
 from tests.simulation.trace import Trace
 from tests.simulation.transactions import Books, Dealer
+from tests.simulation.versions import STOPPED, Versions
 from tests.simulation.workload import Workload
 from tests.simulation.world import BALANCE, TIMER_US, producer_pause
 
@@ -64,7 +65,7 @@ PACES = ((PAUSES_S, 0.0), ((0.01, 2.0, 6.0), 2.0), ((0.01, 2.0, 6.0), 6.0))
 LEADER_S_MAX = 60.0
 # At the end all members are at the end of the log within this time.
 EQUAL_S_MAX = 30.0
-# Nothing is given up by age: that is each member's own decision so far.
+# Before the barrier each member gives up by its own clock. So in most of the time nothing goes by age.
 KEPT_MS = 400 * 86_400_000
 FAULTS = (
     "kill", "kill", "power", "power", "crash", "crash", "stop", "stop", "cut", "cut", "stall", "unreachable",
@@ -106,7 +107,6 @@ class ClusterWorld:
         self.network = Network(time, Random(f"{seed}:network"), self.note)
         self.logs = SimulatedLogs(time, Random(f"{seed}:log"), drawn_faults(Random(f"{seed}:log faults")))
         self.shard = self.logs.make(SHARD)
-        self.judge = ShardJudge(self.shard, time, self.note)
         offset_us = chance.randrange(86_400) * 1_000_000
         apart_ms = chance.choice(APART_MS)
         clocks = [WallClock(time, offset_us + chance.randrange(-apart_ms, apart_ms + 1) * 1000) for _ in MEMBERS]
@@ -120,6 +120,10 @@ class ClusterWorld:
         storage = replace(settings.storage, durability="sync")
         settings = replace(settings, storage=storage)
         self.members = [self._member(seed, number, settings, clock) for number, clock in enumerate(clocks)]
+        self.judge = ShardJudge(self.shard, self.members, time, self.note)
+        for member in self.members:
+            member.on_deliver = self.judge.delivers
+        self.versions = Versions(self.members, time, Random(f"{seed}:versions"), self.note)
         damage = Damage(self.members[0].disk, Random(f"{seed}:flips"), storage.window_ms, self.note)
         self.model = ShardModel(self.note, damage, self.clock, storage)
         self.model.shard_clock = self.clock
@@ -255,7 +259,6 @@ class ClusterWorld:
         if chance.random() < 0.5:
             member.workers = SimulatedWorkers(chance, self.time)
         clock.granularity_us = chance.choice(TIMER_US)
-        member.on_deliver = self.judge.delivers
         return member
 
     def _life(self) -> int:
@@ -264,6 +267,7 @@ class ClusterWorld:
         return len(self.judge.epochs)
 
     def _look_at_bounds(self) -> None:
+        self.versions.look()
         for host in (*self.members, *self.nodes):
             self.bounds.look(host, self.note)
 
@@ -349,11 +353,17 @@ class ClusterWorld:
                     self.note("world", "begins with a backup", host=host.name, other=other.name)
                 else:
                     await self.time.sleep(0.5)
+            older = False
+            if isinstance(host, Member):
+                self.versions.next_life(host, calm=self.calm)
+                older = not host.reads
             host.start()
             await host.down.wait()
             self.note("world", "is down", host=host.name, died_of=host.died_of[:80])
             name = host.died_of.partition(":")[0]
-            if name not in ("", "crash", "LeadershipLost", "AppendFailed", "DiskFullError"):
+            if name not in ("", "crash", "LeadershipLost", "AppendFailed", "DiskFullError") and not (
+                older and name == STOPPED
+            ):
                 raise SimulationFailure(f"{host.name} died of {host.died_of}")
             await self.time.sleep(0 if self.calm else self.chance.choice([0.0, 0.5, 3.0, 20.0]) * self.chance.random())
 
@@ -512,6 +522,8 @@ class ClusterWorld:
             while member.stopped:
                 member.continue_process()
             member.disk_gate.open()
+        if not self.versions.stays:
+            self.versions.upgrade_all()
         for host in (*self.members, *self.nodes):
             host.disk.capacity_bytes = None
             host.disk.no_more_faults()
@@ -570,6 +582,10 @@ class ClusterWorld:
         """The books balance, and all members have the same."""
         self._leap(settings_of.DELAY_MS_MAX / 1000)
         await self.time.sleep(10)
+        if self.versions.stays:
+            self.judge.look()
+            self.versions.upgrade_all()
+            await self.time.sleep(20)
         await self._leader()
         status: Any = await self.checker.request("status", {})
         if self.model.waits_for_leases(status):
@@ -589,6 +605,11 @@ class ClusterWorld:
                 places = {member.name: self._at_the_end(member) for member in self.members}
                 raise SimulationFailure(f"members do not come to the end of the log: {places}")
             await self.time.sleep(0.05)
+        kept = {member.name: _given_up(member) for member in self.members}
+        if len({*kept.values()}) > 1:
+            raise SimulationFailure(f"members keep other messages of the broker: {kept}")
+        if not self.judge.version:
+            raise SimulationFailure("all members read a higher version, and the log does not have it")
         first: Counter[str] | None = None
         for member in self.members:
             counts = count_files(member)
@@ -611,3 +632,9 @@ class ClusterWorld:
             and not state.decided.rows_waiting
             and not state.decided.writes.locked()
         )
+
+
+def _given_up(member: Member) -> object:
+    """From where the log keeps what the broker of a member has stored."""
+    assert member.server is not None
+    return member.server.parts.broker.core.state.given_up.first

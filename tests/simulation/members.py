@@ -16,6 +16,7 @@ from delayserver.backup.restoring import restore
 from delayserver.config.cluster_settings import ClusterSettings
 from delayserver.config.settings import Settings
 from delayserver.protocol.frames import FrameDecoder, decode_request
+from delayserver.protocol.schema.shard_map import ShardMap
 from delayserver.runtime.clock import Clock
 from delayserver.runtime.runtime import Runtime
 from delayserver.runtime.shared_log import SharedLogError
@@ -27,6 +28,7 @@ from delayserver.state.shard.seat import Seat
 from store.disk.memory_filesystem import MemoryFileSystem
 from store.errors import StoreError
 from store.shared.envelope import LogWriter, ShardIdentity
+from store.shared.payload import LOG_VERSION
 from store.snapshots.snapshot_listing import read_listing
 from store.snapshots.taking import FILES
 from tests.simulation.client import FRAME_BYTES_MAX, Client, DelayServerError, Lost
@@ -132,6 +134,11 @@ class Member(Host):
         # Told each `deliver` that leaves it.
         self.on_deliver: Delivered = lambda _member, _frame: None
         self.instance = 0
+        # The highest version of the log that its program reads, and that of each of its processes so far, by the instance.
+        self.reads = LOG_VERSION
+        self.programs: dict[int, int] = {}
+        # What the map shows: the highest version of the log that all members read.
+        self._shown = ShardMap(0, [], []), 0
         self._instances = chance
         self._logs = logs
         self._stops = 0
@@ -193,6 +200,11 @@ class Member(Host):
         cluster = server.parts.cluster if server is not None and self.open.is_set() else None
         return cluster is not None and cluster.standing.took_over.is_set() and cluster.standing.leads
 
+    def show(self, shown: ShardMap, reads: int) -> None:
+        """Its process, and each later one, sees a later map."""
+        self._shown = shown, reads
+        self.map.take(shown, reads)
+
     # A stopped process
 
     @property
@@ -227,18 +239,17 @@ class Member(Host):
     def _new_server(self, runtime: Runtime) -> DelayServer:
         self.instance = self._instances.getrandbits(62) + 1
         self.map = ClusterMap(SHARD, self.name)
+        self.map.take(*self._shown)
+        self.programs[self.instance] = self.reads
         seat = Seat(SHARD, IDENTITY, LogWriter(self.number, self.instance), self.name, self.address)
+        engine = self._logs.engine(self.name)
+        settings = ClusterSettings(rank=self.number, front_probe=self.probes)
         return DelayServer(
             self.settings,
             runtime=runtime,
             doors=Doors(self.disk, self._connect),
             reread=lambda: self.file,
-            membership=Membership(
-                self._logs.engine(self.name),
-                seat,
-                ClusterSettings(rank=self.number, front_probe=self.probes),
-                map=self.map,
-            ),
+            membership=Membership(engine, seat, settings, map=self.map, reads=self.reads),
         )
 
     async def _connect(self, address: str) -> SimulatedTransport:

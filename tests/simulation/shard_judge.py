@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -10,9 +10,9 @@ import numpy as np
 
 from delayserver.config.cluster_settings import ClusterSettings
 from delayserver.protocol.columns import unpack_column
-from store.records.batches import MessageBatch, OutcomeBatch
+from store.records.batches import KeptBatch, MessageBatch, OutcomeBatch
 from store.shared.envelope import Envelope, EnvelopeKind, LogWriter, unwrap
-from store.shared.payload import BeatNote, EndNote, decode_note, decode_records
+from store.shared.payload import BarrierNote, BeatNote, EndNote, decode_note, decode_records, version_needed
 from tests.simulation.clocks import SimulatedTime
 from tests.simulation.failures import SimulationFailure
 from tests.simulation.log import LogShard
@@ -37,14 +37,20 @@ class Reign:
 class ShardJudge:
     """Follows the log as a member does, with no disk and no delay."""
 
-    def __init__(self, shard: LogShard, time: SimulatedTime, note: Callable[..., None]) -> None:
+    def __init__(
+        self, shard: LogShard, members: Sequence[Member], time: SimulatedTime, note: Callable[..., None]
+    ) -> None:
         self._shard = shard
+        self._members = members
         self._time = time
         self._note = note
         self._read = 0
         # The epochs in order, and the number of the last record of the present one that counts.
         self.epochs: list[Reign] = []
         self._index = 0
+        # The version of the log, and what was given up by it.
+        self.version = 0
+        self.given_up = 0
         self.sequences: set[int] = set()
         self.outcomes: dict[int, int] = {}
         self.lease_s = ClusterSettings().lease_ms / 1000
@@ -59,6 +65,8 @@ class ShardJudge:
             envelope = found.envelope
             if not self._counts(envelope):
                 continue
+            if self._reads(envelope.writer) < self.version:
+                self._fail(f"a program that does not read version {self.version} writes at position {record.position}")
             if envelope.kind is EnvelopeKind.RECORDS:
                 self._take(found.payload, record.position)
                 continue
@@ -72,6 +80,16 @@ class ShardJudge:
             elif isinstance(note, EndNote):
                 reign = self.epochs[-1]
                 reign.horizon_ms = max(reign.horizon_ms, note.horizon_ms) if note.horizon_ms else 0
+            elif isinstance(note, BarrierNote):
+                self._note("judge", "barrier", version=note.version)
+                if not self.version < note.version <= self._reads(envelope.writer):
+                    self._fail(f"a barrier of version {note.version} behind one of version {self.version}")
+                self.version = note.version
+
+    def _reads(self, writer: LogWriter) -> int:
+        """The highest version of the log that the program of a process reads."""
+        (reads,) = [each.programs[writer.instance] for each in self._members if each.number == writer.member]
+        return reads
 
     def _counts(self, envelope: Envelope) -> bool:
         """The first claim of the next epoch counts; then the records of its writer, one by one."""
@@ -90,6 +108,9 @@ class ShardJudge:
     def _take(self, payload: memoryview, position: int) -> None:
         for batch in decode_records(payload, position):
             plain: Any = batch.to_batch()
+            if version_needed(batch.header.kind, batch.header.version) > self.version:
+                self._fail(f"a record of kind {batch.header.kind} at position {position}, in front of its barrier")
+            self.given_up += isinstance(plain, KeptBatch)
             if isinstance(plain, MessageBatch):
                 sequences = set(plain.sequence.tolist())
                 if len(sequences) < len(plain) or sequences & self.sequences:

@@ -189,8 +189,8 @@ class BrokerCommit:
         waited for."""
         base = self._retention.to_give_up(now_us, latest_us)
         if base:
-            found = await self._workers.run(partial(first_of_segment, self._files.store, base))
             await self.durable()  # so the log has the acks that made it so, in front
+            found = await self._workers.run(partial(first_of_segment, self._files.store, base))
             if found is not None:
                 await shared.give_up(*found)
 
