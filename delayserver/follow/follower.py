@@ -152,6 +152,15 @@ class Follower:
         self._hurry.ring()
 
     def _read(self, record: LogRecord) -> None:
+        before = self._place
+        try:
+            self._judge(record)
+        except BaseException:
+            # What waits may be written before this process ends. It must not say that this record was taken.
+            self._place = before
+            raise
+
+    def _judge(self, record: LogRecord) -> None:
         position = record.position
         # Also behind records that do not count: the log has nothing unread where the last one is of those.
         before, self._place = self._place, replace(self._place, position=position + 1)
@@ -179,12 +188,11 @@ class Follower:
         )
         self._standing.written_us.advance(envelope.wall_us)
         self._standing.heard.ring()
-        if envelope.kind is EnvelopeKind.CLAIM:
-            # The tools learn from these rows how long the shard had no primary.
-            self._came += [(before, 0), (self._place, 0)]
         note = None if envelope.kind is EnvelopeKind.RECORDS else decode_note(envelope.kind, found.payload, position)
         if isinstance(note, ClaimNote):
             self._require_same_log(note, position)
+            # The tools learn from these rows how long the shard had no primary.
+            self._came += [(before, 0), (self._place, 0)]
         self._counted.append((position, envelope.epoch, envelope.index))
         if note is None:
             self._take_records(found, position, len(record.data))

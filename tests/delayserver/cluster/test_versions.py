@@ -69,6 +69,8 @@ async def test_a_standby_stops_where_only_a_newer_program_can_go_on(
     for _ in range(2):
         await second.wait_down()
         assert "upgrade this member" in str(upgrade_needed(second))
+        assert second.server.parts.cluster is not None
+        assert second.server.parts.cluster.follower.place.position == upgrade_needed(second).position, "not taken"
         assert second.server.parts.state.balance.accepted == 1
         second.disk.kill()
         second.begin()
