@@ -287,11 +287,9 @@ class MemberMap:
     def _take_member(self, note: Announced) -> None:
         if note.instance in self._gone:
             return  # a start that was forgotten, whose process goes on
-        known = self.members.get(note.name)
         self.numbers.setdefault(note.name, len(self.numbers) + 1)
         self.members[note.name] = note
-        if known is None or known.instance != note.instance:
-            self.stranded.pop(note.name, None)
+        self.stranded.pop(note.name, None)
 
 
 async def visit(log: SharedLog, topic: str, note: Note | None = None) -> MemberMap:
