@@ -55,7 +55,7 @@ def check(
     and window. A torn end is how a crash looks, and no fault; everything else that does not fit is one. Works beside a
     running server, of which it sees the moment at which it began. Exit code 0: clean, 1: findings.
 
-    --against-log reads the shared log up to where this member was, record by record: each difference is a finding, 20 at most.
+    --against-log reads the shared log up to where this member was, record by record. Each difference is a finding, up to 20.
 
     --json prints the counts of every window and subject, and last a line with `clean`, all counts and `findings`.
     """
