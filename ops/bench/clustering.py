@@ -31,6 +31,8 @@ MEMBERS: Final = ("a", "b")
 NEW: Final = "c"
 """A member whose process does not run yet."""
 TURNS: Final = 12
+WARMING: Final = 2
+"""So many times as many turns go before, which do not count: until then Java runs the nodes' code without its compiler."""
 FOLLOWED: Final = 1_000_000
 READ: Final = 1_000_000
 RECORDS: Final = 2_000
@@ -151,7 +153,9 @@ def measure_cluster(connections: int, batch: int) -> Callable[[Options], Run]:
                     ALONE: ours(alone.address, batch),
                     LOG: bare_log(shard.nodes.bootstrap, "bare", batch),
                 }
-                rates = bursts_in_turns(systems, connections, batch, options.messages or TURNS)
+                turns = options.messages or TURNS
+                rates = bursts_in_turns(systems, connections, batch, (WARMING + 1) * turns)
+                rates = {who: found[WARMING * turns :] for who, found in rates.items()}
         ratios, medians = ratios_of(rates, CLUSTER), medians_of(rates)
         call_ms = {who: 1000 * connections * batch / rate for who, rate in medians.items()}
         details = {f"{who}_rate": rounded(rate) for who, rate in medians.items()}
