@@ -242,7 +242,9 @@ class BlockingOperations(
             found += page.subjects
         return found
 
-    def subjects_page(self, pattern: str | None = None, *, prefix: str = "", after: int | str = 0) -> SubjectsPage:
+    def subjects_page(
+        self, pattern: str | None = None, *, prefix: str = "", after: int | str = 0
+    ) -> SubjectsPage:
         """A page of `subjects`: those behind ``after``, the ``next`` of another page. Of several shards it is a name."""
         asked = ListSubjects(pattern=pattern, prefix=prefix, after=after)  # type: ignore[arg-type]  # no server gets a name
         return self._run(described_call(SUBJECTS, asked, SubjectsPage))
