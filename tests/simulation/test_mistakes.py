@@ -33,17 +33,17 @@ SEEDS = tuple(dict.fromkeys([*QUICK, *range(40)]))
 NOTICED_BY = {
     "a_batch_in_the_order_of_acceptance": 10,
     "a_gate_that_forgets_running_commits": 58,
-    "a_gate_that_waits_for_nothing": 23,
+    "a_gate_that_waits_for_nothing": 35,
     "a_read_that_ends_wakes_no_pull": 5,
     "ack_before_sync": 2,
     "back_to_a_group_that_is_gone": 141,
-    "batches_of_one_key_at_once": 10,
+    "batches_of_one_key_at_once": 25,
     "cancelled_and_delivered": 4,
     "checkpoint_before_sync": 2,
     "cleanup_by_age": 5,
     "delay_cut_short": 5,
     "delay_silently_clamped": 6,
-    "discarded_after_failures": 7,
+    "discarded_after_failures": 19,
     "empty_body_on_retry": 4,
     "ends_behind_a_checkpoint_forgotten": 5,
     "every_end_is_as_wanted": 4,
@@ -60,7 +60,7 @@ NOTICED_BY = {
     "pages_of_subjects_that_skip_one": 2,
     "policy_decides_at_once": 0,
     "prepared_is_seen": 4,
-    "published_answered_before_its_sync": 61,
+    "published_answered_before_its_sync": 0,
     "queues_emptied_for_nobody": 2,
     "read_skips_one": 4,
     "recovery_looks_at_last_two_segments": 5,
@@ -78,8 +78,8 @@ NOTICED_BY = {
 COUNTED_BY = {
     "a_hand_out_that_is_not_recorded": 3,
     "a_lease_that_outlives_its_connection": 0,
-    "a_start_that_forgets_leases": 20,
-    "an_extend_of_an_ended_lease_that_works": 8,
+    "a_start_that_forgets_leases": 3,
+    "an_extend_of_an_ended_lease_that_works": 26,
 }
 
 # Likewise, in worlds in which an operator skips messages.
@@ -166,7 +166,7 @@ def test_policies_that_are_lost_in_silence_are_noticed(monkeypatch: pytest.Monke
     """Few flipped bits hit the table of policies, so here many do."""
     monkeypatch.setattr(world, "FLIPPING_SHARE", 1.0)
     monkeypatch.setattr(damage, "BROKER", (damage.POLICIES,))
-    assert _some_seed_notices(policies_lost_in_silence, first=18)
+    assert _some_seed_notices(policies_lost_in_silence, first=9)
 
 
 def test_a_bug_that_a_handler_answers_as_an_internal_error_fails_its_seed() -> None:
