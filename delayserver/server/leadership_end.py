@@ -11,7 +11,7 @@ from delayserver.lead.beating import Beating
 from delayserver.protocol.errors import DelayServerError, NotPrimary
 from delayserver.receive.group_commit import GroupCommit
 from delayserver.server.clean_end import CleanEnd
-from delayserver.state.shard.leading import Leading
+from delayserver.state.shard.leading import HEIR_MS, Leading
 from delayserver.state.shard.proposals import Proposals
 from delayserver.state.shard.standing import Standing
 from store.errors import StoreError
@@ -19,7 +19,6 @@ from store.shared.payload import EndNote
 
 SETTLE_S = 0.25
 """Attempts that have no result after this long stay uncertain for the heir, as after a crash. Clients wait meanwhile."""
-AGAIN_MS = 50
 
 
 class LeadershipEnd:
@@ -49,12 +48,12 @@ class LeadershipEnd:
         """Hand over to a member by its name; empty: to any. Returns the epoch that has ended. Raises NotPrimary."""
         standing = self._standing
         if self._asked.is_set() or not standing.leads:
-            raise NotPrimary("this member hands over already, or leads no longer", retry_after_ms=AGAIN_MS)
+            raise NotPrimary("this member hands over already, or leads no longer", retry_after_ms=HEIR_MS)
         epoch, self._heir = standing.epoch.value, heir
         self._asked.set()
         await self._done.wait()
         if self._refused is not None:
-            raise NotPrimary("another member leads already", retry_after_ms=AGAIN_MS)
+            raise NotPrimary("another member leads already", retry_after_ms=HEIR_MS)
         return epoch
 
     async def finish(self) -> None:

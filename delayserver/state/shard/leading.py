@@ -10,6 +10,7 @@ from delayserver.state.shard.standing import Standing
 
 # A takeover takes two seconds or so. A client that asks this often loses little of them.
 AGAIN_MS = 100
+# An heir serves within half a second.
 HEIR_MS = 50
 # A log that does not answer for seconds may be away for a minute.
 LOG_AGAIN_MS = 1_000
