@@ -25,7 +25,7 @@ from delayserver.client.calls.shard_parts import RowParts, Rows, ShardRows, by_s
 from delayserver.client.calls.slot_owners import NO_MAP, SlotOwners
 from delayserver.client.values.messages import Message
 from delayserver.client.values.pulled_columns import PulledColumns
-from delayserver.protocol.errors import DelayServerError, InvalidArgument, NotPrimary, WrongShard
+from delayserver.protocol.errors import DelayServerError, InvalidArgument, NotPrimary, ServerNotProven, WrongShard
 from delayserver.protocol.frames import OneWayRefused
 from delayserver.protocol.operation_names import (
     ACK,
@@ -191,8 +191,14 @@ class Shards(Generic[C]):
         try:
             result = await (await self._client(shard))._run(call)
         except DelayServerError as error:
-            if error.retriable:
+            # A server that is not proven has answered nothing. Any other error shows that the shard's server lives.
+            if error.retriable or isinstance(error, ServerNotProven):
                 self._doubts.fail(shard, begun)
+            else:
+                self._doubts.trust(shard)
+            raise
+        except BaseException:
+            self._doubts.abandon(shard)
             raise
         finally:
             self._busy[shard] -= 1

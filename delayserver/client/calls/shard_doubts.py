@@ -20,6 +20,7 @@ class _Doubt(NamedTuple):
     failures: int = 0
     doubted_until_s: float = 0.0
     avoided_until_s: float = 0.0
+    trial_until_s: float = 0.0
 
 
 _NONE: Final = _Doubt()
@@ -38,20 +39,22 @@ class ShardDoubts:
 
     def avoided(self, shard: int) -> bool:
         """Whether a message that any shard may take goes elsewhere. Each failure of an attempt doubles the time."""
-        return self._of.get(shard, _NONE).avoided_until_s > self._now_s()
+        doubt = self._of.get(shard, _NONE)
+        return max(doubt.avoided_until_s, doubt.trial_until_s) > self._now_s()
 
     def begin(self, shard: int) -> int:
-        """An attempt begins. Returns what `fail` needs. After a failure it is a trial: others keep away until it ends."""
+        """An attempt begins. Returns what `fail` needs. After a failure it is a trial: others keep away until it ends, by
+        `fail`, `trust` or `abandon`.
+        """
         doubt = self._of.get(shard, _NONE)
         if doubt.failures:
-            until_s = max(doubt.avoided_until_s, self._now_s() + TRIAL_S)
-            self._of[shard] = doubt._replace(avoided_until_s=until_s)
+            self._of[shard] = doubt._replace(trial_until_s=self._now_s() + TRIAL_S)
         return doubt.failures
 
     def fail(self, shard: int, begun: int) -> None:
         """An attempt failed, that began when `begin` returned ``begun``. Those that began together count once."""
         now_s = self._now_s()
-        doubt = self._of.get(shard, _NONE)._replace(doubted_until_s=now_s + DOUBT_S)
+        doubt = self._of.get(shard, _NONE)._replace(doubted_until_s=now_s + DOUBT_S, trial_until_s=0.0)
         if begun == doubt.failures:
             avoided_s = min(DOUBT_S * 2.0 ** min(begun, 10), AVOIDED_S_MAX)
             doubt = doubt._replace(failures=begun + 1, avoided_until_s=now_s + avoided_s)
@@ -60,8 +63,14 @@ class ShardDoubts:
     def suspect(self, shard: int) -> None:
         """A look had no answer in time."""
         doubt, until_s = self._of.get(shard, _NONE), self._now_s() + DOUBT_S
-        self._of[shard] = _Doubt(doubt.failures, until_s, max(doubt.avoided_until_s, until_s))
+        avoided_until_s = max(doubt.avoided_until_s, until_s)
+        self._of[shard] = doubt._replace(doubted_until_s=until_s, avoided_until_s=avoided_until_s)
+
+    def abandon(self, shard: int) -> None:
+        """The caller of an attempt has gone before it ended: it says nothing of the shard."""
+        if shard in self._of:
+            self._of[shard] = self._of[shard]._replace(trial_until_s=0.0)
 
     def trust(self, shard: int) -> None:
-        """An attempt was answered."""
+        """An attempt was answered, be it with an error that is none of the shard's."""
         self._of.pop(shard, None)

@@ -249,6 +249,43 @@ def test_messages_that_any_shard_may_take_avoid_one_that_has_failed(cluster: Fak
         assert len(cluster.bodies()[2]) == before
 
 
+@pytest.mark.parametrize("refused", [InvalidArgument("no"), TooFar("no")])
+def test_a_shard_that_answers_with_an_error_of_the_caller_is_trusted_again(
+    cluster: FakeCluster, connect: Connect, monkeypatch: pytest.MonkeyPatch, refused: DelayServerError
+) -> None:
+    monkeypatch.setattr(shard_doubts, "DOUBT_S", 0.0)
+    lost = next(f"o-{n}" for n in range(99) if owner("orders", f"o-{n}") == 2)
+    with connect(cluster.members[0].address, retries=0) as client:
+        client.send("orders", b"", due_ms=1)  # it has read the map by now
+        cluster.members[2].misbehave("send", Drop(), Fail(refused))
+        for expected in (ConnectionLost, type(refused)):
+            with pytest.raises(expected):
+                client.send("orders", b"", due_ms=1, message_id=lost)
+        before = len(cluster.bodies()[2])
+        for _ in range(6):
+            client.send("orders", b"", due_ms=1)
+        assert len(cluster.bodies()[2]) == before + 2
+
+
+@on_each_loop
+async def test_a_call_that_is_cancelled_says_nothing_of_its_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shard_doubts, "DOUBT_S", 0.0)
+    lost = next(f"o-{n}" for n in range(99) if owner("orders", f"o-{n}") == 2)
+    with fake_cluster() as cluster:
+        async with AsyncClient(cluster.members[0].address, retries=0) as client:
+            await client.send("orders", b"", due_ms=1)  # it has read the map by now
+            cluster.members[2].misbehave("send", Drop())
+            with pytest.raises(ConnectionLost):
+                await client.send("orders", b"", due_ms=1, message_id=lost)
+            cluster.members[2].misbehave("group", Wait())
+            with anyio.move_on_after(0.1):
+                await client.group("orders", "g")
+            before = len(cluster.bodies()[2])
+            for _ in range(6):
+                await client.send("orders", b"", due_ms=1)
+            assert len(cluster.bodies()[2]) == before + 2
+
+
 def test_a_shard_that_was_added_and_has_no_member_gets_nothing(cluster: FakeCluster, connect: Connect) -> None:
     cluster.add("f" * 12)
     for member in cluster.members:

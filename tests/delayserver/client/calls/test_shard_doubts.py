@@ -62,3 +62,19 @@ def test_a_look_without_an_answer_is_a_short_doubt_that_never_grows() -> None:
         assert doubts.doubted(1) and doubts.avoided(1)
         time.now_s += DOUBT_S
         assert not doubts.doubted(1) and not doubts.avoided(1)
+
+
+def test_a_trial_whose_caller_has_gone_keeps_others_away_no_longer() -> None:
+    time = Time()
+    doubts = ShardDoubts(time)
+    doubts.fail(1, doubts.begin(1))
+    doubts.begin(1)
+    doubts.abandon(1)
+    assert doubts.avoided(1), "the failure before it still counts"
+    time.now_s += DOUBT_S
+    assert not doubts.avoided(1)
+    doubts.fail(1, doubts.begin(1))
+    time.now_s += DOUBT_S
+    assert doubts.avoided(1), "the second failure counts for longer"
+    doubts.abandon(0)
+    assert not doubts.avoided(0)
