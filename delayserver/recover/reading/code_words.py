@@ -12,6 +12,7 @@ FILE_KINDS: Final = {
 }  # fmt: skip
 RECORD_KINDS: Final = {
     1: "messages", 2: "cancels", 3: "outcomes", 4: "names", 5: "stored", 6: "progress", 7: "runs", 8: "ledger", 9: "index",
+    10: "followed", 11: "table", 12: "kept",
 }  # fmt: skip
 
 
