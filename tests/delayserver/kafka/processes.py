@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from delayserver.cli.kafka.on_kafka import write_note
 from delayserver.client import Client
+from delayserver.members.member_map import Announced
 from delayserver.protocol.errors import DelayServerError
 from ops.kafka.nodes import KafkaNodes
 from tests.delayserver.cli.conftest import Done, run, start
@@ -26,7 +28,7 @@ SUBJECT = "s"
 @dataclass(slots=True)
 class Member:
     """A member: the processes on its directory, one after the other. `port` is that on which they listen, where that
-    of the address at which clients reach them is another one's."""
+    of the address at which clients reach them is another one's. `options` are further ones of `serve`."""
 
     name: str
     folder: Path
@@ -34,6 +36,7 @@ class Member:
     shard: int = 0
     process: subprocess.Popen[bytes] | None = None
     port: int = 0
+    options: tuple[str, ...] = ()
 
     @property
     def file(self) -> Path:
@@ -45,7 +48,7 @@ class Member:
         self.process = start(
             "serve", "--cluster", str(self.file), "--shard", str(self.shard), "--json", "--http-port", "0",
             "--data-dir", str(self.folder / self.name), "--port", str(self.port or self.address.rpartition(":")[2]),
-            *(("--announce", self.address) if self.port else ()),
+            *(("--announce", self.address) if self.port else ()), *self.options,
         )  # fmt: skip
 
     def ready(self) -> dict[str, Any]:
@@ -150,12 +153,20 @@ class Cluster:
 
 
 @contextmanager
-def running(nodes: KafkaNodes, folder: Path, names: str, shards: Sequence[int] = ()) -> Iterator[Cluster]:
+def running(
+    nodes: KafkaNodes,
+    folder: Path,
+    names: str,
+    shards: Sequence[int] = (),
+    options: tuple[str, ...] = (),
+    before: Announced | None = None,
+) -> Iterator[Cluster]:
     """A cluster that is founded, whose members run. The first one of each shard leads. `shards` has the shard of each
-    member; without it there is one shard."""
+    member; without it there is one shard. `options` are further ones of `serve`. `before`: a member that was there before
+    them, and is gone."""
     topic, port = new_cluster(nodes).topic, free_port(len(names))
     members = {
-        name: Member(name, folder, f"127.0.0.1:{port + place}", shards[place] if shards else 0)
+        name: Member(name, folder, f"127.0.0.1:{port + place}", shards[place] if shards else 0, options=options)
         for place, name in enumerate(names)
     }
     for name, member in members.items():
@@ -166,6 +177,8 @@ def running(nodes: KafkaNodes, folder: Path, names: str, shards: Sequence[int] =
         count = str(max(shards, default=0) + 1)
         init = start("cluster", "init", "--shards", count, "--cluster", str(members[names[0]].file))
         assert init.communicate(timeout=UNHURRIED_S)[1] == b"" and init.returncode == 0
+        if before is not None:
+            write_note(str(members[names[0]].file), before)
         for member in members.values():
             member.begin()
             member.ready()
