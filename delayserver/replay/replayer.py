@@ -129,24 +129,17 @@ class Replayer:
     def _place(self, entries: list[LogEntry], done: Round) -> None:
         messages = _columns_of(entries)
         batch = MessageBatch.concatenate(messages) if messages else None
-        cancels = [entry.batch for entry in entries if isinstance(entry.batch, CancelBatch)]
+        others = [entry for entry in entries if not isinstance(entry.batch, _Messages)]  # mostly none
+        cancels = [entry.batch for entry in others if isinstance(entry.batch, CancelBatch)]
         # Code 0: `repair` filled a range.
-        names = [entry.batch for entry in entries if isinstance(entry.batch, NameBatch) and entry.batch.code.item(0)]
-        outcomes = [
-            entry.batch
-            for entry in entries
-            if isinstance(entry.batch, OutcomeBatch) and entry.start < self._positions.led_from
-        ]
-        of_broker = [
-            entry
-            for entry in entries
-            if isinstance(entry.batch, StoredBatch | ProgressBatch | KeptBatch)
-            and entry.start < self._positions.led_from
-        ]
+        names = [entry.batch for entry in others if isinstance(entry.batch, NameBatch) and entry.batch.code.item(0)]
+        followed = [entry for entry in others if entry.start < self._positions.led_from]
+        outcomes = [entry.batch for entry in followed if isinstance(entry.batch, OutcomeBatch)]
+        of_broker = [entry for entry in followed if isinstance(entry.batch, StoredBatch | ProgressBatch | KeptBatch)]
         if batch is not None and batch.replaces_sequence.any():
             cancels.append(cancels_of_replacements(batch))
-        retired = [entry.batch for entry in entries if isinstance(entry.batch, LedgerBatch)]
-        tables = [entry.batch for entry in entries if isinstance(entry.batch, TableBatch)]
+        retired = [entry.batch for entry in others if isinstance(entry.batch, LedgerBatch)]
+        tables = [entry.batch for entry in others if isinstance(entry.batch, TableBatch)]
         done.begin(batch, cancels, entries[-1].end - entries[0].start, names, outcomes, retired, of_broker, tables)
         if batch is not None:
             if self._placing.count_skipped:

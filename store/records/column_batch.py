@@ -50,11 +50,14 @@ class Schema:
     """The type of each column, by name in the order of the fields."""
     blob_lengths: tuple[tuple[str, str], ...] = field(init=False, repr=False, compare=False)
     """The name of each blob, and that of the column with its lengths."""
+    values_of: Callable[[ColumnBatch], tuple[Any, ...]] = field(init=False, repr=False, compare=False)
+    """The columns of a batch, then its blobs: one call for all of them."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "names", tuple([name for name, _ in self.fields]) + self.blobs)
         object.__setattr__(self, "dtypes", {name: np.dtype(dtype) for name, dtype in self.fields})
         object.__setattr__(self, "blob_lengths", tuple([(name, f"{name}_length") for name in self.blobs]))
+        object.__setattr__(self, "values_of", attrgetter(*self.names))
 
     def __hash__(self) -> int:  # the generated one would look at every field
         return self.kind << 8 | self.version
@@ -98,19 +101,21 @@ class ColumnBatch:
     @classmethod
     def filled(cls, count: int, **columns: Any) -> Self:
         """A batch of `count` rows; a column not given is zero, a scalar is broadcast, a blob not given is empty."""
-        values: dict[str, Any] = {}
-        for name, dtype in cls.schema.dtypes.items():
-            value = columns.pop(name, 0)
-            if type(value) is int:
-                value = zeros(count, dtype) if not value else constant_column(value, count, dtype)
-            elif not isinstance(value, np.ndarray):
+        schema = cls.schema
+        values = _zero_columns(schema, count).copy()
+        for name, dtype in schema.dtypes.items():
+            if name not in columns:
+                continue
+            value = columns.pop(name)
+            if not isinstance(value, np.ndarray):
                 value = constant_column(value, count, dtype)
             elif value.dtype != dtype:
                 value = value.astype(dtype)
             assert value.shape == (count,), f"{name}: {value.shape} for {count} rows"
             values[name] = value
-        for name in cls.schema.blobs:
-            values[name] = memoryview(columns.pop(name, b""))
+        for name in schema.blobs:
+            if name in columns:
+                values[name] = memoryview(columns.pop(name))
         assert not columns, f"unknown columns {sorted(columns)}"
         return cls(**values)
 
@@ -151,18 +156,18 @@ class ColumnBatch:
         """All rows of all batches, in order."""
         if len(batches) == 1:
             return batches[0]
-        columns: dict[str, Any] = {}
-        for name, dtype in cls.schema.fields:
-            columns[name] = concatenate_columns([getattr(batch, name) for batch in batches], dtype)
-        for name in cls.schema.blobs:
-            columns[name] = memoryview(b"".join([getattr(batch, name) for batch in batches]))
-        return cls(**columns)
+        parts = list(zip(*map(cls.schema.values_of, batches), strict=True))
+        fields = cls.schema.fields
+        columns = [concatenate_columns(arrays, dtype) for (_, dtype), arrays in zip(fields, parts, strict=False)]
+        blobs = [memoryview(b"".join(each)) for each in parts[len(fields) :]]
+        return cls(*columns, *blobs)
 
     def with_columns(self, **columns: Any) -> Self:
         """The same rows with some columns replaced (scalars are broadcast)."""
         count = len(self)
-        values = {name: getattr(self, name) for name in self.schema.names}
-        types = self.schema.dtypes
+        schema = self.schema
+        values = dict(zip(schema.names, schema.values_of(self), strict=True))
+        types = schema.dtypes
         for name, value in columns.items():
             values[name] = value if isinstance(value, np.ndarray) else constant_column(value, count, types[name])
         return type(self)(**values)
@@ -177,6 +182,13 @@ def constant_column(value: Any, count: int, dtype: Any) -> NDArray[Any]:
 def zeros(count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
     """0 on `count` rows, as `constant_column` gives it. Batches of one size share it: most of their columns are 0."""
     return np.ndarray((count,), dtype, _ZERO, 0, (0,))
+
+
+@lru_cache(maxsize=64)
+def _zero_columns(schema: Schema, count: int) -> dict[str, Any]:
+    """What `ColumnBatch.filled` puts where nothing is given. Not to be changed."""
+    columns: dict[str, Any] = {name: zeros(count, dtype) for name, dtype in schema.dtypes.items()}
+    return columns | dict.fromkeys(schema.blobs, memoryview(b""))
 
 
 def integer_column(values: list[int], dtype: Any) -> NDArray[Any]:
@@ -203,11 +215,16 @@ def take_column(column: NDArray[Any], indices: NDArray[np.intp]) -> NDArray[Any]
 
 def concatenate_columns(columns: Sequence[NDArray[Any]], dtype: str) -> NDArray[Any]:
     """Concatenate, staying a broadcast view if all parts are the same constant."""
-    if all(column.strides == (0,) and len(column) > 0 for column in columns):
-        first = columns[0][0]
-        if all(column[0] == first for column in columns):
-            return constant_column(first, sum([len(column) for column in columns]), dtype)
-    return np.concatenate(columns)
+    value = None
+    for column in columns:
+        if column.strides != (0,) or not len(column):
+            return np.concatenate(columns)
+        first = column.item(0)
+        if value is None:
+            value = first
+        elif first != value:
+            return np.concatenate(columns)
+    return constant_column(value, sum(map(len, columns)), dtype)
 
 
 def ragged_offsets(lengths: NDArray[np.uint32]) -> NDArray[np.int64]:
