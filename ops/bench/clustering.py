@@ -43,6 +43,8 @@ ROUNDS: Final = 5
 ACK_S_MAX: Final = 60.0
 FOLLOW_S_MAX: Final = 300.0
 LOADERS: Final = 2
+FIRST: Final = 1
+"""The number of the first sender of a system."""
 BATCH: Final = 1000
 CLUSTER, ALONE, LOG = "cluster", "alone", "log"
 
@@ -114,19 +116,36 @@ def _ack(shard: Shard) -> float:
 
 
 def bare_log(bootstrap: str, topic: str, batch: int) -> OpenSend:
-    """Appends records of the size of a batch to a topic, each when the one before is confirmed by all copies."""
+    """Appends records of the size of a batch to a topic, each when the one before is confirmed by all copies. The first
+    sender also reads the topic, as a member does: a record of its own counts when it came back."""
 
-    def open_send(_: int) -> Send:
-        from confluent_kafka import Producer
+    def open_send(sender: int) -> Send:
+        from confluent_kafka import Consumer, Message, Producer, TopicPartition
 
         producer = Producer({"bootstrap.servers": bootstrap, "acks": "all", "enable.idempotence": True, "linger.ms": 0})
         body = make_bodies(batch).tobytes()
+        confirmed = [-1]
 
         def append(_due_ms: int) -> None:
-            producer.produce(topic, body, partition=0)
+            producer.produce(topic, body, partition=0, on_delivery=lambda _, record: confirmed.append(place(record)))
             expect(producer.flush(ACK_S_MAX) == 0, "the log confirms nothing")
 
-        return append
+        def place(record: Message | None) -> int:
+            offset = None if record is None or record.error() is not None else record.offset()
+            expect(offset is not None, "the log gives nothing back")
+            return offset or 0
+
+        if sender != FIRST:
+            return append
+        reader = Consumer({"bootstrap.servers": bootstrap, "group.id": "bench", "enable.auto.commit": False})
+        reader.assign([TopicPartition(topic, 0, 0)])
+
+        def append_and_read(due_ms: int) -> None:
+            append(due_ms)
+            while place(reader.poll(ACK_S_MAX)) < confirmed[-1]:
+                pass
+
+        return append_and_read
 
     return open_send
 
@@ -206,7 +225,7 @@ def measure_steady_cluster(rate: int) -> Callable[[Options], Run]:
             with ServerProcess(str(alone_in)) as alone:
                 alone_ms = steady_at(alone, rate, seconds).value
             _make_topic(shard.nodes.bootstrap, "bare")
-            log_ms = _confirmed_ms(bare_log(shard.nodes.bootstrap, "bare", 1)(0))
+            log_ms = _confirmed_ms(bare_log(shard.nodes.bootstrap, "bare", 1)(FIRST))
             run = steady_at(shard.members[shard.primary()], rate, seconds, others=1)
         details = {**run.details, "alone_p99_ms": rounded(alone_ms), "log_p99_ms": rounded(log_ms)}
         return Run(run.value / (alone_ms + 2 * log_ms), details)
@@ -215,7 +234,7 @@ def measure_steady_cluster(rate: int) -> Callable[[Options], Run]:
 
 
 def _confirmed_ms(append: Send) -> float:
-    """How long a record takes until the log confirms it, p99 of one after the other."""
+    """How long a record takes until the log has it and gave it back, p99 of one after the other."""
     taken = []
     for _ in range(RECORDS):
         begin = time.perf_counter()
