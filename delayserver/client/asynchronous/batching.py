@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Final, Generic, Protocol, Self, TypeVar
@@ -11,7 +12,7 @@ import anyio
 import anyio.abc
 import anyio.lowlevel
 
-from delayserver.client.calls.batch_queue import DRAIN_S, BatchQueue, refuse_times
+from delayserver.client.calls.batch_queue import DRAIN_S, BatchQueue, placed_or_refused, refuse_times
 from delayserver.client.values.messages import Message, PublishResult
 from delayserver.client.values.timing import Instant, Span, span_ms
 from delayserver.protocol.errors import ConnectionLost, DelayServerError
@@ -34,7 +35,14 @@ class AsyncSender(Protocol[R]):
         self, due_ms: Instant | None, delay_ms: Span | None, at: datetime | None, delay: timedelta | None
     ) -> int | None: ...
 
-    async def send_many(self, messages: Sequence[Message]) -> list[R | DelayServerError]: ...
+    @property
+    def several_shards(self) -> bool: ...
+
+    def placed(self, message: Message) -> tuple[int, Message]: ...
+
+    async def know_shards(self) -> bool: ...
+
+    async def _send_placed(self, messages: Sequence[Message], shard: int) -> list[R | DelayServerError]: ...
 
 
 class AsyncPublishClient(Protocol):
@@ -43,7 +51,16 @@ class AsyncPublishClient(Protocol):
     @property
     def limits(self) -> Limits: ...
 
-    async def publish_many(self, messages: Sequence[Message]) -> list[PublishResult | DelayServerError]: ...
+    @property
+    def several_shards(self) -> bool: ...
+
+    def placed(self, message: Message) -> tuple[int, Message]: ...
+
+    async def know_shards(self) -> bool: ...
+
+    async def _publish_placed(
+        self, messages: Sequence[Message], shard: int
+    ) -> list[PublishResult | DelayServerError]: ...
 
 
 class AsyncPublishSender:
@@ -62,8 +79,19 @@ class AsyncPublishSender:
         """Raises `InvalidArgument` if a time is given."""
         refuse_times(due_ms, delay_ms, at, delay)
 
-    async def send_many(self, messages: Sequence[Message]) -> list[PublishResult | DelayServerError]:
-        return await self._client.publish_many(messages)
+    @property
+    def several_shards(self) -> bool:
+        return self._client.several_shards
+
+    def placed(self, message: Message) -> tuple[int, Message]:
+        """The message as it is: an id that the caller did not give would make the publish repeatable."""
+        return self._client.placed(message)[0], message
+
+    async def know_shards(self) -> bool:
+        return await self._client.know_shards()
+
+    async def _send_placed(self, messages: Sequence[Message], shard: int) -> list[PublishResult | DelayServerError]:
+        return await self._client._publish_placed(messages, shard)
 
 
 class Handle(Generic[R]):
@@ -101,7 +129,8 @@ class Handle(Generic[R]):
 
 
 class AsyncBatcher(Generic[R]):
-    """Gathers messages until ``batch_messages_max`` are there or the oldest has waited ``linger_ms``, and sends them.
+    """Gathers messages until ``batch_messages_max`` are there or the oldest has waited ``linger_ms``, and sends them. Each
+    shard of a cluster has batches of its own, so that one that is away delays no messages of the others.
 
     An asynchronous context manager. Leaving it flushes; after an error of its block the flush takes at most `DRAIN_S`.
     The batcher abandons messages without an answer then, or when the block is cancelled: their handles raise
@@ -120,18 +149,23 @@ class AsyncBatcher(Generic[R]):
     ) -> None:
         self._client = client
         self._queue = BatchQueue[Handle[R]](
-            subject, batch_messages_max=batch_messages_max, pending_messages_max=pending_messages_max
+            subject,
+            batch_messages_max=batch_messages_max,
+            pending_messages_max=pending_messages_max,
+            several=lambda: client.several_shards,
         )
         self._linger_s = span_ms(linger_ms) / 1000
-        self._sending: list[Handle[R]] = []
-        self._arrived = anyio.Event()  # the first message, a full batch or a flush
+        # By shard. Each has a task.
+        self._sending: dict[int, list[Handle[R]]] = {}
+        self._arrived: dict[int, anyio.Event] = {}  # the first message, a full batch or a flush
         self._answered = anyio.Event()
         self._tasks: anyio.abc.TaskGroup | None = None
 
     async def __aenter__(self) -> Self:
+        with suppress(DelayServerError):  # messages get it as well
+            await self._client.know_shards()
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
-        self._tasks.start_soon(self._work)
         return self
 
     async def __aexit__(
@@ -155,10 +189,10 @@ class AsyncBatcher(Generic[R]):
                 await tasks.__aexit__(None, None, None)
             finally:
                 # Tasks outside the block may wait for them.
-                abandoned = [*self._sending, *self._queue.waiting]
-                self._queue.waiting.clear()
                 error = ConnectionLost("the batcher was left before the answer: the message may or may not be there")
-                self._settle(abandoned, [error] * len(abandoned))
+                for abandoned in (self._sending, self._queue.clear()):
+                    for lane, handles in abandoned.items():
+                        self._settle(lane, handles, [error] * len(handles))
 
     async def send(
         self,
@@ -179,57 +213,62 @@ class AsyncBatcher(Generic[R]):
         has handed over nothing.
         """
         due_ms = await self._client.resolve_due_ms(due_ms, delay_ms, at, delay)
-        handle = Handle[R](
-            self._queue.message(subject, body, due_ms, message_id, properties, expires_ms, tag, order_key)
-        )
+        message = self._queue.message(subject, body, due_ms, message_id, properties, expires_ms, tag, order_key)
         if not self._queue.added_count % SENDS_IN_A_ROW:
             await anyio.lowlevel.checkpoint()
-        while self._queue.full:
+        lane, placed = placed_or_refused(self._client.placed, message)
+        while self._queue.full(lane):
             await self._answered.wait()
         if self._tasks is None:
             raise RuntimeError("use the batcher inside its async with block")
-        if self._queue.add(handle):
-            self._arrived.set()
+        handle = Handle[R](placed)
+        told = self._queue.add(handle, lane)
+        if lane not in self._arrived:
+            self._arrived[lane] = anyio.Event()
+            self._tasks.start_soon(self._work, lane)
+        if told:
+            self._arrived[lane].set()
         return handle
 
     async def flush(self) -> None:
         """Wait until all messages handed over so far are answered; raise the first error since the last flush, if any."""
-        with self._queue.flush() as until:
-            self._arrived.set()
-            while self._queue.answered_count < until:
+        with self._queue.flush() as unanswered:
+            for arrived in self._arrived.values():
+                arrived.set()
+            while unanswered():
                 await self._answered.wait()
         error = self._queue.take_error()
         if error is not None:
             raise error
 
-    async def _work(self) -> None:
+    async def _work(self, lane: int) -> None:
         while True:
-            while not self._queue.waiting:
-                await self._arrival()
+            while not self._queue.waits(lane):
+                await self._arrival(lane)
             if self._linger_s:
                 with anyio.move_on_after(self._linger_s):
-                    while self._queue.lingers:
-                        await self._arrival()
-            await self._send(self._queue.take(self._client.limits))
+                    while self._queue.lingers(lane):
+                        await self._arrival(lane)
+            await self._send(lane, self._queue.take(lane, self._client.limits))
 
-    async def _arrival(self) -> None:
-        await self._arrived.wait()
-        self._arrived = anyio.Event()
+    async def _arrival(self, lane: int) -> None:
+        await self._arrived[lane].wait()
+        self._arrived[lane] = anyio.Event()
 
-    async def _send(self, batch: list[Handle[R]]) -> None:
+    async def _send(self, lane: int, batch: list[Handle[R]]) -> None:
         outcomes: Sequence[R | DelayServerError]
-        self._sending = batch
+        self._sending[lane] = batch
         try:
-            outcomes = await self._client.send_many([handle.message for handle in batch])
+            outcomes = await self._client._send_placed([handle.message for handle in batch], lane)
         except DelayServerError as error:
             outcomes = [error] * len(batch)
-        self._sending = []
-        self._settle(batch, outcomes)
+        del self._sending[lane]
+        self._settle(lane, batch, outcomes)
 
-    def _settle(self, batch: list[Handle[R]], outcomes: Sequence[R | DelayServerError]) -> None:
+    def _settle(self, lane: int, batch: list[Handle[R]], outcomes: Sequence[R | DelayServerError]) -> None:
         for handle, outcome in zip(batch, outcomes, strict=True):
             handle._resolve(outcome)
-        self._queue.free(len(batch))
-        self._queue.count_answers(len(batch), outcomes)
+        self._queue.free(lane, len(batch))
+        self._queue.count_answers(lane, len(batch), outcomes)
         self._answered.set()
         self._answered = anyio.Event()

@@ -210,11 +210,21 @@ class AsyncClient(AsyncOperations):
         """A client of each shard, by number, for operations that ask one shard. They live as long as this client. Where the
         cluster has no shards, it is this client itself, as number 0.
         """
-        if self._shards is None or not self._shards.map.version:
+        return await (await self._all_shards()).each() if await self.know_shards() else {0: self}
+
+    @property
+    def several_shards(self) -> bool:
+        """Whether it has a map of several shards, by which `placed` chooses."""
+        return self._shards is not None and self._shards.map.version > 0
+
+    async def know_shards(self) -> bool:
+        """Ask for the map of the shards, unless it has one. Returns whether there is one."""
+        if not self.several_shards:
             await self._connected()
             if not (self._core.has_shards and self._SPREADS):
-                return {0: self}
-        return await (await self._all_shards()).each()
+                return False
+            await self._all_shards()
+        return True
 
     def placed(self, message: Message) -> tuple[int, Message]:
         """The shard of a message, for a caller that sends to each shard by itself. One that may go to any shard gets an id

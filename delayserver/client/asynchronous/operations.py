@@ -387,6 +387,10 @@ class AsyncOperations(
             )
             return await self._run(call)
 
+    async def _send_placed(self, messages: Sequence[Message], shard: int) -> list[SendResult | DelayServerError]:
+        """`send_many` of messages as `placed` gave them for a shard: their ids or keys name it."""
+        return await self.send_many(messages)
+
     async def send_columns(
         self,
         subjects: str | Sequence[str],

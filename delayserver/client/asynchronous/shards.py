@@ -285,7 +285,8 @@ class Shards(Generic[C]):
         for _ in range(AGAIN_MAX):
             owners = parts.owners(self.map)
             free = call.operation in PLACED and any(owners[row] is None for row in todo)
-            await self._send_parts(call, parts, by_shard(owners, todo, self.free() if free else self.map.all[0]))
+            chosen = call.shard if call.shard in self.map.open else self.free() if free else self.map.all[0]
+            await self._send_parts(call, parts, by_shard(owners, todo, chosen))
             refused = parts.wrong_rows()
             if not refused:
                 break

@@ -1,6 +1,6 @@
-"""Background batching for the blocking client: a thread sends single messages in batches.
+"""Background batching for the blocking client: a thread sends single messages in batches. Each shard has a thread.
 
-The thread has a connection of its own, so a long pull of the caller's client does not delay it.
+The threads have a client of their own, so a long pull of the caller's client does not delay them.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Final, Generic, Protocol, Self, TypeVar
 from weakref import WeakSet
 
-from delayserver.client.calls.batch_queue import DRAIN_S, BatchQueue, refuse_times
+from delayserver.client.calls.batch_queue import DRAIN_S, BatchQueue, placed_or_refused, refuse_times
 from delayserver.client.values.messages import Message, PublishResult
 from delayserver.client.values.timing import Instant, Seconds, Span, span_ms, span_s
 from delayserver.protocol.errors import ConnectionLost, DelayServerError, InvalidArgument, RequestTimedOut
@@ -57,7 +58,14 @@ class Sender(Protocol[R]):
         self, due_ms: Instant | None, delay_ms: Span | None, at: datetime | None, delay: timedelta | None
     ) -> int | None: ...
 
-    def send_many(self, messages: Sequence[Message]) -> list[R | DelayServerError]: ...
+    @property
+    def several_shards(self) -> bool: ...
+
+    def placed(self, message: Message) -> tuple[int, Message]: ...
+
+    def know_shards(self) -> bool: ...
+
+    def _send_placed(self, messages: Sequence[Message], shard: int) -> list[R | DelayServerError]: ...
 
     def connect(self) -> object: ...
 
@@ -70,7 +78,14 @@ class PublishClient(Protocol):
     @property
     def limits(self) -> Limits: ...
 
-    def publish_many(self, messages: Sequence[Message]) -> list[PublishResult | DelayServerError]: ...
+    @property
+    def several_shards(self) -> bool: ...
+
+    def placed(self, message: Message) -> tuple[int, Message]: ...
+
+    def know_shards(self) -> bool: ...
+
+    def _publish_placed(self, messages: Sequence[Message], shard: int) -> list[PublishResult | DelayServerError]: ...
 
     def connect(self) -> object: ...
 
@@ -93,8 +108,19 @@ class PublishSender:
         """Raises `InvalidArgument` if a time is given."""
         refuse_times(due_ms, delay_ms, at, delay)
 
-    def send_many(self, messages: Sequence[Message]) -> list[PublishResult | DelayServerError]:
-        return self._client.publish_many(messages)
+    @property
+    def several_shards(self) -> bool:
+        return self._client.several_shards
+
+    def placed(self, message: Message) -> tuple[int, Message]:
+        """The message as it is: an id that the caller did not give would make the publish repeatable."""
+        return self._client.placed(message)[0], message
+
+    def know_shards(self) -> bool:
+        return self._client.know_shards()
+
+    def _send_placed(self, messages: Sequence[Message], shard: int) -> list[PublishResult | DelayServerError]:
+        return self._client._publish_placed(messages, shard)
 
     def connect(self) -> object:
         return self._client.connect()
@@ -104,7 +130,8 @@ class PublishSender:
 
 
 class Batcher(Generic[R]):
-    """Gathers messages until ``batch_messages_max`` are there or the oldest has waited ``linger_ms``, and sends them.
+    """Gathers messages until ``batch_messages_max`` are there or the oldest has waited ``linger_ms``, and sends them. Each
+    shard of a cluster has batches of its own, so that one that is away delays no messages of the others.
 
     A context manager. Leaving it flushes; after an error of its block the flush takes at most `DRAIN_S`. The batcher
     abandons messages without an answer then, or when an interrupt ends the block: their futures raise `ConnectionLost`.
@@ -127,18 +154,23 @@ class Batcher(Generic[R]):
     ) -> None:
         self._client = client
         self._queue = BatchQueue[_Entry[R]](
-            subject, batch_messages_max=batch_messages_max, pending_messages_max=pending_messages_max
+            subject,
+            batch_messages_max=batch_messages_max,
+            pending_messages_max=pending_messages_max,
+            several=lambda: client.several_shards,
         )
         self._linger_s = span_ms(linger_ms) / 1000
         self._changed = threading.Condition()
         self._closing = False
-        self._thread = threading.Thread(target=self._work, name="delayserver-batcher", daemon=True)
+        self._threads: dict[int, threading.Thread] = {}  # by shard
         self._left_behind = False
         _batchers.add(self)
 
     def __enter__(self) -> Self:
         self._client.connect()
-        self._thread.start()
+        with suppress(DelayServerError):  # messages get it as well
+            self._client.know_shards()
+        self._start(0)
         return self
 
     def __exit__(
@@ -154,7 +186,8 @@ class Batcher(Generic[R]):
                 # An error of the block itself says more than the errors it caused here.
                 first_error = error if value is None else None
                 self._end()
-                self._thread.join()
+                for thread in self._threads.values():
+                    thread.join()
                 drained = True
         except RequestTimedOut:
             pass  # The caller gets the error of the block instead.
@@ -186,17 +219,19 @@ class Batcher(Generic[R]):
         """
         self._check_process()
         due_ms = self._client.resolve_due_ms(due_ms, delay_ms, at, delay)
-        entry = _Entry[R](
-            self._queue.message(subject, body, due_ms, message_id, properties, expires_ms, tag, order_key)
-        )
+        message = self._queue.message(subject, body, due_ms, message_id, properties, expires_ms, tag, order_key)
+        lane, placed = placed_or_refused(self._client.placed, message)
+        entry = _Entry[R](placed)
         with self._changed:
-            while self._queue.full and not self._closing and not self._called_back:
+            while self._queue.full(lane) and not self._closing and not self._called_back:
                 self._changed.wait()
             if self._closing:
                 raise InvalidArgument("the batcher is closed")
-            if not self._thread.is_alive():
+            if not self._threads:
                 raise RuntimeError("use the batcher inside its with block")
-            if self._queue.add(entry):
+            if lane not in self._threads:
+                self._start(lane)
+            if self._queue.add(entry, lane):
                 self._changed.notify_all()
         return entry.future
 
@@ -216,17 +251,18 @@ class Batcher(Generic[R]):
         if self._called_back:
             raise RuntimeError("a future's callback cannot flush the batcher that answers it")
         with self._changed:
-            with self._queue.flush() as until:
+            with self._queue.flush() as unanswered:
                 self._changed.notify_all()
-                if not self._changed.wait_for(lambda: self._queue.answered_count >= until, timeout_s):
-                    unanswered = until - self._queue.answered_count
-                    raise RequestTimedOut(f"{unanswered} messages were not answered within {timeout_s:g} s; they go on")
+                if not self._changed.wait_for(lambda: not unanswered(), timeout_s):
+                    raise RequestTimedOut(
+                        f"{unanswered()} messages were not answered within {timeout_s:g} s; they go on"
+                    )
             return self._queue.take_error()
 
     def _leave_behind(self) -> None:
-        """This is a forked process. The thread, and threads that held the lock, exist in its parent alone."""
+        """This is a forked process. Its threads, and threads that held the lock, exist in its parent alone."""
         self._changed = threading.Condition()
-        self._left_behind = self._thread.ident is not None
+        self._left_behind = bool(self._threads)
 
     def _check_process(self) -> None:
         if self._left_behind:
@@ -234,11 +270,16 @@ class Batcher(Generic[R]):
 
     @property
     def _called_back(self) -> bool:
-        """Whether this is the thread that answers. If it waited here for an answer, it would wait for ever."""
-        return threading.current_thread() is self._thread
+        """Whether this is a thread that answers. If it waited here for its own answer, it would wait for ever."""
+        return threading.current_thread() in self._threads.values()
+
+    def _start(self, lane: int) -> None:
+        thread = threading.Thread(target=self._work, args=(lane,), name="delayserver-batcher", daemon=True)
+        self._threads[lane] = thread
+        thread.start()
 
     def _end(self) -> None:
-        """Take no more messages. The thread sends those that wait, and ends."""
+        """Take no more messages. The threads send those that wait, and end."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -246,52 +287,54 @@ class Batcher(Generic[R]):
     def _abandon(self) -> None:
         """Take and send no more messages. Messages that wait fail now; those in flight fail when the connection closes."""
         with self._changed:
-            abandoned = list(self._queue.waiting)
-            self._queue.waiting.clear()
+            abandoned = self._queue.clear()
         self._end()
         # More than once: a call that just begins has no connection yet that could be closed.
         until_s = time.monotonic() + ABANDON_S
+        threads = list(self._threads.values())
         try:
-            while self._thread.is_alive() and time.monotonic() < until_s:
+            while any(thread.is_alive() for thread in threads) and time.monotonic() < until_s:
                 self._client.close()
-                self._thread.join(0.02)
+                for thread in threads:
+                    thread.join(0.02)
         finally:
             error = ConnectionLost("the batcher was left by an error or an interrupt: the message was not sent")
-            live = [entry for entry in abandoned if entry.future.set_running_or_notify_cancel()]
-            self._settle(len(abandoned), live, [error] * len(live))
+            for lane, entries in abandoned.items():
+                live = [entry for entry in entries if entry.future.set_running_or_notify_cancel()]
+                self._settle(lane, len(entries), live, [error] * len(live))
 
-    def _work(self) -> None:
-        while batch := self._next_batch():
-            self._send(batch)
+    def _work(self, lane: int) -> None:
+        while batch := self._next_batch(lane):
+            self._send(lane, batch)
 
-    def _next_batch(self) -> list[_Entry[R]]:
+    def _next_batch(self, lane: int) -> list[_Entry[R]]:
         """The next batch, once it is full or has lingered. Empty if the batcher is closed and no message waits."""
         with self._changed:
-            while not self._queue.waiting and not self._closing:
+            while not self._queue.waits(lane) and not self._closing:
                 self._changed.wait()
             deadline_s = time.monotonic() + self._linger_s
-            while self._queue.lingers and not self._closing:
+            while self._queue.lingers(lane) and not self._closing:
                 remaining_s = deadline_s - time.monotonic()
                 if remaining_s <= 0:
                     break
                 self._changed.wait(remaining_s)
-            return self._queue.take(self._client.limits)
+            return self._queue.take(lane, self._client.limits)
 
-    def _send(self, batch: list[_Entry[R]]) -> None:
+    def _send(self, lane: int, batch: list[_Entry[R]]) -> None:
         live = [entry for entry in batch if entry.future.set_running_or_notify_cancel()]
         outcomes: Sequence[R | BaseException]
         try:
-            outcomes = self._client.send_many([entry.message for entry in live]) if live else []
+            outcomes = self._client._send_placed([entry.message for entry in live], lane) if live else []
         # Every error goes to the futures: the thread has no other caller.
         except Exception as exc:  # noqa: BLE001
             outcomes = [exc] * len(live)
-        self._settle(len(batch), live, outcomes)
+        self._settle(lane, len(batch), live, outcomes)
 
-    def _settle(self, count: int, live: list[_Entry[R]], outcomes: Sequence[R | BaseException]) -> None:
+    def _settle(self, lane: int, count: int, live: list[_Entry[R]], outcomes: Sequence[R | BaseException]) -> None:
         """Answer the ``live`` ones of ``count`` messages; the futures of the others were cancelled."""
         # Callbacks of futures may send, so there is room before they run. Flushes end after the callbacks.
         with self._changed:
-            self._queue.free(count)
+            self._queue.free(lane, count)
             self._changed.notify_all()
         for entry, outcome in zip(live, outcomes, strict=True):
             if isinstance(outcome, BaseException):
@@ -299,5 +342,5 @@ class Batcher(Generic[R]):
             else:
                 entry.future.set_result(outcome)
         with self._changed:
-            self._queue.count_answers(count, outcomes)
+            self._queue.count_answers(lane, count, outcomes)
             self._changed.notify_all()

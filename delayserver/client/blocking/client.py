@@ -19,6 +19,7 @@ from delayserver.client.connections.server_addresses import Given, HostAndPort, 
 from delayserver.client.connections.socket_connection import SocketConnection
 from delayserver.client.connections.tls import TLS, context_of
 from delayserver.client.connections.tls_connection import TlsConnection
+from delayserver.client.values.messages import Message
 from delayserver.client.values.timing import Seconds, span_s
 from delayserver.protocol.errors import ConnectionLost
 from delayserver.protocol.frames import OneWayRefused
@@ -132,11 +133,28 @@ class Client(BlockingOperations):
 
     def shard_clients(self) -> dict[int, Client]:
         """As `AsyncClient.shard_clients`."""
-        self.connect()
-        if not (self._core.has_shards and self._SPREADS):
+        if not self.know_shards():
             return {0: self}
         addresses = self._shards.call(lambda client: client._shard_addresses)
         return {shard: self._publisher_at(members) for shard, members in addresses.items()}
+
+    @property
+    def several_shards(self) -> bool:
+        """As `AsyncClient.several_shards`."""
+        client = self._shards.client
+        return client is not None and client.several_shards
+
+    def know_shards(self) -> bool:
+        """As `AsyncClient.know_shards`."""
+        if self.several_shards:
+            return True
+        self.connect()
+        return self._core.has_shards and self._SPREADS and self._shards.call(lambda client: client.know_shards)
+
+    def placed(self, message: Message) -> tuple[int, Message]:
+        """As `AsyncClient.placed`."""
+        client = self._shards.client
+        return (0, message) if client is None else client.placed(message)
 
     def _node_client(self, address: str) -> Client:
         return _NodeClient(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from delayserver.client import tracing
@@ -89,11 +90,21 @@ class BlockingPublishOperations(ABC):
         with tracing.sending_many("publish", messages) as traced:
             return self._publish_all(traced)
 
-    def _publish_all(self, messages: Sequence[Message]) -> list[PublishResult | DelayServerError]:
+    def _publish_placed(
+        self, messages: Sequence[Message], shard: int
+    ) -> list[PublishResult | DelayServerError]:
+        """`publish_many` of messages for a shard, among them such as any shard may take."""
+        with tracing.sending_many("publish", messages) as traced:
+            return self._publish_all(traced, shard)
+
+    def _publish_all(
+        self, messages: Sequence[Message], shard: int | None = None
+    ) -> list[PublishResult | DelayServerError]:
         results: list[PublishResult | DelayServerError] = [PublishedElsewhere()] * len(messages)
         here = [place for place, message in enumerate(messages) if self._published_at.get(message.subject) is None]
         if here:
-            stored = self._run(publish_calls.publish_many_call([messages[place] for place in here]))
+            call = publish_calls.publish_many_call([messages[place] for place in here])
+            stored = self._run(replace(call, shard=shard))
             for place, result in zip(here, stored, strict=True):
                 results[place] = result
         elsewhere: dict[str, list[int]] = {}

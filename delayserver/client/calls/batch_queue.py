@@ -6,15 +6,16 @@ Synchronous. The batcher locks the queue, waits, sends, and answers its callers.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final, Generic, Protocol, TypeVar
 
 from delayserver.client import tracing
+from delayserver.client.calls.lane_places import LanePlaces
 from delayserver.client.calls.send_calls import check_message
 from delayserver.client.values.messages import Message
 from delayserver.client.values.timing import Instant
-from delayserver.protocol.errors import InvalidArgument
+from delayserver.protocol.errors import DelayServerError, InvalidArgument
 from delayserver.protocol.limits import Limits
 
 DRAIN_S: Final = 5.0
@@ -31,25 +32,40 @@ class Entry(Protocol):
 E = TypeVar("E", bound=Entry)
 
 
-class BatchQueue(Generic[E]):
-    """The entries that are ``waiting`` to be sent, and counts of all entries. A batcher answers them in the order of `add`.
+class _Lane(Generic[E]):
+    """What goes to one shard."""
 
-    ``unanswered`` entries take the room of ``pending_messages_max``. A batcher frees it, then answers its callers, then
-    counts the answers.
+    def __init__(self) -> None:
+        self.waiting: deque[E] = deque()
+        self.added_count = 0
+        self.answered_count = 0
+
+
+class BatchQueue(Generic[E]):
+    """The entries that wait to be sent, in a lane for each shard, and counts of all entries. A batcher sends one batch of a
+    lane at a time, and answers the entries of a lane in the order of `add`.
+
+    ``unanswered`` entries take the room of ``pending_messages_max``, which `LanePlaces` shares out. A batcher frees it, then
+    answers its callers, then counts the answers. ``several`` says whether there are several shards.
     """
 
-    def __init__(self, subject: str | None, *, batch_messages_max: int, pending_messages_max: int) -> None:
+    def __init__(
+        self,
+        subject: str | None,
+        *,
+        batch_messages_max: int,
+        pending_messages_max: int,
+        several: Callable[[], bool] = lambda: False,
+    ) -> None:
         if not 0 < batch_messages_max <= pending_messages_max:
             raise InvalidArgument("batch_messages_max must lie within 1 and pending_messages_max")
         self._subject = subject
         self._batch_messages_max = batch_messages_max
-        self._pending_messages_max = pending_messages_max
+        self._places = LanePlaces(pending_messages_max, several)
+        self._lanes: dict[int, _Lane[E]] = {}
         self._flushes = 0
         self._first_error: BaseException | None = None
-        self.waiting: deque[E] = deque()
-        self.unanswered = 0
         self.added_count = 0
-        self.answered_count = 0
 
     def message(
         self,
@@ -82,43 +98,63 @@ class BatchQueue(Generic[E]):
         return message
 
     @property
-    def full(self) -> bool:
-        """Whether the next message must wait for answers."""
-        return self.unanswered >= self._pending_messages_max
+    def unanswered(self) -> int:
+        """The entries that take room."""
+        return self._places.taken
 
-    def add(self, entry: E) -> bool:
+    def full(self, lane: int) -> bool:
+        """Whether the next message of a lane must wait for answers."""
+        return self._places.full(lane)
+
+    def add(self, entry: E, lane: int) -> bool:
         """Take an entry. True if the sender needs to know: it sleeps until the first one, and until a full batch."""
-        self.waiting.append(entry)
+        into = self._lane(lane)
+        into.waiting.append(entry)
+        into.added_count += 1
         self.added_count += 1
-        self.unanswered += 1
-        return len(self.waiting) in (1, self._batch_messages_max)
+        self._places.take(lane)
+        return len(into.waiting) in (1, self._batch_messages_max) or self.full(lane)
 
-    @property
-    def lingers(self) -> bool:
-        """Whether the batch waits for more messages: it is not full, and no flush waits for it."""
-        return len(self.waiting) < self._batch_messages_max and not self._flushes
+    def waits(self, lane: int) -> bool:
+        """Whether entries of a lane wait to be sent."""
+        return bool(self._lane(lane).waiting)
 
-    def take(self, limits: Limits) -> list[E]:
-        """The next batch: at least one entry if any waits."""
-        count = fitting((entry.message for entry in self.waiting), self._batch_messages_max, limits)
-        return [self.waiting.popleft() for _ in range(count)]
+    def lingers(self, lane: int) -> bool:
+        """Whether a batch waits for more messages: it is not full, has room to grow, and no flush waits for it."""
+        return len(self._lane(lane).waiting) < self._batch_messages_max and not self.full(lane) and not self._flushes
 
-    def free(self, count: int) -> None:
-        """Make room: so many messages are answered, or about to be."""
-        self.unanswered -= count
+    def take(self, lane: int, limits: Limits) -> list[E]:
+        """The next batch of a lane: at least one entry if any waits."""
+        waiting = self._lane(lane).waiting
+        count = fitting((entry.message for entry in waiting), self._batch_messages_max, limits)
+        return [waiting.popleft() for _ in range(count)]
 
-    def count_answers(self, count: int, outcomes: Sequence[object]) -> None:
+    def clear(self) -> dict[int, list[E]]:
+        """Take out the entries that wait, by lane."""
+        taken = {number: list(lane.waiting) for number, lane in self._lanes.items() if lane.waiting}
+        for number in taken:
+            self._lanes[number].waiting.clear()
+        return taken
+
+    def free(self, lane: int, count: int) -> None:
+        """Make room: so many messages of a lane are answered, or about to be."""
+        self._places.free(lane, count)
+
+    def count_answers(self, lane: int, count: int, outcomes: Sequence[object]) -> None:
         """So many callers are answered. ``outcomes`` holds their results and errors."""
-        self.answered_count += count
+        self._lane(lane).answered_count += count
         errors = (outcome for outcome in outcomes if isinstance(outcome, BaseException))
         self._first_error = self._first_error or next(errors, None)
 
     @contextmanager
-    def flush(self) -> Iterator[int]:
-        """The block waits until ``answered_count`` reaches the count that it is given. Later messages are not waited for."""
+    def flush(self) -> Iterator[Callable[[], int]]:
+        """The block waits until what it is given says 0: so many messages that were added before are not answered. Later
+        messages are not waited for.
+        """
         self._flushes += 1
+        until = {number: lane.added_count for number, lane in self._lanes.items()}
         try:
-            yield self.added_count
+            yield lambda: sum(max(0, count - self._lanes[number].answered_count) for number, count in until.items())
         finally:
             self._flushes -= 1
 
@@ -129,9 +165,23 @@ class BatchQueue(Generic[E]):
 
     def check_invariants(self) -> None:
         """Every entry waits, is in flight, is being answered, or is answered."""
-        assert 0 <= self.answered_count <= self.added_count - self.unanswered
-        assert len(self.waiting) <= self.unanswered
+        self._places.check_invariants()
+        assert self.added_count == sum(lane.added_count for lane in self._lanes.values())
+        answered_count = sum(lane.answered_count for lane in self._lanes.values())
+        assert 0 <= answered_count <= self.added_count - self.unanswered
+        assert sum(len(lane.waiting) for lane in self._lanes.values()) <= self.unanswered
         assert self._flushes >= 0
+
+    def _lane(self, number: int) -> _Lane[E]:
+        return self._lanes.get(number) or self._lanes.setdefault(number, _Lane())
+
+
+def placed_or_refused(placed: Callable[[Message], tuple[int, Message]], message: Message) -> tuple[int, Message]:
+    """The lane of a message, and the message to send. If no shard takes new messages, its send says so."""
+    try:
+        return placed(message)
+    except DelayServerError:
+        return 0, message
 
 
 def refuse_times(*times: object) -> None:

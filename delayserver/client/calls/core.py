@@ -54,7 +54,7 @@ class Call(Generic[T]):
     result is unknown. ``wait_s``: the server may hold the reply back so long on purpose. ``sent_us``: the local elapsed
     time when the last attempt left, if ``timed``. ``doubt``: corrects a result if an earlier attempt may have taken
     effect; it gets the result and the error of that attempt. ``give_back``: the call that gives a result back whose caller
-    has gone.
+    has gone. ``shard``: where the rows go that any shard may take, while it takes new ones.
     """
 
     operation: str
@@ -66,6 +66,7 @@ class Call(Generic[T]):
     sent_us: int = 0
     doubt: Callable[[T, DelayServerError], T] | None = None
     give_back: Callable[[T], Call[Any] | None] | None = None
+    shard: int | None = None
 
     def leave(self, elapsed_us: int) -> None:
         """Note when an attempt leaves."""

@@ -153,6 +153,10 @@ class FakeServer:
         """What to do with the next requests of an operation, one step each; after them all is well again."""
         self._plan[operation].extend(steps)
 
+    def behave(self, operation: str) -> None:
+        """All is well again with the next requests of an operation."""
+        self._plan[operation].clear()
+
     def drop_connections(self) -> None:
         for connection in self._sockets:
             with contextlib.suppress(OSError):

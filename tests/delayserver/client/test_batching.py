@@ -214,10 +214,10 @@ def test_a_forked_process_leaves_the_block_of_its_parent_at_once(
         future = batcher.send(b"", due_ms=1)
         add = BatchQueue.add
 
-        def add_slowly(queue: BatchQueue[Any], entry: Any) -> bool:
+        def add_slowly(queue: BatchQueue[Any], entry: Any, lane: int) -> bool:
             holds.set()
             forked.wait()  # with the batcher's lock
-            return add(queue, entry)
+            return add(queue, entry, lane)
 
         monkeypatch.setattr(BatchQueue, "add", add_slowly)
         holder = threading.Thread(target=batcher.send, args=(b"",), kwargs={"due_ms": 2})
