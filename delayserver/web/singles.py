@@ -9,6 +9,7 @@ from typing import Final, NoReturn
 
 from delayserver.client.asynchronous.client import AsyncClient
 from delayserver.client.calls.batch_queue import fitting
+from delayserver.client.calls.lane_places import LanePlaces
 from delayserver.client.calls.send_calls import check_message
 from delayserver.client.values.messages import Message, SendResult
 from delayserver.protocol.errors import ConnectionLost, DelayServerError, copied
@@ -18,18 +19,22 @@ BATCH_S: Final = 0.001
 """The time between the begins of two batches, at least, while requests come side by side: each batch costs the server a
 sync, for which deliveries wait."""
 PENDING_MESSAGES_MAX: Final = 20_000
-"""Single sends that wait for a shard at the same time. Further requests wait before they are sent."""
+"""Single sends that wait at the same time, over all shards. Further requests wait before they are sent."""
 
 Answer = asyncio.Future[SendResult]
 
 
 class Singles:
     """Sends the messages of each shard in a lane of their own, so that a shard without a primary delays no others. `run`
-    sends them.
+    sends them. `LanePlaces` shares the places out.
     """
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
+        self._places = LanePlaces(PENDING_MESSAGES_MAX, lambda: client.several_shards)
+        self._short = 0
+        """Requests that wait for a place."""
+        self._freed = asyncio.Event()
         self._lanes: dict[int, _Lane] = {}
         self._new: deque[_Lane] = deque()
         self._added = asyncio.Event()
@@ -47,7 +52,24 @@ class Singles:
             lane = self._lanes[shard] = _Lane(self._client)
             self._new.append(lane)
             self._added.set()
-        return await lane.send(placed, named=message.message_id is not None)
+        await self._place(shard)
+        try:
+            return await lane.send(placed, named=message.message_id is not None)
+        finally:
+            self._places.free(shard, 1)
+            if self._short:
+                self._freed.set()
+                self._freed = asyncio.Event()
+
+    async def _place(self, shard: int) -> None:
+        """Take a place, when there is one. Those that wait come in their order."""
+        while self._places.full(shard):
+            self._short += 1
+            try:
+                await self._freed.wait()
+            finally:
+                self._short -= 1
+        self._places.take(shard)
 
     async def run(self) -> NoReturn:
         """Send until cancelled. Messages without an answer are abandoned then."""
@@ -72,18 +94,16 @@ class _Lane:
         # Whether the caller chose the id: then it is told of duplicates.
         self._waiting: deque[tuple[Message, bool, Answer]] = deque()
         self._sending: Sequence[tuple[Message, bool, Answer]] = ()
-        self._places = asyncio.Semaphore(PENDING_MESSAGES_MAX)
         self._arrived = asyncio.Event()
         self._ended = False
 
     async def send(self, message: Message, *, named: bool) -> SendResult:
-        async with self._places:
-            if self._ended:
-                raise _abandoned()
-            answer: Answer = asyncio.get_running_loop().create_future()
-            self._waiting.append((message, named, answer))
-            self._arrived.set()
-            return await answer
+        if self._ended:
+            raise _abandoned()
+        answer: Answer = asyncio.get_running_loop().create_future()
+        self._waiting.append((message, named, answer))
+        self._arrived.set()
+        return await answer
 
     async def run(self) -> NoReturn:
         now_s = asyncio.get_running_loop().time

@@ -152,3 +152,46 @@ def test_a_shard_without_an_answer_delays_no_message_of_another_one() -> None:
                         await each
 
     asyncio.run(asyncio.wait_for(run(), SECONDS_MAX))
+
+
+@pytest.mark.parametrize("stuck", [(2,), (1, 2)])
+def test_all_shards_share_the_places_and_those_without_an_answer_leave_some(
+    monkeypatch: pytest.MonkeyPatch, stuck: tuple[int, ...]
+) -> None:
+    monkeypatch.setattr(singles_module, "PENDING_MESSAGES_MAX", 12)
+
+    async def run() -> None:
+        with fake_cluster() as cluster:
+            async with AsyncClient(cluster.members[0].address) as client:
+                await client.know_shards()
+                singles = Singles(client)
+                running = asyncio.create_task(singles.run())
+                for shard in stuck:
+                    cluster.members[shard].misbehave("send", *[Garbage(b"")] * 50)
+                ids: dict[int, list[str]] = {0: [], 1: [], 2: []}
+                for number in range(300):
+                    ids[min(slot_of("a", f"m-{number}") // (SLOTS // 3), 2)].append(f"m-{number}")
+                waits = [
+                    asyncio.create_task(singles.send(Message("a", b"", 1, message_id=each)))
+                    for shard in stuck
+                    for each in ids[shard][:20]
+                ]
+                while not all(cluster.members[shard].count("send") for shard in stuck):
+                    await asyncio.sleep(0.001)
+                for each in ids[0][:9]:
+                    assert (await singles.send(Message("a", b"", 1, message_id=each))).message_id == each
+                places = singles._places
+                places.check_invariants()
+                assert places.taken < 12 and places.full(stuck[0])
+                assert singles._short == 20 * len(stuck) - places.taken
+                for waiting in waits[:3]:
+                    waiting.cancel()
+                await asyncio.wait(waits[:3])
+                await asyncio.sleep(0)
+                assert places.full(stuck[0]), "others have the places of those that went"
+                running.cancel()
+                for found in await asyncio.gather(*waits, return_exceptions=True):
+                    assert isinstance(found, ConnectionLost | asyncio.CancelledError)
+                assert (places.taken, singles._short) == (0, 0)
+
+    asyncio.run(asyncio.wait_for(run(), SECONDS_MAX))
