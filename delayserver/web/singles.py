@@ -31,7 +31,7 @@ class Singles:
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
-        self._places = LanePlaces(PENDING_MESSAGES_MAX, lambda: client.several_shards)
+        self.places = LanePlaces(PENDING_MESSAGES_MAX, lambda: client.several_shards)
         self._short = 0
         """Requests that wait for a place."""
         self._freed = asyncio.Event()
@@ -56,20 +56,20 @@ class Singles:
         try:
             return await lane.send(placed, named=message.message_id is not None)
         finally:
-            self._places.free(shard, 1)
+            self.places.free(shard, 1)
             if self._short:
                 self._freed.set()
                 self._freed = asyncio.Event()
 
     async def _place(self, shard: int) -> None:
         """Take a place, when there is one. Those that wait come in their order."""
-        while self._places.full(shard):
+        while self.places.full(shard):
             self._short += 1
             try:
                 await self._freed.wait()
             finally:
                 self._short -= 1
-        self._places.take(shard)
+        self.places.take(shard)
 
     async def run(self) -> NoReturn:
         """Send until cancelled. Messages without an answer are abandoned then."""

@@ -42,7 +42,7 @@ class AsyncSender(Protocol[R]):
 
     async def know_shards(self) -> bool: ...
 
-    async def _send_placed(self, messages: Sequence[Message], shard: int) -> list[R | DelayServerError]: ...
+    async def send_placed(self, messages: Sequence[Message], shard: int) -> list[R | DelayServerError]: ...
 
 
 class AsyncPublishClient(Protocol):
@@ -58,7 +58,7 @@ class AsyncPublishClient(Protocol):
 
     async def know_shards(self) -> bool: ...
 
-    async def _publish_placed(
+    async def publish_placed(
         self, messages: Sequence[Message], shard: int
     ) -> list[PublishResult | DelayServerError]: ...
 
@@ -90,8 +90,8 @@ class AsyncPublishSender:
     async def know_shards(self) -> bool:
         return await self._client.know_shards()
 
-    async def _send_placed(self, messages: Sequence[Message], shard: int) -> list[PublishResult | DelayServerError]:
-        return await self._client._publish_placed(messages, shard)
+    async def send_placed(self, messages: Sequence[Message], shard: int) -> list[PublishResult | DelayServerError]:
+        return await self._client.publish_placed(messages, shard)
 
 
 class Handle(Generic[R]):
@@ -259,7 +259,7 @@ class AsyncBatcher(Generic[R]):
         outcomes: Sequence[R | DelayServerError]
         self._sending[lane] = batch
         try:
-            outcomes = await self._client._send_placed([handle.message for handle in batch], lane)
+            outcomes = await self._client.send_placed([handle.message for handle in batch], lane)
         except DelayServerError as error:
             outcomes = [error] * len(batch)
         del self._sending[lane]

@@ -387,7 +387,7 @@ class AsyncOperations(
             )
             return await self._run(call)
 
-    async def _send_placed(self, messages: Sequence[Message], shard: int) -> list[SendResult | DelayServerError]:
+    async def send_placed(self, messages: Sequence[Message], shard: int) -> list[SendResult | DelayServerError]:
         """`send_many` of messages as `placed` gave them for a shard: their ids or keys name it."""
         return await self.send_many(messages)
 

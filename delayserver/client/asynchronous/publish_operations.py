@@ -89,7 +89,7 @@ class AsyncPublishOperations(ABC):
         with tracing.sending_many("publish", messages) as traced:
             return await self._publish_all(traced)
 
-    async def _publish_placed(self, messages: Sequence[Message], shard: int) -> list[PublishResult | DelayServerError]:
+    async def publish_placed(self, messages: Sequence[Message], shard: int) -> list[PublishResult | DelayServerError]:
         """`publish_many` of messages for a shard, among them such as any shard may take."""
         with tracing.sending_many("publish", messages) as traced:
             return await self._publish_all(traced, shard)

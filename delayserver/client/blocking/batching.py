@@ -65,7 +65,7 @@ class Sender(Protocol[R]):
 
     def know_shards(self) -> bool: ...
 
-    def _send_placed(self, messages: Sequence[Message], shard: int) -> list[R | DelayServerError]: ...
+    def send_placed(self, messages: Sequence[Message], shard: int) -> list[R | DelayServerError]: ...
 
     def connect(self) -> object: ...
 
@@ -85,7 +85,7 @@ class PublishClient(Protocol):
 
     def know_shards(self) -> bool: ...
 
-    def _publish_placed(self, messages: Sequence[Message], shard: int) -> list[PublishResult | DelayServerError]: ...
+    def publish_placed(self, messages: Sequence[Message], shard: int) -> list[PublishResult | DelayServerError]: ...
 
     def connect(self) -> object: ...
 
@@ -119,8 +119,8 @@ class PublishSender:
     def know_shards(self) -> bool:
         return self._client.know_shards()
 
-    def _send_placed(self, messages: Sequence[Message], shard: int) -> list[PublishResult | DelayServerError]:
-        return self._client._publish_placed(messages, shard)
+    def send_placed(self, messages: Sequence[Message], shard: int) -> list[PublishResult | DelayServerError]:
+        return self._client.publish_placed(messages, shard)
 
     def connect(self) -> object:
         return self._client.connect()
@@ -324,7 +324,7 @@ class Batcher(Generic[R]):
         live = [entry for entry in batch if entry.future.set_running_or_notify_cancel()]
         outcomes: Sequence[R | BaseException]
         try:
-            outcomes = self._client._send_placed([entry.message for entry in live], lane) if live else []
+            outcomes = self._client.send_placed([entry.message for entry in live], lane) if live else []
         # Every error goes to the futures: the thread has no other caller.
         except Exception as exc:  # noqa: BLE001
             outcomes = [exc] * len(live)

@@ -388,7 +388,7 @@ class BlockingOperations(
             )
             return self._run(call)
 
-    def _send_placed(self, messages: Sequence[Message], shard: int) -> list[SendResult | DelayServerError]:
+    def send_placed(self, messages: Sequence[Message], shard: int) -> list[SendResult | DelayServerError]:
         """`send_many` of messages as `placed` gave them for a shard: their ids or keys name it."""
         return self.send_many(messages)
 

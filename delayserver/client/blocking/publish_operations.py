@@ -90,9 +90,7 @@ class BlockingPublishOperations(ABC):
         with tracing.sending_many("publish", messages) as traced:
             return self._publish_all(traced)
 
-    def _publish_placed(
-        self, messages: Sequence[Message], shard: int
-    ) -> list[PublishResult | DelayServerError]:
+    def publish_placed(self, messages: Sequence[Message], shard: int) -> list[PublishResult | DelayServerError]:
         """`publish_many` of messages for a shard, among them such as any shard may take."""
         with tracing.sending_many("publish", messages) as traced:
             return self._publish_all(traced, shard)

@@ -5,7 +5,7 @@ Synchronous. The batcher locks the queue, waits, sends, and answers its callers.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final, Generic, Protocol, TypeVar
@@ -32,15 +32,6 @@ class Entry(Protocol):
 E = TypeVar("E", bound=Entry)
 
 
-class _Lane(Generic[E]):
-    """What goes to one shard."""
-
-    def __init__(self) -> None:
-        self.waiting: deque[E] = deque()
-        self.added_count = 0
-        self.answered_count = 0
-
-
 class BatchQueue(Generic[E]):
     """The entries that wait to be sent, in a lane for each shard, and counts of all entries. A batcher sends one batch of a
     lane at a time, and answers the entries of a lane in the order of `add`.
@@ -62,7 +53,10 @@ class BatchQueue(Generic[E]):
         self._subject = subject
         self._batch_messages_max = batch_messages_max
         self._places = LanePlaces(pending_messages_max, several)
-        self._lanes: dict[int, _Lane[E]] = {}
+        # By lane.
+        self._waiting: defaultdict[int, deque[E]] = defaultdict(deque)
+        self._added: defaultdict[int, int] = defaultdict(int)
+        self._answered: defaultdict[int, int] = defaultdict(int)
         self._flushes = 0
         self._first_error: BaseException | None = None
         self.added_count = 0
@@ -108,32 +102,31 @@ class BatchQueue(Generic[E]):
 
     def add(self, entry: E, lane: int) -> bool:
         """Take an entry. True if the sender needs to know: it sleeps until the first one, and until a full batch."""
-        into = self._lane(lane)
-        into.waiting.append(entry)
-        into.added_count += 1
+        waiting = self._waiting[lane]
+        waiting.append(entry)
+        self._added[lane] += 1
         self.added_count += 1
         self._places.take(lane)
-        return len(into.waiting) in (1, self._batch_messages_max) or self.full(lane)
+        return len(waiting) in (1, self._batch_messages_max) or self.full(lane)
 
     def waits(self, lane: int) -> bool:
         """Whether entries of a lane wait to be sent."""
-        return bool(self._lane(lane).waiting)
+        return bool(self._waiting[lane])
 
     def lingers(self, lane: int) -> bool:
         """Whether a batch waits for more messages: it is not full, has room to grow, and no flush waits for it."""
-        return len(self._lane(lane).waiting) < self._batch_messages_max and not self.full(lane) and not self._flushes
+        return len(self._waiting[lane]) < self._batch_messages_max and not self.full(lane) and not self._flushes
 
     def take(self, lane: int, limits: Limits) -> list[E]:
         """The next batch of a lane: at least one entry if any waits."""
-        waiting = self._lane(lane).waiting
+        waiting = self._waiting[lane]
         count = fitting((entry.message for entry in waiting), self._batch_messages_max, limits)
         return [waiting.popleft() for _ in range(count)]
 
     def clear(self) -> dict[int, list[E]]:
         """Take out the entries that wait, by lane."""
-        taken = {number: list(lane.waiting) for number, lane in self._lanes.items() if lane.waiting}
-        for number in taken:
-            self._lanes[number].waiting.clear()
+        taken = {lane: list(waiting) for lane, waiting in self._waiting.items() if waiting}
+        self._waiting.clear()
         return taken
 
     def free(self, lane: int, count: int) -> None:
@@ -142,7 +135,7 @@ class BatchQueue(Generic[E]):
 
     def count_answers(self, lane: int, count: int, outcomes: Sequence[object]) -> None:
         """So many callers are answered. ``outcomes`` holds their results and errors."""
-        self._lane(lane).answered_count += count
+        self._answered[lane] += count
         errors = (outcome for outcome in outcomes if isinstance(outcome, BaseException))
         self._first_error = self._first_error or next(errors, None)
 
@@ -152,9 +145,9 @@ class BatchQueue(Generic[E]):
         messages are not waited for.
         """
         self._flushes += 1
-        until = {number: lane.added_count for number, lane in self._lanes.items()}
+        until = dict(self._added)
         try:
-            yield lambda: sum(max(0, count - self._lanes[number].answered_count) for number, count in until.items())
+            yield lambda: sum(max(0, count - self._answered[lane]) for lane, count in until.items())
         finally:
             self._flushes -= 1
 
@@ -166,14 +159,10 @@ class BatchQueue(Generic[E]):
     def check_invariants(self) -> None:
         """Every entry waits, is in flight, is being answered, or is answered."""
         self._places.check_invariants()
-        assert self.added_count == sum(lane.added_count for lane in self._lanes.values())
-        answered_count = sum(lane.answered_count for lane in self._lanes.values())
-        assert 0 <= answered_count <= self.added_count - self.unanswered
-        assert sum(len(lane.waiting) for lane in self._lanes.values()) <= self.unanswered
+        assert self.added_count == sum(self._added.values())
+        assert 0 <= sum(self._answered.values()) <= self.added_count - self.unanswered
+        assert sum(map(len, self._waiting.values())) <= self.unanswered
         assert self._flushes >= 0
-
-    def _lane(self, number: int) -> _Lane[E]:
-        return self._lanes.get(number) or self._lanes.setdefault(number, _Lane())
 
 
 def placed_or_refused(placed: Callable[[Message], tuple[int, Message]], message: Message) -> tuple[int, Message]:
