@@ -33,7 +33,7 @@ store.disk: store
 store.records: store store.disk
 store.indexes: store.records
 store.logs: store store.disk store.indexes store.records
-store.shared: store store.disk store.logs store.records
+store.shared: store store.disk store.logs store.records store.tables
 store.tables: store store.disk store.logs store.records
 store.snapshots: store store.disk store.logs store.tables
 .logs:
@@ -61,7 +61,7 @@ store.snapshots: store store.disk store.logs store.tables
 .client.consuming: .client.asynchronous .client.calls .client.values .logs .protocol .protocol.schema
 .names: store store.tables .config .protocol .runtime
 .state.connections: .protocol .runtime
-.recover.reading: store store.disk store.logs store.records store.tables .protocol
+.recover.reading: store store.disk store.logs store.records store.shared store.tables .protocol
 .state: store.logs store.records store.tables
 .state.windows: wheel store.logs store.records store.tables .runtime
 .tokens: store.tables .protocol .protocol.schema

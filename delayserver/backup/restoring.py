@@ -91,7 +91,7 @@ def restore(repository: Repository, plan: RestorePlan, fs: FileSystem, root: str
         writing = _Writing(repository, fs, root, sum([file.size for file in plan.files]), tell)
         writing.files([file for file in plan.files if file is not identity])
         last_us = _cut_log(fs, root, plan) if plan.until_us is not None else 0
-        followed = None if plan.alone else followed_in(fs, plan.log_paths(root), base.server_id)
+        followed = None if plan.alone else followed_in(fs, [(path, fs.size(path)) for path in plan.log_paths(root)])
         following = 0
         if followed is not None:
             require_readable(followed.barrier, LOG_VERSION, followed.position)

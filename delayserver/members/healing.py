@@ -23,7 +23,16 @@ from store.shared.copied import CopiedPiece
 from store.shared.envelope import Envelope, EnvelopeKind, ForeignRecordError, LogWriter, ShardIdentity, unwrap, wrap
 from store.shared.followed import FollowedTo
 from store.shared.log_order import LogOrder, Validity
-from store.shared.payload import BarrierNote, BeatNote, ClaimNote, encode_note, encode_records, version_needed
+from store.shared.payload import (
+    LOG_VERSION,
+    BarrierNote,
+    BeatNote,
+    ClaimNote,
+    encode_note,
+    encode_records,
+    require_readable,
+    version_needed,
+)
 
 IN_FLIGHT: Final = 32
 """Half of what a log takes at once."""
@@ -37,7 +46,8 @@ class HealingRefusedError(Exception):
 
 
 def look(own: Announced, pieces: Iterator[CopiedPiece]) -> tuple[Stranded, FollowedTo]:
-    """How far a member has followed the log, for the others and for itself."""
+    """How far a member has followed the log, for the others and for itself. Raises UpgradeNeededError where the log has a
+    version there that this program does not read: it cannot tell what it would write anew."""
     place, records, ahead = FollowedTo(), (0, 0), 0
     for piece in pieces:
         if piece.place is None:
@@ -46,6 +56,7 @@ def look(own: Announced, pieces: Iterator[CopiedPiece]) -> tuple[Stranded, Follo
         place = piece.place
         if piece.records:
             records = place.epoch, place.index
+    require_readable(place.barrier, LOG_VERSION, place.position)
     writer = place.writer
     return Stranded(
         own.name, own.shard, place.epoch, place.index, writer.member, f"{writer.instance:016x}", *records, ahead

@@ -11,6 +11,7 @@ import base64
 import json
 import zlib
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 
@@ -20,6 +21,7 @@ from store.errors import CorruptionError, FormatError
 from store.records.batches import KIND_CANCELS, KIND_FOLLOWED, KIND_MESSAGES
 from store.records.file_header import FILE_HEADER_BYTES, FileHeader, decode_file_header, is_unfinished
 from store.records.segment import FILE_DISPATCH, FILE_MESSAGE_LOG, FILE_SCHEDULE, FILE_STORE
+from store.shared.readable_place import readable_place
 from store.tables.identity import read_identity
 
 DISPATCH_LOG, SCHEDULE_LOG, MESSAGE_LOG, BROKER_LOG = "dispatch_log", "schedule_log", "message_log", "broker_log"
@@ -109,12 +111,14 @@ def capture(fs: FileSystem, directories: Sequence[str], log: str, part_bytes: in
     """Captures one log now. A file that vanishes before it is opened is `skipped`.
 
     Its rows may have moved to files that were captured before the move. Raises FormatError (no data directory, a newer
-    format, a file of another server), CorruptionError (file header).
+    format, a file of another server), CorruptionError (file header), UpgradeNeededError (of a member whose log has a version
+    that this program does not read).
     """
     parts: list[Part] = []
     skipped: list[str] = []
     for directory in directories:
         server_id = read_identity(fs, directory)
+        _require_readable(fs, directory, server_id)
         for path in _paths(fs, f"{directory}/{_FOLDERS[log]}", nested=log in (DISPATCH_LOG, SCHEDULE_LOG)):
             try:
                 parts += _parts(fs, directory, path, server_id, log, part_bytes)
@@ -127,6 +131,14 @@ def capture_all(fs: FileSystem, directories: Sequence[str], logs: Iterable[str])
     """Captures several logs at one moment, in CAPTURE_ORDER."""
     wanted = set(logs)
     return {log: capture(fs, directories, log) for log in CAPTURE_ORDER if log in wanted}
+
+
+def _require_readable(fs: FileSystem, directory: str, server_id: int) -> None:
+    segments = []
+    for path in sorted(_paths(fs, f"{directory}/{_FOLDERS[MESSAGE_LOG]}", nested=False)):
+        with suppress(FileNotFoundError):
+            segments.append((path, fs.size(path)))
+    readable_place(fs, directory, server_id, segments)
 
 
 def _paths(fs: FileSystem, folder: str, *, nested: bool) -> list[str]:

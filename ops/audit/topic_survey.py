@@ -24,7 +24,7 @@ from store.records.records import RecordsBuilder
 from store.shared.envelope import Envelope, EnvelopeKind, ForeignRecordError, Unwrapped, unwrap
 from store.shared.followed import FollowedTo
 from store.shared.log_order import LogOrder, Validity
-from store.shared.payload import decode_records
+from store.shared.payload import LOG_VERSION, BarrierNote, decode_note, decode_records, require_readable
 from store.tables.names import SUBJECT
 
 # Of a log that was trimmed, so many records are looked at to find its epoch: what a deposed primary had in flight is fewer.
@@ -89,7 +89,7 @@ def judged(
     shard: TopicShard, place: FollowedTo, records: Iterable[LogRecord], damages: list[CorruptRow] | None = None
 ) -> Iterator[tuple[FollowedTo, Unwrapped]]:
     """The records that count, from a place on, each with the place behind it. Damage goes to `damages`. Raises
-    UpgradeNeededError."""
+    UpgradeNeededError, also where a barrier raises the log to a version that this program does not read."""
     order = LogOrder(place.epoch, place.index, place.writer)
     found_damages = [] if damages is None else damages
     for record in records:
@@ -110,6 +110,10 @@ def judged(
             order = LogOrder(envelope.epoch, envelope.index, envelope.writer)
         elif validity is not Validity.VALID:
             continue
+        if envelope.kind is EnvelopeKind.BARRIER:
+            note = decode_note(envelope.kind, found.payload, position)
+            assert isinstance(note, BarrierNote)
+            require_readable(note.version, LOG_VERSION, position, note.program)
         yield (
             FollowedTo(position + 1, envelope.epoch, envelope.index, envelope.writer, wall_us=envelope.wall_us),
             found,

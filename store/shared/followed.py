@@ -11,10 +11,13 @@ from store.disk.filesystem import FileSystem
 from store.errors import CorruptionError
 from store.logs.log_scan import LogScan
 from store.logs.message_log import MessageLog
-from store.records.batches import FollowedBatch
-from store.records.segment import FILE_HEADER_BYTES, FILE_MESSAGE_LOG, ScanReport, Segment
+from store.records.batches import KIND_FOLLOWED, FollowedBatch
+from store.records.fast_reader import Blobs, FastReader
+from store.records.file_header import FILE_HEADER_BYTES
 from store.shared.envelope import LogWriter
 from store.shared.log_order import NOBODY
+
+_COLUMNS = tuple(name for name, _ in FollowedBatch.schema.fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,17 +96,24 @@ def _scan(log: MessageLog, start: int) -> tuple[FollowedTo, bool]:
     return replace(place, ahead=ahead), marked
 
 
-def followed_in(fs: FileSystem, log_paths: Sequence[str], server_id: int) -> FollowedTo | None:
-    """As `followed_to`, but for `ahead`, of a directory on which no server works; None for one that is no member's.
-    `log_paths` are the segments of its message_log, in order. Damage is passed over. Raises FormatError, StoreError."""
-    for path in reversed(log_paths):
-        found: FollowedBatch | None = None
-        segment = Segment.open(fs, path, FILE_MESSAGE_LOG, server_id, write=False)
+def followed_in(fs: FileSystem, segments: Sequence[tuple[str, int]]) -> FollowedTo | None:
+    """As `followed_to`, but for `ahead`, of a directory that this process does not work on; None for that of no member.
+    `segments` of its message_log, in order: the path of each, and up to where it is read. One that has gone meanwhile is
+    passed over. So are damage, and what stands behind a record of a newer program. Raises StoreError (the disk fails)."""
+    for path, size in reversed(segments):
+        found: FollowedTo | None = None
         try:
-            for _, batch in segment.records(report=ScanReport(FILE_HEADER_BYTES)):
-                found = batch if isinstance(batch, FollowedBatch) else found
+            file = fs.open(path, write=False)
+        except FileNotFoundError:
+            continue
+        try:
+            for records in FastReader(file, FILE_HEADER_BYTES, size, blobs=Blobs.SKIP):
+                mine = records.of_kind(KIND_FOLLOWED)
+                if len(mine):
+                    columns = mine.columns_alone(FollowedBatch, _COLUMNS)
+                    found = place_in(FollowedBatch(**columns))
         finally:
-            segment.close()
+            file.close()
         if found is not None:
-            return place_in(found)
+            return found
     return None

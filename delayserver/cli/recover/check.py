@@ -103,9 +103,9 @@ def _print_balance(taken: Capture, tier: str, start_ms: int, balance: SubjectBal
 def _against_log(taken: Capture, findings: Findings, path: str) -> LogCompared:
     """What of the shared log is in the directory. Raises `click.UsageError` for a directory of no member."""
     from delayserver.cli.kafka.on_kafka import on_kafka
-    from delayserver.recover.checking.against_log import AgainstLog, captured_place
+    from delayserver.recover.checking.against_log import AgainstLog
 
-    place = captured_place(taken)
+    place = taken.followed()
     if place is None:
         raise click.UsageError("the directory is not that of a member: nothing in it came from a shared log")
 

@@ -60,18 +60,6 @@ class _DifferenceError(Exception):
     """Both differ. What stands behind it, up to the next place of the member, cannot be compared."""
 
 
-def captured_place(taken: Capture) -> FollowedTo | None:
-    """The last place in message_log, as it was captured; None for a directory of no member. A running member goes on."""
-    reader = Reader(taken)
-    for part, expected in reversed(list(log_parts(taken))):
-        found: FollowedBatch | None = None
-        for _, batch in reader.batches(part.path, part.size, expected.synced):
-            found = batch if isinstance(batch, FollowedBatch) else found
-        if found is not None:
-            return place_in(found)
-    return None
-
-
 class AgainstLog:
     """One comparison. Each difference is a finding. It goes on at the next place that the member noted behind it, and ends
     after `DIFFERENCES_MAX`.

@@ -24,6 +24,8 @@ from store.logs.schedule_key import ScheduleKey, ScheduleLayout, ScheduleSource
 from store.logs.window_span import find_span_ms
 from store.logs.window_state import FileMark, Loss
 from store.records.file_header import FILE_HEADER_BYTES, decode_file_header
+from store.shared.followed import FollowedTo
+from store.shared.readable_place import readable_place
 from store.tables import checkpoint as checkpoint_file
 from store.tables.checkpoint import Checkpoint
 from store.tables.checkpoint_marks import dispatch_losses, dispatch_marks, schedule_losses, schedule_marks
@@ -151,6 +153,12 @@ class Capture:
     files: CapturedFiles
     tables: CapturedTables
 
+    def followed(self) -> FollowedTo | None:
+        """Up to where a member had followed the log of its shard; None for the directory of no member. Raises
+        UpgradeNeededError where the log has a version there that this program does not read."""
+        segments = [(part.path, part.size) for part in self.files.message_log]
+        return readable_place(self.fs, self.path, self.server_id, segments)
+
     def schedule_path(self, key: ScheduleKey) -> str:
         """Where a schedule file is; the folder for a window that no file can have, as damage may name one."""
         folder = f"{self.path}/schedule_log"
@@ -200,7 +208,8 @@ def capture(fs: FileSystem, path: str, findings: Findings, window_ms: int = 0) -
     """Take the ends of all files. Tables that cannot be read go to `findings`. Without `window_ms` the length of the windows
     comes from the files.
 
-    Raises FormatError (no data directory of ours), CorruptionError (no file shows its server).
+    Raises FormatError (no data directory of ours), CorruptionError (no file shows its server), UpgradeNeededError (of a
+    member whose log has a version that this program does not read).
     """
     path = path.rstrip("/") or "/"
     server_id = find_server_id(fs, path, findings)
@@ -216,7 +225,7 @@ def capture(fs: FileSystem, path: str, findings: Findings, window_ms: int = 0) -
         message_log = ends.of_message_log()
         replayed = checkpoint.replay_offset
         unreplayed = [(each.path, replayed - each.base) for each in message_log if each.base + each.size > replayed]
-        return Capture(
+        taken = Capture(
             fs,
             path,
             server_id,
@@ -231,6 +240,8 @@ def capture(fs: FileSystem, path: str, findings: Findings, window_ms: int = 0) -
             CapturedFiles(window_ms, schedule, dispatch, message_log, ends.strangers, ends.held),
             CapturedTables(fs, path, server_id, findings, unreplayed),
         )
+        taken.followed()
+        return taken
     except BaseException:
         ends.close()
         raise

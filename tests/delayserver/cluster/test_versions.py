@@ -6,17 +6,32 @@ from dataclasses import dataclass
 
 import pytest
 
+from delayserver.cli.cluster.heal import _heal as heal_member
+from delayserver.config.cluster_file import ClusterFile
+from delayserver.crossing.leaving import leave
+from delayserver.kafka.client_options import KafkaCluster
+from delayserver.members.founding import Engines
+from delayserver.members.member_map import FORMAT, Announced, Founded
+from delayserver.recover.reading.capture import capture
+from delayserver.recover.reading.findings import Findings
+from delayserver.runtime.shared_log import LogRecord
+from ops.audit.capture import CAPTURE_ORDER
+from ops.audit.capture import capture as audit_capture
+from ops.audit.topic_survey import judged
+from ops.audit.topics import TopicShard
 from store.errors import UpgradeNeededError
 from store.records.batches import I64, OutcomeBatch
 from store.records.column_batch import ColumnBatch
 from store.shared.envelope import EnvelopeKind, unwrap
-from store.shared.followed import followed_to
+from store.shared.followed import FollowedTo, followed_to
 from store.shared.payload import LOG_VERSION, BarrierNote, decode_note
 from tests.delayserver.backup.builders import repository
 from tests.delayserver.backup.test_restoring import backed_up, restored
 from tests.delayserver.cluster.clusters import Cluster
-from tests.delayserver.follow.members import IDENTITY
-from tests.fakes.host import Boot, Host
+from tests.delayserver.cluster.test_healing import Logs
+from tests.delayserver.crossing.test_crossing import runtime_of
+from tests.delayserver.follow.members import IDENTITY, Records
+from tests.fakes.host import DATA_DIR, Boot, Host
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +175,71 @@ async def test_an_idle_member_writes_a_barrier_down(boot: Boot) -> None:
     await first.sleep_ms(1_000)
     log = second.server.parts.files.log
     assert followed_to(log, log.first).barrier == 7
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """A stopped member `b` whose log has a later version than this program reads, and the log."""
+
+    cluster: Cluster
+    member: Host
+
+
+async def later(boot: Boot) -> Later:
+    cluster = Cluster(boot, "ab")
+    cluster.reads = dict.fromkeys("ab", LOG_VERSION + 1)
+    first, second = cluster.hosts.values()
+    client = await cluster.start()
+    cluster.announce(**cluster.reads)
+    await client.put("one", first.now_ms + 60_000)
+    await first.sleep_ms(1_000)
+    for host in (second, first):
+        await host.kill()
+    return Later(cluster, second)
+
+
+REFUSED = f"the log has version {LOG_VERSION + 1} from here on, and this program reads up to version {LOG_VERSION}"
+
+
+async def test_tools_refuse_the_directory_of_a_later_log(boot: Boot) -> None:
+    """All of them begin with one of these captures, also those that mend a directory."""
+    found = await later(boot)
+    disk, before = found.member.disk, contents(found.member)
+    with pytest.raises(UpgradeNeededError, match=REFUSED):
+        capture(disk, DATA_DIR, Findings())
+    for log in CAPTURE_ORDER:
+        with pytest.raises(UpgradeNeededError, match=REFUSED):
+            audit_capture(disk, [DATA_DIR], log)
+    assert contents(found.member) == before
+    with pytest.raises(UpgradeNeededError, match=REFUSED):  # it opens the directory as a start does
+        await leave(disk, DATA_DIR, runtime_of(found.member))
+
+
+async def test_an_audit_refuses_the_topic_of_a_later_log(boot: Boot) -> None:
+    found = await later(boot)
+    shard = TopicShard(KafkaCluster("k:1", "t", {}, 1), 0, IDENTITY)
+    records = [LogRecord(position, data) for position, data in enumerate(found.cluster.engine.records.data)]
+    with pytest.raises(UpgradeNeededError, match=f"{REFUSED}; delayserver"):
+        list(judged(shard, FollowedTo(), records))
+
+
+async def test_a_later_log_is_not_healed_by_a_program_that_reads_less(boot: Boot) -> None:
+    """It says so before it changes anything, and before another member waits for it."""
+    found = await later(boot)
+    del found.cluster.engine.records.data[5:]
+    logs, map_ = Logs(found.cluster.engine.records), Logs(Records())
+    engines = Engines(logs, map_)
+    founded = Founded(FORMAT, f"{IDENTITY.cluster_id:012x}", (f"{IDENTITY.server_id:012x}",))
+    for note in (founded, Announced("b", 0, "h:2", "", "1", "", LOG_VERSION + 1)):
+        await engines.note(note)
+    log, noted, before = [*logs.records.data], [*map_.records.data], contents(found.member)
+    with pytest.raises(UpgradeNeededError, match=REFUSED):
+        await heal_member(ClusterFile("k:1", "b"), engines, found.member.disk, DATA_DIR, IDENTITY.server_id)
+    assert (logs.records.data, map_.records.data, contents(found.member)) == (log, noted, before)
+
+
+def contents(host: Host) -> dict[str, bytes]:
+    return {path: host.disk.content(path) for path in host.disk.files()}
 
 
 async def test_a_program_that_reads_less_restores_no_backup(boot: Boot) -> None:
