@@ -25,11 +25,12 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=1, help="how many at the same time (1)")
     parser.add_argument("--seed", type=int, help="this one alone, with its whole trace")
     parser.add_argument("--cluster", action="store_true", help="worlds with a shard of three members on one shared log")
+    parser.add_argument("--shards", action="store_true", help="worlds with two or three shards, and a map of them")
     parser.add_argument("--record", type=Path, help="append to this file, and skip what the present server ran already")
     parser.add_argument("--summary", type=Path, help="run nothing: what this record holds of the present server")
     arguments = parser.parse_args()
     if arguments.seed is not None:
-        return _one(arguments.seed, cluster=arguments.cluster)
+        return _one(arguments)
     code = code_digest()
     if arguments.summary is not None:
         summary = Record(arguments.summary, code).summary()
@@ -40,12 +41,12 @@ def main() -> int:
 
 def _many(arguments: argparse.Namespace, code: Code) -> int:
     record = Record(arguments.record, code) if arguments.record is not None else None
-    done = record.done(cluster=arguments.cluster) if record is not None else set()
+    done = record.done(cluster=arguments.cluster, shards=arguments.shards) if record is not None else set()
     seeds = _seeds(arguments)
     failed: list[int] = []
     costs: list[float] = []
     crashes = 0
-    run = partial(run_bounded, cluster=arguments.cluster)
+    run = partial(run_bounded, cluster=arguments.cluster, shards=arguments.shards)
     for result in run_many((seed for seed in seeds if seed not in done), run, arguments.processes, arguments.seconds):
         costs.append(result.cpu_s)
         crashes += result.crashes
@@ -60,7 +61,7 @@ def _many(arguments: argparse.Namespace, code: Code) -> int:
             f"{crashes} crashes, code {code}"
         )
     for seed in sorted(failed):
-        print(f"failed: python -m tests.simulation {'--cluster ' * arguments.cluster}--seed {seed}")
+        print(f"failed: python -m tests.simulation {_kind(arguments.cluster, arguments.shards)}--seed {seed}")
     return 1 if failed else 0
 
 
@@ -76,11 +77,15 @@ def _seeds(arguments: argparse.Namespace) -> Iterable[int]:
     return itertools.count(start) if arguments.seeds is None else range(start, start + arguments.seeds)
 
 
-def _one(seed: int, *, cluster: bool) -> int:
-    result = run_seed(seed, cluster=cluster)
+def _kind(cluster: bool, shards: bool) -> str:
+    return "--cluster " * cluster + "--shards " * shards
+
+
+def _one(arguments: argparse.Namespace) -> int:
+    result = run_seed(arguments.seed, cluster=arguments.cluster, shards=arguments.shards)
     print("\n".join(result.lines))
     print(
-        f"seed {seed}: {result.failure or 'all promises kept'} (trace {result.digest}, {result.cpu_s:.2f} core s, "
+        f"seed {result.seed}: {result.failure or 'all promises kept'} (trace {result.digest}, {result.cpu_s:.2f} core s, "
         f"{result.lives} lives, {result.crashes} crashes, {result.simulated_h:.0f} h, {result.rows} rows)"
     )
     return 1 if result.failure else 0
@@ -88,7 +93,9 @@ def _one(seed: int, *, cluster: bool) -> int:
 
 def _report(result: Result) -> None:
     print(f"seed {result.seed} FAILED: {result.failure[:300]}")
-    print(f"  replay: python -m tests.simulation {'--cluster ' * result.cluster}--seed {result.seed}", flush=True)
+    print(
+        f"  replay: python -m tests.simulation {_kind(result.cluster, result.shards)}--seed {result.seed}", flush=True
+    )
 
 
 if __name__ == "__main__":

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from random import Random
 from typing import Any
 
 import msgpack
 import trio
 
+from delayserver.client.calls.pull_calls import ack_call
 from delayserver.protocol.errors import DelayServerError
 from tests.simulation.client import Client, Lost
 from tests.simulation.clocks import WallClock
@@ -418,9 +419,14 @@ async def look_up(
 ) -> None:
     """Ask for rows that were accepted, and let the model judge the answers."""
     reply = await client.request("lookup", arguments or {"receipts": [row.receipt for row in rows]})
-    for row, result in zip(rows, reply["results"], strict=True):
+    by_name = arguments is not None and "messages" in arguments
+    judge_lookup(model, clock, zip(rows, reply["results"], strict=True), by_name=by_name)
+
+
+def judge_lookup(model: Model, clock: Any, answers: Iterable[tuple[Sent, dict[str, Any]]], *, by_name: bool) -> None:
+    """Let the model judge what a lookup said of each of these rows. `by_name`: they were asked for by their ids."""
+    for row, result in answers:
         if "error" in result:
-            by_name = arguments is not None and "messages" in arguments
             # Damage may hide a newer message with the name of a cancelled one.
             hides_newer = by_name and model.identity(row).cancel_possible and bool(model.damage.flips)
             if result["error"] != "message_damaged" or not hides_newer:
@@ -586,13 +592,8 @@ class Consumer:
         if kind < 0.04 or (self._never_acks and not self.careful and kind < 0.8):
             self._note(self._client.name, "forgets", tokens=[row.token for row in rows])
             return 0
-        count = len(deliveries)
-        arguments: dict[str, Any] = {
-            "subject": self._subject,
-            "group": self._group,
-            "count": count,
-            "deliveries": struct.pack(f"<{count}q", *deliveries),
-        }
+        # Numbers of deliveries of several shards do not fit a column: the library takes them apart.
+        arguments = ack_call(self._subject, self._group, deliveries).arguments
         if kind < 0.10 or (self._never_acks and not self.careful):
             self._model.nacked(self._group, self._host.name, rows)
             delay_ms = self._chance.choice([None, 0, 100, 5_000, 60_000])
@@ -601,7 +602,7 @@ class Consumer:
             self._note(self._client.name, "nacks", tokens=[row.token for row in rows])
             return int((await self._client.request("nack", arguments))["unknown"])
         reply = await self._client.request("ack", arguments)
-        self._note(self._client.name, "acked", rows=count, unknown=reply["unknown"])
+        self._note(self._client.name, "acked", rows=len(deliveries), unknown=reply["unknown"])
         if reply["unknown"] == 0:
             self._model.acked(self._group, self._host.name, rows)
         return int(reply["unknown"])

@@ -8,7 +8,7 @@ records and stands still.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 from typing import Any
@@ -28,7 +28,7 @@ from tests.simulation.failures import SimulationFailure
 from tests.simulation.files import SUBJECT, count_files
 from tests.simulation.giving_up import GivingUp
 from tests.simulation.host import Host, SimulatedDisk
-from tests.simulation.log import SimulatedLogs, drawn_faults
+from tests.simulation.log import LogShard, SimulatedLogs, drawn_faults
 from tests.simulation.members import IDENTITY, SHARD, FollowingClient, Member, Shard, ShardClock
 from tests.simulation.model import ACCEPTED, Model, Sending, Sent
 from tests.simulation.network import Network, Weather
@@ -74,6 +74,26 @@ FAULTS = (
 )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class OneShard:
+    """A shard of a world: its log, its members and its judge."""
+
+    log: LogShard
+    members: list[Member]
+    judge: ShardJudge
+
+    @property
+    def leader(self) -> Member | None:
+        """The member that serves; None: none does now."""
+        serving = (each for each in self.members if each.alive and not each.stopped and not each.disk.dead)
+        return next(serving, None)
+
+    def epochs(self) -> int:
+        """How often somebody has taken it over by now."""
+        self.judge.look()
+        return len(self.judge.epochs)
+
+
 class ShardModel(Model):
     """The books, where several servers with clocks of their own take turns."""
 
@@ -98,15 +118,33 @@ class ShardProducer(Producer):
 
 
 class ClusterWorld:
-    """Everything of one seed."""
+    """Everything of one seed. The script and the faults are for any number of shards; what is built here has one."""
 
     def __init__(self, seed: int, time: SimulatedTime, trace: Trace) -> None:
-        self.chance = chance = Random(f"{seed}:cluster")
+        self.chance = Random(f"{seed}:cluster")
         self.time = time
         self.note = trace.note
         self.network = Network(time, Random(f"{seed}:network"), self.note)
         self.logs = SimulatedLogs(time, Random(f"{seed}:log"), drawn_faults(Random(f"{seed}:log faults")))
-        self.shard = self.logs.make(SHARD)
+        # What a fault may be, and how many of them a seed meets.
+        self.faults: tuple[str, ...] = FAULTS
+        self.episodes: tuple[int, ...] = EPISODES
+        self.nodes: list[Host] = []
+        self.members: list[Member] = []
+        self.producers: list[Producer] = []
+        self.consumers: list[Consumer] = []
+        # In seeds of this kind members ask each other's fronts.
+        self.probing, self.probes = Random(f"{seed}:fronts"), False
+        self.calm = False
+        self.shards: list[OneShard] = []
+        self.workloads: list[Workload] = []
+        self.dealer: Dealer | None = None
+        self._build(seed, trace)
+
+    def _build(self, seed: int, trace: Trace) -> None:
+        """Make the members, the nodes, the clients and their books."""
+        chance, time = self.chance, self.time
+        log = self.logs.make(SHARD)
         offset_us = chance.randrange(86_400) * 1_000_000
         apart_ms = chance.choice(APART_MS)
         clocks = [WallClock(time, offset_us + chance.randrange(-apart_ms, apart_ms + 1) * 1000) for _ in MEMBERS]
@@ -120,9 +158,10 @@ class ClusterWorld:
         storage = replace(settings.storage, durability="sync")
         settings = replace(settings, storage=storage)
         self.members = [self._member(seed, number, settings, clock) for number, clock in enumerate(clocks)]
-        self.judge = ShardJudge(self.shard, self.members, time, self.note)
+        judge = ShardJudge(log, self.members, time, self.note)
+        self.shards = [OneShard(log, self.members, judge)]
         for member in self.members:
-            member.on_deliver = self.judge.delivers
+            member.on_deliver = judge.delivers
         self.versions = Versions(self.members, time, Random(f"{seed}:versions"), self.note)
         damage = Damage(self.members[0].disk, Random(f"{seed}:flips"), storage.window_ms, self.note)
         self.model = ShardModel(self.note, damage, self.clock, storage)
@@ -183,13 +222,11 @@ class ClusterWorld:
         ]
         self.dealer = self._dealer(seed)
         self.workloads = self._workloads(seed)
-        self.checker = FollowingClient(self.network, addresses, "checker", chance)
-        self.probing = Random(f"{seed}:fronts")
+        self.checker: Client = FollowingClient(self.network, addresses, "checker", chance)
         self.probes = self.probing.random() < PROBING_SHARE
         for member in self.members:
             member.probes = self.probes
         self.bounds = Bounds(40 * len(self.producers), 24, MEMBERS)
-        self.calm = False
 
     def _groups(self, remote: GroupSettings) -> tuple[tuple[GroupSettings, ...], tuple[RouteSettings, ...]]:
         """Where messages go: in most seeds also to the broker in the members."""
@@ -262,9 +299,12 @@ class ClusterWorld:
         return member
 
     def _life(self) -> int:
-        """Who leads by the log: what it said of a message stands as long."""
-        self.judge.look()
-        return len(self.judge.epochs)
+        """Who leads by the logs: what it said of a message stands as long."""
+        return sum(shard.epochs() for shard in self.shards)
+
+    def _shard_of(self, member: Member) -> OneShard:
+        (shard,) = [each for each in self.shards if member in each.members]
+        return shard
 
     def _look_at_bounds(self) -> None:
         self.versions.look()
@@ -299,7 +339,7 @@ class ClusterWorld:
                 workload.start(nursery)
             if self.probes:
                 nursery.start_soon(self._show_fronts)
-            for _ in range(self.chance.choice(EPISODES)):
+            for _ in range(self.chance.choice(self.episodes)):
                 await self._episode()
             await self._calm_down()
             if self.probes:
@@ -347,7 +387,8 @@ class ClusterWorld:
         """Start a host again and again, some time after each death."""
         while True:
             while isinstance(host, Member) and host.lost:
-                others = [each for each in self.members if each.open.is_set() and not each.disk.dead]
+                fellows = self._shard_of(host).members
+                others = [each for each in fellows if each.open.is_set() and not each.disk.dead]
                 other = self.chance.choice(others) if others else None
                 if other is not None and await host.begin_from(other, self.clock.now_us()):
                     self.note("world", "begins with a backup", host=host.name, other=other.name)
@@ -355,7 +396,7 @@ class ClusterWorld:
                     await self.time.sleep(0.5)
             older = False
             if isinstance(host, Member):
-                self.versions.next_life(host, calm=self.calm)
+                await self._announce(host)
                 older = not host.reads
             host.start()
             await host.down.wait()
@@ -367,13 +408,17 @@ class ClusterWorld:
                 raise SimulationFailure(f"{host.name} died of {host.died_of}")
             await self.time.sleep(0 if self.calm else self.chance.choice([0.0, 0.5, 3.0, 20.0]) * self.chance.random())
 
+    async def _announce(self, member: Member) -> None:
+        """A process of a member is about to start: the map learns of it."""
+        self.versions.next_life(member, calm=self.calm)
+
     async def _leader(self) -> Member:
-        """The member that leads, as soon as one does."""
+        """The member that leads the first shard, as soon as each shard has one."""
         until_s = self.time.now_s + LEADER_S_MAX
         while True:
-            for member in self.members:
-                if member.alive and not member.stopped and not member.disk.dead:
-                    return member
+            leaders = [shard.leader for shard in self.shards]
+            if leaders[0] is not None and None not in leaders:
+                return leaders[0]
             if self.time.now_s > until_s:
                 raise SimulationFailure("nobody leads")
             await self.time.sleep(0.25)
@@ -404,7 +449,7 @@ class ClusterWorld:
         await self.time.sleep(chance.choice([0, 0.02, 0.5, 2.0]) * chance.random())
         leading = [member for member in self.members if member.leads]
         member = chance.choice(leading if leading and chance.random() < 0.7 else self.members)
-        kind = chance.choice(FAULTS)
+        kind = chance.choice(self.faults)
         self.note("fault", kind, member=member.name, leads=member.leads)
         if kind in ("kill", "power") and member.open.is_set():
             member.crash(power=kind == "power")
@@ -434,8 +479,9 @@ class ClusterWorld:
                 short_write=chance.choice([0, 0.3]),
             )
         elif kind == "trim":
-            self.shard.trim(min(member.kept for member in self.members))
-        elif kind == "lost" and member.open.is_set() and not any(each.lost for each in self.members):
+            shard = self._shard_of(member)
+            shard.log.trim(min(each.kept for each in shard.members))
+        elif kind == "lost" and member.open.is_set() and not any(each.lost for each in self._shard_of(member).members):
             member.lost = True
             member.crash(power=False)
         elif kind == "full":
@@ -454,7 +500,7 @@ class ClusterWorld:
         hangs_s = self.chance.choice([1.0, 4.0, 15.0, 60.0])
         self.time.at(self.time.now_s + hangs_s, lambda: self._go_on(member, life))
         if hangs_s >= 2 * HANGS_S:
-            await self.judge.watch_hanging(member)
+            await self._shard_of(member).judge.watch_hanging(member)
 
     @staticmethod
     def _go_on(member: Member, life: int) -> None:
@@ -500,13 +546,16 @@ class ClusterWorld:
         try:
             status = await self.checker.request("status", {})
             self.note("checker", "status", **{name: status[name] for name in BALANCE})
-            self.model.check_status(status, asked, self.clock.peak_us // 1000)  # type: ignore[arg-type]
+            self.model.check_status(status, asked, self.clock.peak_us // 1000)
             rows = [row for row in self.model.rows.values() if row.state == ACCEPTED and row.receipt]
             rows = self.chance.sample(rows, min(len(rows), 12))
             if rows:
-                await look_up(self.checker, self.model, self.clock, rows)
+                await self._look_up(rows)
         except (Lost, DelayServerError) as error:
             self.note("checker", "no answer", why=str(error))
+
+    async def _look_up(self, rows: list[Sent]) -> None:
+        await look_up(self.checker, self.model, self.clock, rows)
 
     # -- the end
 
@@ -573,7 +622,7 @@ class ClusterWorld:
         for identity in self.model.open_identities(["one"]):
             for copy in identity.copies:
                 if copy.state == ACCEPTED and copy.due_ms is not None and copy.due_ms < now_ms - 1000:
-                    await look_up(self.checker, self.model, self.clock, [copy])
+                    await self._look_up([copy])
                     identity.patience -= 1
                     if identity.patience < 0 and identity in self.model.open_identities(["one"]):
                         self.model.fail("lost: accepted, due, and it does not arrive", copy)
@@ -583,7 +632,7 @@ class ClusterWorld:
         self._leap(settings_of.DELAY_MS_MAX / 1000)
         await self.time.sleep(10)
         if self.versions.stays:
-            self.judge.look()
+            self._life()
             self.versions.upgrade_all()
             await self.time.sleep(20)
         await self._leader()
@@ -594,8 +643,12 @@ class ClusterWorld:
             status = await self.checker.request("status", {})
         self.note("checker", "status", **{name: status[name] for name in BALANCE})
         self.model.check_balance(status)
-        self.judge.verdict({row.sequence for row in self.model.rows.values() if row.state == ACCEPTED})
+        self._judge_logs()
         await self._equal()
+
+    def _judge_logs(self) -> None:
+        """The logs have all that was accepted."""
+        self.shards[0].judge.verdict({row.sequence for row in self.model.rows.values() if row.state == ACCEPTED})
 
     async def _equal(self) -> None:
         """Members at equal positions have equal state."""
@@ -605,19 +658,24 @@ class ClusterWorld:
                 places = {member.name: self._at_the_end(member) for member in self.members}
                 raise SimulationFailure(f"members do not come to the end of the log: {places}")
             await self.time.sleep(0.05)
-        kept = {member.name: _given_up(member) for member in self.members}
+        for shard in self.shards:
+            self._have_the_same(shard)
+
+    def _have_the_same(self, shard: OneShard) -> None:
+        kept = {member.name: _given_up(member) for member in shard.members}
         if len({*kept.values()}) > 1:
             raise SimulationFailure(f"members keep other messages of the broker: {kept}")
-        if not self.judge.version:
+        if not shard.judge.version:
             raise SimulationFailure("all members read a higher version, and the log does not have it")
         first: Counter[str] | None = None
-        for member in self.members:
+        for member in shard.members:
             counts = count_files(member)
             counts = Counter({name: count for name, count in counts.items() if not name.startswith(SUBJECT)})
             if first is None:
                 first = counts
             elif counts != first:
-                raise SimulationFailure(f"member {member.name} has {dict(counts)}, member a {dict(first)}")
+                other = shard.members[0].name
+                raise SimulationFailure(f"member {member.name} has {dict(counts)}, member {other} {dict(first)}")
 
     def _at_the_end(self, member: Member) -> bool:
         """Whether it has taken all that the log has, and written it, now."""
@@ -627,7 +685,7 @@ class ClusterWorld:
         state, cluster = parts.state, parts.cluster
         assert cluster is not None
         return (
-            cluster.standing.applied.value >= self.shard.end
+            cluster.standing.applied.value >= self._shard_of(member).log.end
             and state.positions.replayed.value >= state.positions.durable.value
             and not state.decided.rows_waiting
             and not state.decided.writes.locked()

@@ -26,12 +26,12 @@ def _too_long(_signal: int, _frame: FrameType | None) -> None:
     raise SeedTooLong(f"the seed does not end within {SEED_S_MAX} s")
 
 
-def run_bounded(seed: int, *, cluster: bool = False) -> Result:
+def run_bounded(seed: int, *, cluster: bool = False, shards: bool = False) -> Result:
     """`run_seed` without its trace, and with an end. In the main thread only."""
     before = signal.signal(signal.SIGALRM, _too_long)
     signal.alarm(SEED_S_MAX)
     try:
-        result = run_seed(seed, cluster=cluster)
+        result = run_seed(seed, cluster=cluster, shards=shards)
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)

@@ -130,20 +130,22 @@ class Record:
         """All whole lines; of a seed that ran twice on one server the last one."""
         if not self._path.exists():
             return []
-        found: dict[tuple[str, bool, int], dict[str, Any]] = {}
+        found: dict[tuple[str, bool, bool, int], dict[str, Any]] = {}
         for text in self._path.read_text().splitlines():
             try:
                 line = json.loads(text)
-                # Lines of before there were clusters do not say it.
+                # Lines of before there were clusters, or several shards, do not say it.
                 line.setdefault("cluster", False)
-                found[line["server"], line["cluster"], line["seed"]] = line
+                line.setdefault("shards", False)
+                found[line["server"], line["cluster"], line["shards"], line["seed"]] = line
             except (ValueError, KeyError):
                 continue
         return list(found.values())
 
-    def done(self, *, cluster: bool = False) -> set[int]:
+    def done(self, *, cluster: bool = False, shards: bool = False) -> set[int]:
         """Seeds that the present server has run already, but for those that failed before another judge."""
-        mine = [line for line in self.lines() if (line["server"], line["cluster"]) == (self._code.server, cluster)]
+        kind = self._code.server, cluster, shards
+        mine = [line for line in self.lines() if (line["server"], line["cluster"], line["shards"]) == kind]
         return {line["seed"] for line in mine if not line["failure"] or line["judge"] == self._code.judge}
 
     def append(self, result: Result) -> None:
@@ -151,6 +153,7 @@ class Record:
         line = {
             "seed": result.seed,
             "cluster": result.cluster,
+            "shards": result.shards,
             "server": self._code.server,
             "judge": self._code.judge,
             "failure": result.failure,
@@ -175,8 +178,8 @@ class Record:
             len({line["judge"] for line in mine}),
             len(mine),
             [
-                f"{'--cluster ' * line['cluster']}--seed {line['seed']}"
-                for line in sorted(mine, key=lambda line: (line["cluster"], line["seed"]))
+                f"{'--cluster ' * line['cluster']}{'--shards ' * line['shards']}--seed {line['seed']}"
+                for line in sorted(mine, key=lambda line: (line["cluster"], line["shards"], line["seed"]))
                 if line["failure"]
             ],
             statistics.median(costs),

@@ -15,6 +15,7 @@ from trio._core import _run as trio_run
 from tests.simulation.clocks import BASE_US, SimulatedTime
 from tests.simulation.cluster_world import ClusterWorld
 from tests.simulation.failures import SimulationFailure
+from tests.simulation.shards_world import ShardsWorld
 from tests.simulation.threads import drawn_bounds
 from tests.simulation.trace import Trace
 from tests.simulation.world import World
@@ -26,6 +27,7 @@ class Result:
 
     seed: int
     cluster: bool = False
+    shards: bool = False
     digest: str = ""
     failure: str = ""
     lines: list[str] = field(default_factory=list)
@@ -43,9 +45,10 @@ def schedule_by(seed: int) -> None:
     trio_run._r.seed(seed)
 
 
-def run_seed(seed: int, *, cluster: bool = False) -> Result:
+def run_seed(seed: int, *, cluster: bool = False, shards: bool = False) -> Result:
     """Run one seed from beginning to end; a broken promise is in `failure`, with the trace. `cluster`: its world has a
-    shard of three members, and is another one than the world of the same seed with one server."""
+    shard of three members, and is another one than the world of the same seed with one server. `shards`: likewise, with
+    several shards."""
     # No collection of garbage runs within a seed, and one behind it, when nothing holds the world any more. It looks at what
     # the seed made, and not at what was there before.
     gc.disable()
@@ -53,7 +56,7 @@ def run_seed(seed: int, *, cluster: bool = False) -> Result:
     # A run that ends in a deadlock leaves coroutines behind; their complaints would bury the one that matters.
     hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
     try:
-        return _run(seed, cluster=cluster)
+        return _run(Result(seed, cluster, shards))
     finally:
         gc.collect()
         sys.unraisablehook = hook
@@ -61,11 +64,11 @@ def run_seed(seed: int, *, cluster: bool = False) -> Result:
         gc.enable()
 
 
-def _run(seed: int, *, cluster: bool) -> Result:
-    time = SimulatedTime()
+def _run(result: Result) -> Result:
+    seed, time = result.seed, SimulatedTime()
     trace = Trace(time)
-    result = Result(seed, cluster)
-    world = ClusterWorld(seed, time, trace) if cluster else World(seed, time, trace)
+    kind = ShardsWorld if result.shards else ClusterWorld if result.cluster else World
+    world = kind(seed, time, trace)
     started = process_time.process_time()
     schedule_by(seed)
     try:

@@ -11,7 +11,7 @@ import numpy as np
 from delayserver.config.cluster_settings import ClusterSettings
 from delayserver.protocol.columns import unpack_column
 from store.records.batches import KeptBatch, MessageBatch, OutcomeBatch
-from store.shared.envelope import Envelope, EnvelopeKind, LogWriter, unwrap
+from store.shared.envelope import Envelope, EnvelopeKind, LogWriter, ShardIdentity, unwrap
 from store.shared.payload import BarrierNote, BeatNote, EndNote, decode_note, decode_records, version_needed
 from tests.simulation.clocks import SimulatedTime
 from tests.simulation.failures import SimulationFailure
@@ -38,8 +38,15 @@ class ShardJudge:
     """Follows the log as a member does, with no disk and no delay."""
 
     def __init__(
-        self, shard: LogShard, members: Sequence[Member], time: SimulatedTime, note: Callable[..., None]
+        self,
+        shard: LogShard,
+        members: Sequence[Member],
+        time: SimulatedTime,
+        note: Callable[..., None],
+        identity: ShardIdentity = IDENTITY,
     ) -> None:
+        """`identity`: the ids that the records of the shard carry."""
+        self._identity = identity
         self._shard = shard
         self._members = members
         self._time = time
@@ -55,13 +62,18 @@ class ShardJudge:
         self.outcomes: dict[int, int] = {}
         self.lease_s = ClusterSettings().lease_ms / 1000
 
+    @property
+    def server_id(self) -> str:
+        """That of the members: 12 hex digits."""
+        return f"{self._identity.server_id:012x}"
+
     def look(self) -> None:
         """Read what has landed since."""
         landed = self._shard.landed
         while self._read < len(landed):
             record = landed[self._read]
             self._read += 1
-            found = unwrap(record.data, IDENTITY, record.position)
+            found = unwrap(record.data, self._identity, record.position)
             envelope = found.envelope
             if not self._counts(envelope):
                 continue

@@ -26,13 +26,18 @@ class Versions:
     """Chooses the program of each life, and shows it in the map of all members."""
 
     def __init__(
-        self, members: Sequence[Member], time: SimulatedTime, chance: Random, note: Callable[..., None]
+        self,
+        members: Sequence[Member],
+        time: SimulatedTime,
+        chance: Random,
+        note: Callable[..., None],
+        mixed_share: float = MIXED_SHARE,
     ) -> None:
         self._members = members
         self._time = time
         self._chance = chance
         self._note = note
-        self.mixed = chance.random() < MIXED_SHARE
+        self.mixed = chance.random() < mixed_share
         self._announced: dict[str, int] = {}
         self._shown = 0
         if self.mixed:

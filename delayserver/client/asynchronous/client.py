@@ -246,7 +246,7 @@ class AsyncClient(AsyncOperations):
                 raise RuntimeError("use the client inside its async with block")
             learn, wait_ms_max = self._addresses.also, self._core.limits.wait_ms_max
             shards = self._shards = Shards[AsyncClient](
-                self._run, learn, self._open_shard, tasks.start_soon, wait_ms_max
+                self._run, learn, self._open_shard, tasks.start_soon, wait_ms_max, self._core.clock.elapsed
             )
         if not shards.map.version and await shards.begin() and tasks is not None:
             tasks.start_soon(shards.follow)

@@ -7,7 +7,6 @@ It asks for the map once, and then waits for each change of it. `slot_owners` sa
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from dataclasses import astuple, replace
@@ -96,8 +95,10 @@ class Shards(Generic[C]):
         open_client: Callable[[str], Awaitable[C]],
         start: Callable[[Callable[[int], Coroutine[Any, Any, None]], int], object],
         wait_ms_max: int,
+        elapsed_us: Callable[[], int],
     ) -> None:
-        """``wait_ms_max``: the longest time for which a request may wait at the server."""
+        """``wait_ms_max``: the longest time for which a request may wait at the server. ``elapsed_us``: a clock that only
+        grows."""
         self.map = SlotOwners(NO_MAP)
         self._ask = ask
         self._learn = learn
@@ -107,7 +108,7 @@ class Shards(Generic[C]):
         self._opening = anyio.Lock()
         self._clients: dict[int, C] = {}
         self._busy: dict[int, int] = {}  # requests on their way
-        self._doubts = ShardDoubts(time.monotonic)  # a blocking client asks it where no event loop runs
+        self._doubts = ShardDoubts(lambda: elapsed_us() / 1e6)
         # Shards that did not answer a look, and have a ping on its way.
         self._pinged: set[int] = set()
         # Of messages that any shard may take, and of looks at all shards. A common one, or one that is raised twice for a

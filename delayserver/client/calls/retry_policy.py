@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -40,13 +41,14 @@ _READS: Final = frozenset({FIND, HELLO, PING, STATUS, ROUTE, LOOKUP, SUBJECTS})
 class RetryPolicy:
     """``retries`` more attempts follow the first. The jittered pauses between them double from ``pause_ms_min`` up to
     ``pause_ms_max``. Where a cluster has no primary for now, attempts go on for `FOLLOW_S`, unless ``retries`` is 0 or
-    ``follows`` is false.
+    ``follows`` is false. ``jitter`` draws a number from 0 on, below its argument.
     """
 
     retries: int = 3
     pause_ms_min: int = 50
     pause_ms_max: int = 2_000
     follows: bool = True
+    jitter: Callable[[int], int] = secrets.randbelow
 
     def attempts(self, call: Call[Any]) -> CallAttempts:
         """The attempts of one call, none of which has failed yet."""
@@ -104,7 +106,7 @@ class CallAttempts:
             return None
         # Full jitter: clients that lost the same server do not all come back at the same moment.
         ceiling_ms = min(policy.pause_ms_max, policy.pause_ms_min << min(self._failed - 1, 16))
-        return (advice_ms + secrets.randbelow(ceiling_ms + 1)) / 1000
+        return (advice_ms + policy.jitter(ceiling_ms + 1)) / 1000
 
     def _follow_pause_s(self, error: DelayServerError) -> float | None:
         """Nothing was done, and another server may do it, now or soon."""
@@ -114,6 +116,6 @@ class CallAttempts:
             self._followed_s = 0.0
             return 0.0
         advice_ms = min(error.retry_after_ms or 0, FOLLOW_AFTER_MS_MAX)
-        pause_s = (advice_ms + secrets.randbelow(FOLLOW_JITTER_MS + 1)) / 1000
+        pause_s = (advice_ms + self._policy.jitter(FOLLOW_JITTER_MS + 1)) / 1000
         self._followed_s = max(self._followed_s, 0.0) + max(pause_s, FOLLOW_JITTER_MS / 1000)
         return pause_s

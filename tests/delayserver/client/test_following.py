@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import anyio
@@ -14,6 +14,7 @@ from delayserver.client.calls.retry_policy import FOLLOW_S, RetryPolicy
 from delayserver.client.connections.server_addresses import PASSED_OVER, Addresses
 from delayserver.protocol.errors import (
     ConnectionLost,
+    DelayServerError,
     InDoubt,
     NotPrimary,
     NotReady,
@@ -95,6 +96,17 @@ def test_a_call_without_a_primary_ends_by_name_in_its_time() -> None:
         pauses.append(pause_s)
     assert FOLLOW_S / 2 < sum(pauses) < FOLLOW_S + 1
     assert RetryPolicy(0).attempts(ClientCore("test").ping()).pause_s(NotPrimary(), sent=True) is None
+
+
+def test_pauses_have_the_jitter_that_the_policy_draws() -> None:
+    def pauses_ms(jitter: Callable[[int], int], error: DelayServerError) -> list[int]:
+        attempts = RetryPolicy(2, jitter=jitter).attempts(ClientCore("test").ping())
+        pauses = [attempts.pause_s(error, sent=True) for _ in range(2)]
+        return [round(1000 * (pause_s or 0.0)) for pause_s in pauses]
+
+    lost, away = ConnectionLost(""), NotPrimary(retry_after_ms=500)
+    assert pauses_ms(lambda _below: 0, lost) == [0, 0] and pauses_ms(lambda below: below - 1, lost) == [50, 100]
+    assert pauses_ms(lambda _below: 0, away) == [500, 500] and pauses_ms(lambda below: below - 1, away) == [600, 600]
 
 
 def test_a_primary_that_dies_is_left_for_its_successor(

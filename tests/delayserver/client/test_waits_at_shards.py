@@ -12,6 +12,7 @@ from delayserver.client.asynchronous.shards import Shards
 from delayserver.client.calls.core import Call
 from delayserver.client.calls.pull_calls import pull_call
 from delayserver.client.values.pulled_columns import PulledColumns
+from delayserver.client.values.timing import elapsed_us
 from delayserver.protocol.columns import I64, U32, unpack_ragged
 from delayserver.protocol.frames import OneWayRefused
 from delayserver.protocol.operation_names import NACK
@@ -81,7 +82,7 @@ async def test_a_caller_that_goes_while_another_shard_gets_its_messages_back_los
     def start(task: Callable[[int], Coroutine[Any, Any, None]], shard: int) -> None:
         raise AssertionError
 
-    shards = Shards[Shard](ask, lambda _: None, open_client, start, 1_000)
+    shards = Shards[Shard](ask, lambda _: None, open_client, start, 1_000, elapsed_us)
     await shards.begin()
     call = pull_call(
         "a", "g", max_messages=1, wait_ms=1_000, ack_timeout_ms=None, max_bytes=None, ack=None
