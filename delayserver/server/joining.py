@@ -28,7 +28,9 @@ events = EventLogger()
 
 AGAIN_S = 1.0
 GATHERED_BYTES_MAX = RECORD_BYTES_MAX // 2
-"""A frame, or a group of frames, becomes one record of the shared log. New names stand beside it there."""
+"""A frame, or a group of frames, becomes one record of the shared log."""
+GATHERED_MESSAGES_MAX = 1 << 15
+"""A message has 116 bytes of columns there, and one of a transaction twice as many: it has a timer."""
 RANK_MAX = 5
 """A standby waits 0.4 s longer for each rank. Members that are gone for good leave their ranks behind."""
 
@@ -74,14 +76,15 @@ def require_of_member(settings: Settings) -> None:
             f"storage.durability = {settings.storage.durability!r} is not for a member of a cluster: after a loss of power "
             "its files would not agree on how far they followed the log. Leave it at 'sync'"
         )
-    for name, size in (
-        ("listen.frame_bytes_max", settings.listen.frame_bytes_max),
-        ("storage.group_bytes_max", settings.storage.group_bytes_max),
+    for name, value, most in (
+        ("listen.frame_bytes_max", settings.listen.frame_bytes_max, GATHERED_BYTES_MAX),
+        ("storage.group_bytes_max", settings.storage.group_bytes_max, GATHERED_BYTES_MAX),
+        ("message.batch_messages_max", settings.message.batch_messages_max, GATHERED_MESSAGES_MAX),
     ):
-        if size > GATHERED_BYTES_MAX:
+        if value > most:
             raise ConfigError(
-                f"{name} = {size} is too large for a member of a cluster: a record of the shared log has at most "
-                f"{RECORD_BYTES_MAX} bytes, with all names and columns. Give {GATHERED_BYTES_MAX} at most"
+                f"{name} = {value} is too large for a member of a cluster: a record of the shared log has at most "
+                f"{RECORD_BYTES_MAX} bytes, with all columns. Give {most} at most"
             )
 
 
