@@ -12,20 +12,31 @@ from dataclasses import dataclass
 
 from delayserver.protocol.errors import DelayServerError, NotPrimary
 from delayserver.runtime.clock import Clock
-from delayserver.runtime.shared_log import IN_FLIGHT_MAX, SharedLog
+from delayserver.runtime.shared_log import IN_FLIGHT_MAX, RECORD_BYTES_MAX, SharedLog
 from delayserver.state.shard.seat import Seat
 from store.disk.filesystem import Buffer
 from store.logs.message_log import LogEntry
 from store.records.segment import Appendable
-from store.shared.envelope import Envelope, EnvelopeKind, wrap
+from store.shared.envelope import ENVELOPE_BYTES, Envelope, EnvelopeKind, wrap
 from store.shared.payload import Note, encode_note, encode_records, kind_of
 from store.tables.names import Names
 
 NOT_LEADING = NotPrimary("another member of the cluster leads since")
 """Nothing was proposed: another member may do it."""
 
+# Of the payload of one record of the log.
+_RECORDS_BYTES_MAX = RECORD_BYTES_MAX - ENVELOPE_BYTES
+
 Accepted = Callable[[list[LogEntry]], object]
 Refused = Callable[[DelayServerError], object]
+
+
+def _tell_nobody(_: object) -> None:
+    """Of names alone."""
+
+
+def _bytes(payload: Sequence[Buffer]) -> int:
+    return sum(map(len, payload))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +56,8 @@ class Proposals:
     """Numbers the records of this process in its epoch, and hands them to the log. Writers: who proposes; the follower takes
     what came back.
 
-    New names go in front of the records of the next proposal, in the same envelope: no record comes before its names.
+    New names go in front of the records of the next proposal: no record comes before its names. They are in the same
+    envelope, or in those before it where one record of the log does not take both.
 
     Invariants: the indexes of what is on its way follow each other, up to the last one that was given out."""
 
@@ -80,10 +92,29 @@ class Proposals:
         if not self._epoch:
             refused(NOT_LEADING)
             return
+        payload = encode_records(records)
         names = self._names.new
-        all_records = [*names, *records]
-        self._propose(EnvelopeKind.RECORDS, encode_records(all_records), all_records, len(names), accepted, refused)
+        if names and _RECORDS_BYTES_MAX - _bytes(encode_records(names)) < _bytes(payload) <= _RECORDS_BYTES_MAX:
+            self._append_names(names)
+            names = []
+        self._propose(
+            EnvelopeKind.RECORDS, [*encode_records(names), *payload], [*names, *records], len(names), accepted, refused
+        )
         self._names.take_new()
+
+    def _append_names(self, names: Sequence[Appendable]) -> None:
+        """Append names in as few records as take them. A name that no message has does no harm, so they need not be accepted
+        together with what uses them."""
+        part: list[Appendable] = []
+        payload: list[Buffer] = []
+        for each in names:
+            its = encode_records([each])
+            if part and _bytes(payload) + _bytes(its) > _RECORDS_BYTES_MAX:
+                self._propose(EnvelopeKind.RECORDS, payload, part, len(part), _tell_nobody, _tell_nobody)
+                part, payload = [], []
+            part.append(each)
+            payload += its
+        self._propose(EnvelopeKind.RECORDS, payload, part, len(part), _tell_nobody, _tell_nobody)
 
     def note(self, note: Note, accepted: Accepted, refused: Refused) -> None:
         """Append a note. Refused in this step if this process leads no longer."""
