@@ -163,7 +163,7 @@ class Follower:
     def _judge(self, record: LogRecord) -> None:
         position = record.position
         # Also behind records that do not count: the log has nothing unread where the last one is of those.
-        before, self._place = self._place, replace(self._place, position=position + 1)
+        before, self._place = self._place, self._place.at(position + 1)
         try:
             found = unwrap(record.data, self._standing.seat.identity, position)
         except ForeignRecordError as error:
@@ -183,8 +183,9 @@ class Follower:
         if validity is not Validity.VALID:
             self.void[validity] += 1
             return
-        self._place = replace(
-            self._place, epoch=envelope.epoch, index=envelope.index, writer=envelope.writer, wall_us=envelope.wall_us
+        epoch, index, writer, wall_us = envelope.epoch, envelope.index, envelope.writer, envelope.wall_us
+        self._place = FollowedTo(
+            position + 1, epoch, index, writer, before.horizon_ms, before.ahead, wall_us, before.barrier
         )
         self._standing.written_us.advance(envelope.wall_us)
         self._standing.heard.ring()

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
-from store.records.column_batch import CONSTANT, ColumnBatch, Schema, constant_column, has_any
+from store.records.column_batch import CONSTANT, ColumnBatch, Schema, has_any, zeros
 from store.records.column_blocks import Columns, decode_blocks
 
 _ALIGN = 8
@@ -39,9 +39,9 @@ def knows(schema: Schema, version: int) -> bool:
 
 def with_newer_fields(schema: Schema, columns: Columns, count: int, names: Sequence[str] | None = None) -> Columns:
     """Columns of `count` rows, and zeros for those of the names (by default all of the schema) that are missing."""
-    for name, dtype in schema.fields:
+    for name, dtype in schema.dtypes.items():
         if name not in columns and (names is None or name in names):
-            columns[name] = constant_column(0, count, dtype)
+            columns[name] = zeros(count, dtype)
     return columns
 
 

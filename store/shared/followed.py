@@ -38,6 +38,13 @@ class FollowedTo:
     wall_us: int = 0
     barrier: int = 0
 
+    def at(self, position: int) -> FollowedTo:
+        """The place where all but the next position to read is as here. A member moves on at each record of the log: this
+        costs a quarter of a `replace`."""
+        return FollowedTo(
+            position, self.epoch, self.index, self.writer, self.horizon_ms, self.ahead, self.wall_us, self.barrier
+        )
+
 
 def marker(came: Sequence[tuple[FollowedTo, int]], place: FollowedTo) -> FollowedBatch:
     """The record of message_log that stands behind all records before a place. `came` has the place behind each record of

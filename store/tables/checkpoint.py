@@ -45,7 +45,11 @@ class ColumnTable:
         values = {}
         for name, dtype, width in cls.columns:
             shape = (count,) if width == 1 else (count, width)
-            values[name] = np.ascontiguousarray(np.broadcast_to(np.asarray(columns.pop(name, 0), dtype), shape))
+            value = columns.pop(name, 0)
+            if isinstance(value, np.ndarray) and value.shape == shape:
+                values[name] = np.ascontiguousarray(value, dtype)
+            else:
+                values[name] = np.full(shape, value, dtype)
         assert not columns, f"unknown columns {sorted(columns)}"
         return cls(**values)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 import trio
@@ -24,13 +23,13 @@ WITHOUT_DEADLINE_MAX = 1000
 BASE_US = 1_772_323_200_000_000
 
 
-@dataclass(order=True, slots=True)
 class Timer:
-    """An action at a time. Two for one time keep the order in which they were made."""
+    """An action at a time."""
 
-    when_s: float
-    number: int
-    action: Callable[[], None] | None = field(compare=False)
+    __slots__ = ("action",)
+
+    def __init__(self, action: Callable[[], None]) -> None:
+        self.action: Callable[[], None] | None = action
 
 
 class SimulatedTime(trio.abc.Clock):
@@ -47,7 +46,8 @@ class SimulatedTime(trio.abc.Clock):
         # Of this time, what passed in leaps: nothing ran then.
         self._leapt_s = 0.0
         self._without_deadline = 0
-        self._timers: list[Timer] = []
+        # With the time of each, and its number: two for one time keep the order in which they were made.
+        self._timers: list[tuple[float, int, Timer]] = []
         self._timers_made = 0
 
     def start_clock(self) -> None:
@@ -59,11 +59,11 @@ class SimulatedTime(trio.abc.Clock):
     def deadline_to_sleep_time(self, deadline: float) -> float:
         """trio asks this when nothing can run: so go there at once, and sleep not at all."""
         timers = self._timers
-        while timers and timers[0].action is None:
+        while timers and timers[0][2].action is None:
             heappop(timers)
-        if timers and timers[0].when_s <= deadline:
+        if timers and timers[0][0] <= deadline:
             self._without_deadline = 0
-            self._go(timers[0].when_s)
+            self._go(timers[0][0])
             self._fire()
             return 0.0
         if math.isinf(deadline):
@@ -94,16 +94,16 @@ class SimulatedTime(trio.abc.Clock):
     def at(self, when_s: float, action: Callable[[], None]) -> Timer:
         """Do it when this time has come; never at once. Whoever sets the timer's `action` to None takes it back."""
         self._timers_made += 1
-        timer = Timer(when_s, self._timers_made, action)
-        heappush(self._timers, timer)
+        timer = Timer(action)
+        heappush(self._timers, (when_s, self._timers_made, timer))
         return timer
 
     def _fire(self) -> None:
         timers = self._timers
-        while timers and timers[0].when_s <= self.now_s:
-            timer = heappop(timers)
-            if timer.action is not None:
-                timer.action()
+        while timers and timers[0][0] <= self.now_s:
+            action = heappop(timers)[2].action
+            if action is not None:
+                action()
 
     async def sleep_until(self, when_s: float) -> None:
         """As `trio.sleep_until`."""

@@ -71,6 +71,10 @@ class Gate:
     def open(self) -> None:
         self._opened.set()
 
+    @property
+    def is_open(self) -> bool:
+        return self._opened.is_set()
+
     async def passed(self) -> None:
         """Return when it is open."""
         while not self._opened.is_set():
@@ -104,8 +108,9 @@ class StoppableWorkers:
 
     async def run(self, work: Callable[[], T], *, abandon_on_cancel: bool = False) -> T:
         result = await self._workers.run(work, abandon_on_cancel=abandon_on_cancel)
-        with trio.CancelScope(shield=True):
-            await self._gate.passed()
+        if not self._gate.is_open:
+            with trio.CancelScope(shield=True):
+                await self._gate.passed()
         return result
 
 

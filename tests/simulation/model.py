@@ -653,22 +653,21 @@ class Model:
 
     def open_identities(self, groups: list[str]) -> list[Identity]:
         """What must still arrive at one of the groups."""
-        return [
-            identity
-            for identity in self.identities.values()
-            if identity.accepted
-            and not self.damaged(identity)
-            and not (identity.cancelled or identity.maybe_cancelled or identity.expired)
-            # Past its expiry a message may expire anywhere, also on its way back to a consumer that did not ack it.
-            and not (
-                identity.may_expire
-                and (identity.last_answer in ("delivered", "expired", "retired") or identity.unknown)
-            )
-            and not {
-                group for group in groups if self.wants(group, identity.copies[0]) and not self._let_go(group, identity)
-            }
-            <= {hands.partition("@")[0] for hands in identity.arrived}
-        ]
+        return [identity for identity in self.identities.values() if self._is_open(identity, groups)]
+
+    def _is_open(self, identity: Identity, groups: list[str]) -> bool:
+        arrived = {hands.partition("@")[0] for hands in identity.arrived}  # first, since most have
+        if not any(
+            self.wants(group, identity.copies[0]) and not self._let_go(group, identity)
+            for group in groups
+            if group not in arrived
+        ):
+            return False
+        if not identity.accepted or identity.cancelled or identity.maybe_cancelled or identity.expired:
+            return False
+        # Past its expiry a message may expire anywhere, also on its way back to a consumer that did not ack it.
+        ends = identity.last_answer in ("delivered", "expired", "retired") or identity.unknown
+        return not (identity.may_expire and ends) and not self.damaged(identity)
 
     def group_was_let_go(self, group: str, subject: str) -> None:
         """A broker kept no more for a group that lagged: of what was due until now it may have lost any message."""
