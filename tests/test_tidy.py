@@ -38,6 +38,7 @@ store.tables: store store.disk store.logs store.records
 store.snapshots: store store.disk store.logs store.tables
 .logs:
 .protocol:
+.recurring:
 .protocol.schema: .protocol
 .client.values: .protocol
 .metrics: .protocol
@@ -109,6 +110,7 @@ delayserver: .client
 .cli.backup: store.disk store.snapshots store.tables delayserver .backup .cli.recover .cli.terminal .client .config
     .crossing
     .protocol .runtime
+.cli.schedules: .cli.terminal .config .recurring .runtime
 .cli.tokens: store.disk store.tables .cli.kafka .cli.terminal .client.calls .config .members .protocol .protocol.schema
     .runtime .tokens
 .dispatch: wheel store store.indexes store.logs store.records store.tables .config .logs .protocol .runtime

@@ -37,6 +37,7 @@ COMMANDS: Final = {
     "find": "Find stored messages by id, by key, or by subject and time.",
     "dead": "List, resend and drop what consumer groups gave up.",
     "token": "Make, list, revoke and rotate access tokens.",
+    "schedule": "Show when a cron expression or an interval fires.",
     "pending": "Count pending messages by due time or subject.",
     "targets": "List the nodes of a server, and send one a message to try it.",
     "reload": "Have the server read its configuration again.",
@@ -55,6 +56,7 @@ ROOMS: Final = {
     "running": ("serve", "broker", "http", "targets", "reload", "status", "config", "completion"),
     "messages": ("send", "publish", "cancel", "reschedule", "lookup", "transactions", "find", "pending"),
     "groups": ("pull", "consume", "nack", "subjects", "route", "groups", "peek", "dead"),
+    "schedules": ("schedule",),
     "tokens": ("token",),
     "backup": ("backup", "restore"),
 }
