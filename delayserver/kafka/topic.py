@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any, Final
@@ -61,6 +62,8 @@ def wanted_settings(cluster: KafkaCluster) -> dict[str, str]:
 
 BOUNDS: Final = {"min.insync.replicas", "max.message.bytes"}
 """The settings whose value is a lower bound."""
+STATE: Final = re.compile(r" \(after \d+ms in state [A-Z_0-9]+\)")
+"""What the library adds to the reason of a failed connection, and only its makers read."""
 
 
 def serves(name: str, value: str, wanted: str) -> bool:
@@ -76,6 +79,8 @@ class KafkaTopic:
         self._client: AdminClient | None = None
         # Shards whose partition is there. The client would look for a missing one until its time is over.
         self._known: set[int] = set()
+        # Why the last connection failed. Empty once Kafka has answered.
+        self._trouble = ""
 
     async def make(self, shards: int) -> None:
         """Make the topic, with a partition for each shard. Raises LogUnusable if it exists or is refused, LogUnavailable."""
@@ -154,10 +159,26 @@ class KafkaTopic:
     def _opened(self) -> AdminClient:
         if self._client is None:
             try:
-                self._client = AdminClient(asker_options(self._cluster))
+                self._client = AdminClient(asker_options(self._cluster) | {"error_cb": self._told})
             except KafkaException as raised:
                 raise LogUnusable(f"Kafka's client library refuses an option: {raised.args[0].str()}") from None
         return self._client
+
+    def _told(self, error: KafkaError) -> None:
+        """What the library says of its connections. It is called within `poll`."""
+        if error.code() != KafkaError._ALL_BROKERS_DOWN:  # that one comes behind the reasons, and has none
+            self._trouble = STATE.sub("", error.str())
+
+    def _hear(self) -> None:
+        """Have the library say what it has kept to say. While a broker is down, that grows with each attempt."""
+        if self._client is not None:
+            self._client.poll(0)
+
+    def _unanswered(self) -> LogUnavailable:
+        """Kafka gave no answer in time: the error, with what the library has said of its connections meanwhile."""
+        self._hear()
+        reason = f": {self._trouble}" if self._trouble else ", and names no reason"
+        return LogUnavailable(f"Kafka ({self._cluster.servers}) does not answer{reason}")
 
     def _ask_about(self, wait_s: float) -> Mapping[Any, Future[Any]]:
         topics = TopicCollection([self._cluster.topic])
@@ -196,24 +217,30 @@ class KafkaTopic:
 
         future.add_done_callback(tell)
         await came.wait()
+        self._hear()
         try:
-            return future.result()
+            answer = future.result()
         except KafkaException as raised:
             error = raised.args[0]
             if error.code() in MISSING:
                 raise LogMissing(
-                    f"topic {self._cluster.topic} does not exist, or not with this partition: {error.str()}"
+                    f"topic {self._cluster.topic} does not exist, or not with this partition: {error.str()}. "
+                    "If the cluster is new: delayserver cluster init --cluster FILE"
                 ) from None
+            if error.code() == KafkaError._TIMED_OUT:
+                raise self._unanswered() from None
             if error.code() in REFUSED or (final and not error.retriable() and error.code() > 0):
                 raise LogUnusable(f"Kafka refuses topic {self._cluster.topic}: {error.str()}") from None
             raise LogUnavailable(f"topic {self._cluster.topic}: {error.str()}") from None
+        self._trouble = ""
+        return answer
 
     @contextlib.contextmanager
     def _within(self, wait_ms: int) -> Iterator[None]:
         with trio.move_on_after(wait_ms / 1000) as scope:
             yield
         if scope.cancelled_caught:
-            raise LogUnavailable(f"Kafka ({self._cluster.servers}) gave no answer within {wait_ms} ms")
+            raise self._unanswered()
 
     def _too_few(self, shard: int, copies: int) -> list[LogFault]:
         wanted = self._cluster.copies_min
@@ -223,7 +250,8 @@ class KafkaTopic:
         plan = f'{{"topic": "{self._cluster.topic}", "partition": {shard}, "replicas": [BROKER, …]}}'
         return [
             LogFault(
-                f"partition {shard} of topic {self._cluster.topic} has {copies} copies, and must have {wanted} or more",
+                f"partition {shard} of topic {self._cluster.topic} has {copies} copies, and must have {wanted} or more "
+                "(copies in the file of the cluster)",
                 f'{command}, where FILE has, with {wanted} brokers: {{"version": 1, "partitions": [{plan}]}}',
             )
         ]

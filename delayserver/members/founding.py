@@ -89,7 +89,10 @@ async def found_cluster(engines: Engines, shards: int, chance: Random) -> Founde
 async def _found(engines: Engines, shards: int, chance: Random, made: list[str]) -> Founded:
     found = await _founded(engines)
     if found is not None and len(found.shards) != shards:
-        raise LogUnusable(f"the cluster in topic {engines.shards.topic} has {len(found.shards)} shards, not {shards}")
+        raise LogUnusable(
+            f"the cluster in topic {engines.shards.topic} has --shards {len(found.shards)}, not {shards}: the number is "
+            "fixed at its founding. To add one: delayserver cluster add-shard"
+        )
     await make_topics(engines, shards, made)
     if found is None:
         await _require_empty(engines.shards, range(shards))

@@ -39,7 +39,8 @@ def move(shard: int, former: str, heir: str, path: str | None, as_json: bool) ->
     if former == heir:
         raise click.UsageError("--from and --to name the same member")
     found = read_map(path)
-    goes, comes = _member(found, former, shard), _member(found, heir, shard)
+    goes = _member(found, former, shard, "delayserver cluster status")
+    comes = _member(found, heir, shard, f"start it first, delayserver serve --shard {shard}")
     _wait_until_it_follows(comes)
     going = _ask(goes)
     require_known(going)
@@ -56,12 +57,10 @@ def move(shard: int, former: str, heir: str, path: str | None, as_json: bool) ->
         click.echo(visible(f"{done}. {former} is no member any more: stop it."))
 
 
-def _member(map_: MemberMap, name: str, shard: int) -> Announced:
+def _member(map_: MemberMap, name: str, shard: int, advice: str) -> Announced:
     known = map_.members.get(name)
     if known is None or known.shard != shard:
-        raise click.ClickException(
-            visible(f"shard {shard} has no member {name}. If it is new, start it: delayserver serve --shard {shard}")
-        )
+        raise click.ClickException(visible(f"shard {shard} has no member {name}: {advice}"))
     return known
 
 

@@ -8,7 +8,7 @@ from typing import Final
 
 import click
 
-from delayserver.cli.cluster.cluster_options import ANSWER_S, Asked, ask_members, cluster_file, members
+from delayserver.cli.cluster.cluster_options import ANSWER_S, Asked, ask_member, ask_members, cluster_file, members
 from delayserver.cli.kafka.on_kafka import read_map
 from delayserver.cli.terminal import options
 from delayserver.cli.terminal.output import print_json, visible
@@ -33,12 +33,17 @@ def switch(shard: int, heir: str, path: str | None, servers: str | None, as_json
     if path is None and servers is None:
         raise click.UsageError("say which cluster: --cluster FILE, or --server HOST:PORT,HOST:PORT")
     map_ = None if path is None or servers is not None else read_map(path)
-    asked = [each for each in ask_members(servers, map_) if each.standing is not None and each.shard == shard]
-    to = next((each for each in asked if each.name == heir), None)
+    if map_ is not None and shard >= len(map_.shards):
+        raise click.ClickException(f"the cluster has no shard {shard}: delayserver cluster status")
+    asked = [each for each in ask_members(servers, map_) if each.shard in (shard, None)]
+    answering = [each for each in asked if each.standing is not None]
+    to = next((each for each in answering if each.name == heir), None)
     if to is None:
-        names = ", ".join([each.name for each in asked]) or "none"
-        raise click.ClickException(visible(f"no member {heir} of shard {shard} answers; those that do: {names}"))
-    primary = next((each for each in asked if each.standing is not None and each.standing.role == "primary"), None)
+        names = ", ".join([each.name for each in answering]) or "none"
+        silent = [f"{each.name or each.address} does not: {each.reason}" for each in asked if each.standing is None]
+        reasons = "; ".join([f"no member {heir} of shard {shard} answers; those that do: {names}", *silent])
+        raise click.ClickException(visible(reasons))
+    primary = _primary(answering, to)
     if primary is None:
         raise click.ClickException(f"shard {shard} has no primary that answers: wait for the takeover, then look again")
     if primary.name == heir and not as_json:
@@ -49,6 +54,17 @@ def switch(shard: int, heir: str, path: str | None, servers: str | None, as_json
         print_json({"shard": shard, "primary": heir, "epoch": leads})
     else:
         click.echo(visible(f"{heir} leads shard {shard} since epoch {leads}; it was {primary.name}."))
+
+
+def _primary(answering: list[Asked], to: Asked) -> Asked | None:
+    """The primary among the members that answer. Where it is none of them, the member that one of them names."""
+    assert to.standing is not None
+    known = next((each for each in answering if each.standing is not None and each.standing.role == "primary"), None)
+    if known is None and to.standing.primary:
+        named = ask_member("", None, to.standing.primary)
+        standing = named.standing
+        known = named if standing and (standing.role, standing.shard) == ("primary", to.shard) else None
+    return known
 
 
 def switch_to(primary: Asked, to: Asked) -> int:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from delayserver.kafka.client_options import KafkaCluster
-from delayserver.runtime.shared_log import RECORD_BYTES_MAX, LogUnusable
+from delayserver.runtime.shared_log import RECORD_BYTES_MAX, LogMissing, LogUnavailable, LogUnusable
 from ops.kafka.nodes import KafkaNodes
 from tests.delayserver.kafka.following import new_cluster
+from tests.ports import free_port
 
 pytestmark = pytest.mark.kafka
 
@@ -65,9 +66,30 @@ async def test_too_few_copies_are_named(one_node: KafkaNodes) -> None:
     await KafkaEngine(cluster).make_topic(1)
     strict = KafkaEngine(KafkaCluster(cluster.servers, cluster.topic))
     copies, in_sync = (await strict.open(0).describe()).faults
-    assert copies.text.endswith("has 1 copies, and must have 3 or more")
+    assert copies.text.endswith("has 1 copies, and must have 3 or more (copies in the file of the cluster)")
     assert f'"topic": "{cluster.topic}", "partition": 0' in copies.remedy
     assert in_sync.text.endswith("is 1, and must be 2 or more")
+
+
+@pytest.mark.parametrize(
+    ("server", "reason"),
+    [(f"127.0.0.1:{free_port()}", "Connection refused"), ("kafka.invalid:9092", "Failed to resolve")],
+    ids=["nobody listens", "no such name"],
+)
+async def test_kafka_that_does_not_answer_is_named_with_the_reason(server: str, reason: str) -> None:
+    from delayserver.kafka.kafka_log import KafkaEngine
+
+    log = KafkaEngine(KafkaCluster(server, "t")).open(0)
+    for ask in (log.describe, log.ask):
+        with pytest.raises(LogUnavailable, match=rf"^Kafka \({server}\) does not answer: .*{reason}[^(]*$"):
+            await ask()
+
+
+async def test_a_topic_that_is_missing_is_named_with_the_command_that_makes_it(one_node: KafkaNodes) -> None:
+    from delayserver.kafka.kafka_log import KafkaEngine
+
+    with pytest.raises(LogMissing, match=r"does not exist.*delayserver cluster init"):
+        await KafkaEngine(new_cluster(one_node)).open(0).describe()
 
 
 async def test_a_topic_is_not_made_twice(one_node: KafkaNodes) -> None:

@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from delayserver.protocol.errors import ConnectionLost, DelayServerError
 from delayserver.protocol.schema.members import MemberStanding
@@ -50,6 +51,13 @@ def at(patch: pytest.MonkeyPatch, there: There) -> list[str]:
             if isinstance(found, DelayServerError):
                 raise found
             return found
+
+        def switch_primary(self, heir: str) -> None:
+            """The primary hands over at once."""
+            for address, each in there.items():
+                if isinstance(each, MemberStanding):
+                    role = "primary" if each.member == heir else "standby"
+                    there[address] = replace(each, role=role, epoch=each.epoch + 1)
 
         def status(self) -> dict[str, Any]:
             return {"storage": {"log_position": 70}, "role": "server"}

@@ -8,6 +8,7 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner, Result
+from msgspec.structs import replace
 
 from delayserver.backup.coverage import Coverage
 from delayserver.cli.cluster.forget import forget
@@ -114,3 +115,23 @@ def test_a_new_member_without_tokens_is_told_to_get_them_by_the_log() -> None:
     with pytest.raises(ConfigError, match="--data-dir"):
         require_authentication("listen.host", "10.0.0.1", settings, member=False, guarded=False)
     require_authentication("listen.host", "10.0.0.1", settings, member=True, guarded=True)
+
+
+def test_a_switch_says_who_does_not_answer_and_why(kafka: MemberMap, monkeypatch: pytest.MonkeyPatch) -> None:
+    at(monkeypatch, {"a:1": standing("a", role="primary"), "b:1": REFUSES})
+    done = run(switch, "--to", "b")
+    assert "no member b of shard 0 answers; those that do: a; b does not: unauthenticated" in done.output
+    assert "the cluster has no shard 1" in run(switch, "--shard", "1", "--to", "b").output
+
+
+def test_a_switch_finds_the_primary_that_a_standby_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--server` need not name all members."""
+    asked = at(monkeypatch, {"b:1": replace(standing("b"), primary="a:1"), "a:1": standing("a", role="primary")})
+    done = CliRunner().invoke(switch, ["--to", "b", "--server", "b:1"])
+    assert done.output == "b leads shard 0 since epoch 4; it was a.\n"
+    assert asked[:2] == ["b:1", "a:1"]
+
+
+def test_a_move_from_nobody_is_no_advice_to_start_it(kafka: MemberMap) -> None:
+    assert "no member z: delayserver cluster status" in run(move, "--from", "z", "--to", "b").output
+    assert "no member z: start it first" in run(move, "--from", "a", "--to", "z").output
