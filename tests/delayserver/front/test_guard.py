@@ -165,8 +165,8 @@ async def test_without_a_token_only_hello_ping_and_prove_are_served(boot: Boot) 
         if operation in FREE:
             await stranger.request(operation, case.arguments)
             continue
-        of_servers = operation in OF_SERVERS or (operation in RULES and RULES[operation].operator)
-        expected = "server_not_proven" if of_servers else "unauthenticated"
+        # An operator without a token is told to give one, and not to prove that it is a server.
+        expected = "server_not_proven" if operation in OF_SERVERS else "unauthenticated"
         assert await stranger.refused(operation, with_receipt(case.arguments, receipt)) == expected, operation
 
 
