@@ -68,6 +68,11 @@ class LeadershipLost(Exception):
     """Another member leads, and this process did. It drops its memory: open the directory again, as a standby."""
 
 
+def holder_of(role: str) -> str:
+    """This process, in the error of a program that finds the data directory locked."""
+    return f"process {os.getpid()} (delayserver {role})"
+
+
 class DelayServer:
     """One server on one data directory. `open` recovers, `run` serves until `stop` or cancellation."""
 
@@ -148,7 +153,7 @@ class DelayServer:
         """Lock and recover the data directory, build all parts; for any thread. Raises StoreError and its kinds: all is
         closed then, and after a DiskFullError or an UnreadableError it can be called again. With `patient` raises the
         latter where the disk cannot read something that it looks at; without, it goes around that."""
-        holder = f"process {os.getpid()} (delayserver {self.role})"
+        holder = holder_of(self.role)
         membership, settings = self._outside.membership, self.settings
         member = None
         if membership is not None:

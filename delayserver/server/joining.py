@@ -19,10 +19,12 @@ from delayserver.members.member_map import Announced, MemberMap
 from delayserver.runtime.shared_log import RECORD_BYTES_MAX, LogMissing, LogUnavailable, LogUnusable
 from delayserver.server.ground import Membership
 from delayserver.server.map_reading import fronts_of
+from delayserver.startup.directory_opening import OpeningMember
 from delayserver.state.shard.cluster_map import ClusterMap
 from delayserver.state.shard.seat import Seat
 from store.shared.envelope import LogWriter
 from store.shared.payload import LOG_VERSION
+from store.tables.member_file import MemberOf
 
 events = EventLogger()
 
@@ -33,6 +35,8 @@ GATHERED_MESSAGES_MAX = 1 << 15
 """A message has 116 bytes of columns there, and one of a transaction twice as many: it has a timer."""
 RANK_MAX = 5
 """A standby waits 0.4 s longer for each rank. Members that are gone for good leave their ranks behind."""
+
+Look = Callable[[OpeningMember], object]
 
 Following = Callable[[str, int, str], object]
 """Called with the host and the port of this member, and the name of the primary."""
@@ -100,20 +104,19 @@ async def has_tokens(engines: Engines) -> bool:
             await trio.sleep(AGAIN_S)
 
 
-async def join(file: ClusterFile, engines: Engines, address: str, http: str, chance: Random) -> Joined:
-    """Join, and wait for Kafka where it does not answer. Raises LogUnusable: there is no such cluster or shard, or a topic
-    has wrong settings."""
+async def join(file: ClusterFile, engines: Engines, address: str, http: str, chance: Random, look: Look) -> Joined:
+    """Join, and wait for Kafka where it does not answer. `look` raises where this member may not open its data directory: a
+    start that is refused must not take the place of a member that runs. Raises LogUnusable: there is no such cluster or
+    shard, or a topic has wrong settings."""
     while True:
         try:
-            return await _join(file, engines, address, http, chance)
-        except LogMissing as error:
-            raise LogUnusable(f"{error}. If the cluster is new: delayserver cluster init --cluster FILE") from None
+            return await _join(file, engines, address, http, chance, look)
         except LogUnavailable as error:
             events.warning("start_waits_for_log", "the start waits for the shared log: {reason}", reason=str(error))
             await trio.sleep(AGAIN_S)
 
 
-async def _join(file: ClusterFile, engines: Engines, address: str, http: str, chance: Random) -> Joined:
+async def _join(file: ClusterFile, engines: Engines, address: str, http: str, chance: Random, look: Look) -> Joined:
     known = await engines.read_map()
     if known.founded is None:
         raise LogUnusable(
@@ -122,10 +125,13 @@ async def _join(file: ClusterFile, engines: Engines, address: str, http: str, ch
         )
     if file.shard >= len(known.shards):
         raise LogUnusable(
-            f"the cluster has {len(known.shards)} shards, counted from 0, and this member is of shard {file.shard}"
+            f"this member is of shard {file.shard}, and the cluster has {len(known.shards)}, counted from 0. Name one of "
+            "them: shard in the file of the cluster, or --shard"
         )
     _require_whole(known, file.shard)
     require_fit([await engines.shards.open(file.shard).describe(), await engines.map.open(0).describe()])
+    identity = known.identity(file.shard)
+    look(OpeningMember(identity.server_id, MemberOf(identity.cluster_id, file.shard, file.member)))
     instance = f"{chance.getrandbits(64):016x}"
     own = Announced(file.member, file.shard, address, http, __version__, instance, LOG_VERSION)
     found = await engines.note(own)

@@ -26,14 +26,15 @@ from delayserver.runtime.chance import system_chance
 from delayserver.runtime.free_memory import give_back_when_quiet
 from delayserver.runtime.runtime import Runtime
 from delayserver.server.cluster_engines import engines_of
-from delayserver.server.delay_server import DelayServer, Ready
+from delayserver.server.delay_server import DelayServer, Ready, holder_of
 from delayserver.server.encryption import Encryption
 from delayserver.server.ground import Doors
 from delayserver.server.http_gateway import HttpGateway
-from delayserver.server.joining import Following, Joined, has_tokens, join, require_of_member
+from delayserver.server.joining import Following, Joined, Look, has_tokens, join, require_of_member
 from delayserver.server.lives import Lives
 from delayserver.server.map_reading import MapReading
 from delayserver.server.service_manager import BEATS, ServiceManager, status_line
+from delayserver.startup.directory_opening import require_openable
 from store.disk.filesystem import FileSystem, RealFileSystem
 from store.errors import StoreError
 from store.tables.stored_tokens import FILE_NAME as TOKENS
@@ -95,7 +96,13 @@ async def serve(
     try:
         joined = None
         if cluster is not None:
-            joined = await _join(cluster, settings, listener, gateway)
+            joined = await _join(
+                cluster,
+                settings,
+                listener,
+                gateway,
+                lambda member: require_openable(fs, settings.storage.data_dir, member, holder_of(role), role),
+            )
 
         def begin(latest: Settings) -> DelayServer:
             return DelayServer(
@@ -140,9 +147,9 @@ async def serve(
 
 
 async def _join(
-    cluster: ClusterFile, settings: Settings, listener: StreamListener, gateway: HttpGateway | None
+    cluster: ClusterFile, settings: Settings, listener: StreamListener, gateway: HttpGateway | None, look: Look
 ) -> Joined:
-    """Join the cluster. Raises ConfigError, LogUnusable."""
+    """Join the cluster. Raises ConfigError, LogUnusable, and what `look` raises."""
     announced = settings.listen.announced
     if not announced and any(is_wildcard(host) for host, _ in listener.addresses):
         raise ConfigError(
@@ -155,7 +162,7 @@ async def _join(
         named = address.rpartition(":")[0].strip("[]") if is_wildcard(host) else host
         scheme = "https" if settings.tls.certificate and settings.tls.http else "http"
         http = f"{scheme}://{place_of(named, settings.http.port)}"
-    return await join(cluster, engines_of(cluster), address, http, system_chance())
+    return await join(cluster, engines_of(cluster), address, http, system_chance(), look)
 
 
 def _listen(

@@ -7,7 +7,7 @@ of files, never with the number of pending messages.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,7 +22,7 @@ from delayserver.state.files import Files
 from delayserver.state.memory.attempt_horizon import AHEAD_MS, AttemptHorizon
 from delayserver.state.memory.attempted import Attempted
 from store.disk.filesystem import FileSystem
-from store.errors import CorruptionError, FormatError, UnreadableError
+from store.errors import CorruptionError, DiskFullError, FormatError, UnreadableError
 from store.logs.dispatch_log import DispatchLog
 from store.logs.due_windows import DAY_MS, day_of
 from store.logs.message_log import MessageLog
@@ -117,6 +117,16 @@ def open_directory(
         opened = _open(stack, fs, settings, runtime, holder, role, member, patient=patient)
         stack.pop_all()
     return opened
+
+
+def require_openable(fs: FileSystem, data_dir: str, member: OpeningMember, holder: str, role: str) -> None:
+    """Raises LockedError, FormatError, CorruptionError or DivergedError where this member may not open the directory, before
+    it tells others where it is. What the disk cannot do now is for the start, which waits."""
+    path = data_dir.rstrip("/") or "/"
+    with suppress(DiskFullError, UnreadableError):
+        server_id = DataDirectory.look(fs, path, holder=holder, role=role, member=member.owner)
+        if server_id is not None:
+            _refuse_other_shard(fs, path, server_id, member)
 
 
 def _open(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import struct
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 
 import google_crc32c
@@ -153,6 +154,20 @@ class DataDirectory:
         except BaseException:
             lock.close()
             raise
+
+    @staticmethod
+    def look(fs: FileSystem, path: str, *, holder: str, role: str, member: MemberOf) -> int | None:
+        """Raise what `open` would raise, and make nothing but the file of the lock. The server id; None: `open` would make
+        the directory."""
+        if not fs.exists(path):
+            return None
+        _refuse_foreign(fs, path)
+        with closing(fs.lock(f"{path}/{LOCK}", holder.encode("utf-8"))):
+            require_owner(fs, path, member)
+            if not fs.exists(f"{path}/{IDENTITY}"):
+                return None
+            _refuse_other_role(fs, path, role)
+            return read_identity(fs, path)
 
     def close(self) -> None:
         """Give the lock back."""

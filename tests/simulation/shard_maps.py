@@ -17,6 +17,7 @@ from delayserver.server.delay_server import DelayServer
 from delayserver.server.ground import Doors
 from delayserver.server.joining import Joined, join
 from delayserver.server.map_reading import MapReading
+from delayserver.startup.directory_opening import OpeningMember, require_openable
 from tests.simulation.clocks import WallClock
 from tests.simulation.log import SimulatedLog, SimulatedLogs
 from tests.simulation.members import Member
@@ -87,8 +88,11 @@ class MappedMember(Member):
 
     async def join(self) -> None:
         """The next process announces itself in the map, and reads it. Raises SharedLogError."""
-        self._joined = await join(self._file, self._engines, self.address, "", self._joining)
+        self._joined = await join(self._file, self._engines, self.address, "", self._joining, self._look)
         self.map = self._joined.shards
+
+    def _look(self, member: OpeningMember) -> None:
+        require_openable(self.disk, self.settings.storage.data_dir, member, self.name, "server")
 
     def _new_server(self, runtime: Runtime) -> DelayServer:
         assert self._joined is not None, "a process joins first"
