@@ -370,6 +370,10 @@ class MemberFigures(Struct, frozen=True):
         "Cluster/Fronts",
     )]  # fmt: skip
     front: Annotated[str, words("What is wrong with addresses of members, for people. Empty where nothing is.")]
+    damaged: Annotated[bool, gauge(
+        "member_damaged", "1 if the member knows of damage in its directory: then it never leads again.",
+        field="Whether it knows of damage in its directory: then it never leads again.",
+    )]  # fmt: skip
     log_answers: Annotated[bool, gauge(
         "log_answers", "1 if the log answered the last look of the member.",
         field="Whether the log answered the last look.",

@@ -72,7 +72,7 @@ def build_figures(
             cluster.standing,
             cluster.leading,
             cluster.proposals,
-            Outlook(cluster.health, shards.fronts),
+            Outlook(cluster.health, shards.fronts, runtime.damage),
             state.digest,
             clock,
         )

@@ -150,6 +150,7 @@ WORDS: Final[Mapping[str, Words]] = {
     "MemberShown.front": Words(
         "What is wrong with addresses of members, for people; empty where nothing is.", "does not reach b"
     ),
+    "MemberShown.damaged": Words("Whether it knows of damage in its directory: then it never leads again.", False),
     "LogShown.answers": Words("Whether the log answered the last look.", True),
     "LogShown.copies": Words("Copies of each record.", 3),
     "LogShown.in_sync": Words("Copies that have all records.", 3),

@@ -95,12 +95,13 @@ def _member(place: ShardPlace, address: str, answer: Status | str, statuses: lis
     if isinstance(answer, str):
         return MemberShown(address, announced, answer)
     figures = answer["cluster"][0]
-    others = [each["cluster"][0]["member"] for each in statuses if each is not answer]
+    others = [each["cluster"][0] for each in statuses if each is not answer]
+    heirs = [each["member"] for each in others if not each.get("damaged")]
     log_answers = any(hears_log(each["cluster"][0]["lag_records"], each["cluster"][0]["lag_ms"]) for each in statuses)
     return MemberShown(
         address, announced, None, figures["member"], figures["role"], figures["epoch"], figures["lag_records"],
-        figures["lag_ms"], if_it_dies(figures["role"], others, log_answers=log_answers),
-        figures.get("front", ""),
+        figures["lag_ms"], if_it_dies(figures["role"], heirs, log_answers=log_answers),
+        figures.get("front", ""), figures.get("damaged", False),
     )  # fmt: skip
 
 

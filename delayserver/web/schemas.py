@@ -328,7 +328,7 @@ class Health(Struct):
 class MemberShown(Struct):
     """A member of a cluster. `announced` is its role by the map. The other fields are its own answer of this moment. Without
     one they are null, and `unanswered` says why: `no answer`, `not asked`, or a sentence. `front` says what is wrong with
-    addresses of members.
+    addresses of members. `damaged`: it knows of damage in its directory, and never leads again.
     """
 
     address: str
@@ -341,6 +341,7 @@ class MemberShown(Struct):
     lag_ms: int | None = None
     if_it_dies: str | None = None
     front: str | None = None
+    damaged: bool | None = None
 
 
 class LogShown(Struct):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from delayserver.protocol.figures import MemberFigures
 from delayserver.runtime.clock import Clock
+from delayserver.runtime.damage import DamageReport
 from delayserver.state.shard.digest import Digest
 from delayserver.state.shard.fronts import Fronts
 from delayserver.state.shard.leading import Leading
@@ -16,10 +17,11 @@ from delayserver.state.shard.standing import Standing
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What a member sees of its log, and of the other members."""
+    """What a member sees of its log, of the other members, and of its own directory."""
 
     log: LogHealth
     fronts: Fronts
+    damage: DamageReport
 
 
 class MemberReader:
@@ -37,7 +39,7 @@ class MemberReader:
         self._standing = standing
         self._leading = leading
         self._proposals = proposals
-        self._health, self._fronts = outlook.log, outlook.fronts
+        self._health, self._fronts, self._damage = outlook.log, outlook.fronts, outlook.damage
         self._digest = digest
         self._clock = clock
 
@@ -67,6 +69,7 @@ class MemberReader:
             unreached_by=list(self._fronts.unreached_by),
             front_hand_overs=self._fronts.hand_overs,
             front=self._fronts.problem(leads=standing.leads),
+            damaged=bool(self._damage.own),
             log_answers=health.answers,
             log_unanswered=health.unanswered,
             log_copies=None if log is None else log.copies,

@@ -50,12 +50,13 @@ export function faultsOf(member) {
 export function toldBy(member) {
   if (member.unanswered !== null) return [member.address, member.unanswered];
   const behind = member.lag_records === null ? "its log does not answer" : `${count(member.lag_records)} records (${latency(member.lag_ms * 1000)}) behind`;
-  return [member.address, `epoch ${count(member.epoch)}`, ...(member.role === "primary" ? [] : [behind]), ...(member.front ? [member.front] : []), `if it dies now: ${member.if_it_dies}`];
+  return [member.address, `epoch ${count(member.epoch)}`, ...(member.role === "primary" ? [] : [behind]), ...(member.damaged ? ["damaged: it does not lead again"] : []), ...(member.front ? [member.front] : []), `if it dies now: ${member.if_it_dies}`];
 }
 
 function chipOf(member) {
   if (member.unanswered === "not asked") return [`${member.announced}, not asked`, "warn"];
   if (member.unanswered !== null) return [`${member.announced} by the map`, "down"];
+  if (member.damaged) return [`${ROLES[member.role] ?? member.role}, damaged`, "bad"];
   return [ROLES[member.role] ?? member.role, member.role === "taking_over" || member.lag_records === null || member.front ? "warn" : "up"];
 }
 
@@ -66,6 +67,7 @@ export function stateOf(shard) {
   const answers = shard.members.filter((each) => each.role !== null);
   if (!answers.some((each) => each.role === "primary")) return [answers.length ? "no primary" : "no answer", "bad"];
   if (shard.log && logFaults(shard.log).length) return ["look after its log", "bad"];
+  if (answers.some((each) => each.damaged)) return ["a member is damaged", "bad"];
   return [shard.state === "open" ? "open" : "draining", answers.length === shard.members.length && answers.length > 1 ? "up" : "warn"];
 }
 

@@ -19,6 +19,7 @@ from tests.delayserver.backup.builders import repository
 from tests.delayserver.backup.test_restoring import backed_up, restored
 from tests.delayserver.cluster.clusters import Cluster
 from tests.delayserver.cluster.test_lease import epoch
+from tests.delayserver.cluster.test_member_figures import figures
 from tests.delayserver.follow.members import IDENTITY
 from tests.fakes.host import DATA_DIR, Boot, small_settings, texts
 
@@ -282,6 +283,7 @@ async def test_a_standby_that_has_found_damage_never_leads_and_is_made_anew_from
     for host, damaged in ((first, False), (second, True)):
         shown = await (await host.client()).request("cluster", {"action": "show"})
         assert (shown["damaged"], shown["unreplayed_bytes"]) == (damaged, 0)
+        assert (await figures(host))["damaged"] is damaged
     await first.kill()
     await third.wait_up()
     assert epoch(third) == epoch(second) == 2

@@ -33,7 +33,7 @@ node_weight{broker_group,node} oldest_due_timestamp_seconds oldest_incomplete_wi
 last_backup_timestamp_seconds log_answers{member,shard} log_copies{member,shard} log_faults{member,shard}
 log_in_sync{member,shard} log_in_sync_min{member,shard} log_kept{member,shard} log_position
 member_beat_age_seconds{member,shard} member_epoch{member,shard} member_lag_records{member,shard}
-member_compared_position{member,shard}
+member_compared_position{member,shard} member_damaged{member,shard}
 member_lag_seconds{member,shard} member_leads{member,shard} member_lease_left_seconds{member,shard}
 member_proposals{member,shard} member_proposals_bytes{member,shard}
 member_unreached{member,shard} member_unreached_by{member,shard}

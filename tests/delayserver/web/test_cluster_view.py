@@ -33,16 +33,18 @@ def test_any_member_shows_all_shards_and_who_does_not_answer() -> None:
         {
             "address": a.address, "announced": "primary", "unanswered": None, "member": "a", "role": "primary", "epoch": 7,
             "lag_records": 0, "lag_ms": 0, "if_it_dies": "b goes on, some two seconds later",
-            "front": "",
+            "front": "", "damaged": False,
         },
         {
             "address": standby.address, "announced": "standby", "unanswered": None, "member": "b", "role": "standby",
             "epoch": 7, "lag_records": 12, "lag_ms": 1_500,
             "if_it_dies": "nothing stops, but the primary has no standby then", "front": "does not reach c",
+            "damaged": False,
         },
         {
             "address": "127.0.0.1:1", "announced": "standby", "unanswered": "no answer", "member": None, "role": None,
             "epoch": None, "lag_records": None, "lag_ms": None, "if_it_dies": None, "front": None,
+            "damaged": None,
         },
     ]  # fmt: skip
     assert [each["unanswered"] for each in second["members"]] == ["another server is at this address"]
@@ -63,3 +65,16 @@ def test_members_that_were_not_asked_in_time_are_shown_as_such() -> None:
         ("a:1", "primary", "not asked"),
         ("b:1", "standby", "not asked"),
     ]
+
+
+def test_a_damaged_member_is_shown_and_goes_on_for_no_other() -> None:
+    with fake_cluster(shards=1) as cluster, FakeServer(server_id=cluster.members[0].server_id) as standby:
+        cluster.show(0, standbys=[standby.address])
+        a = cluster.members[0]
+        a.wrong_replies["status"] = status(a, MEMBER | LEADS | {"member": "a"})
+        standby.wrong_replies["status"] = status(standby, MEMBER | {"member": "b", "damaged": True})
+        with gateway_alone(a.address) as web:
+            (shard,) = web.ask("GET", "/v1/cluster").json["shards"]
+    leads, follows = shard["members"]
+    assert (leads["damaged"], follows["damaged"]) == (False, True)
+    assert leads["if_it_dies"] == "NOTHING IS SERVED until it, or another member, is back: it has no standby"

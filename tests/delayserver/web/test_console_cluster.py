@@ -118,13 +118,19 @@ def test_a_server_without_a_cluster_has_no_such_part(window: Browser, gateway: t
 def test_the_console_shows_all_shards_and_what_happens_if_a_member_dies(
     window: Browser, width: int, dark: bool
 ) -> None:
-    with fake_cluster(shards=3) as cluster, FakeServer(server_id=cluster.members[0].server_id) as standby:
+    with (
+        fake_cluster(shards=3) as cluster,
+        FakeServer(server_id=cluster.members[0].server_id) as standby,
+        FakeServer(server_id=cluster.members[1].server_id) as harmed,
+    ):
         cluster.show(0, standbys=[standby.address])
         cluster.show(2, standbys=["127.0.0.1:1"])
         a, c, d = cluster.members
         a.wrong_replies["metrics"] = metrics(**LEADS, member="a")
         a.wrong_replies["status"] = status(a, MEMBER | LEADS | {"member": "a"})
         standby.wrong_replies["status"] = status(standby, MEMBER)
+        cluster.show(1, standbys=[harmed.address])
+        harmed.wrong_replies["status"] = status(harmed, MEMBER | {"shard": 1, "member": "h", "damaged": True})
         faults = ["retention.ms of topic t is 1, and must be -1"]
         c.wrong_replies["status"] = status(c, MEMBER | LEADS | {"shard": 1, "member": "c", "log_faults": faults})
         d.close()
@@ -141,6 +147,8 @@ def test_the_console_shows_all_shards_and_what_happens_if_a_member_dies(
             expect(shards.nth(1)).to_contain_text("NOTHING IS SERVED until it, or another member, is back")
             expect(shards.nth(1)).to_contain_text(faults[0])
             expect(shards.nth(1)).to_contain_text("look after its log")
+            expect(shards.nth(1)).to_contain_text("standby, damaged")
+            expect(shards.nth(1)).to_contain_text("damaged: it does not lead again")
             expect(shards.nth(2)).to_contain_text("no answer")
             expect(shards.nth(2)).to_contain_text("primary by the map")
             assert violations(page) == []
