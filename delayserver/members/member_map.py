@@ -38,7 +38,8 @@ class Announced(msgspec.Struct, frozen=True, tag_field="kind", tag="member"):
     """A process of a member has started. `address` is where clients reach it, `http` the URL of its HTTP interface or empty,
     `program` its version. By `instance`, 16 hex digits, the records of two starts differ. `reads` is the highest version of
     a shard's log that it reads; programs of before did not say it. A process writes its
-    record again with the members of its shard whose fronts it `reaches`, and those that it has not reached for 10 s."""
+    record again with the members of its shard whose fronts it `reaches`, and those that it has not reached for 10 s. So it
+    does when it is `damaged`: it knows of damage in its directory. `ended` is `diverged` where it has ended so."""
 
     name: str
     shard: int
@@ -49,6 +50,8 @@ class Announced(msgspec.Struct, frozen=True, tag_field="kind", tag="member"):
     reads: int = 0
     reaches: tuple[str, ...] = ()
     unreached: tuple[str, ...] = ()
+    damaged: bool = False
+    ended: str = ""
 
 
 class Forgotten(msgspec.Struct, frozen=True, tag_field="kind", tag="forgotten"):

@@ -370,6 +370,12 @@ class MemberFigures(Struct, frozen=True):
         "Cluster/Fronts",
     )]  # fmt: skip
     front: Annotated[str, words("What is wrong with addresses of members, for people. Empty where nothing is.")]
+    unfit: Annotated[list[str], gauge(
+        "member_unfit",
+        "Other members of the shard that never lead as they are: they have diverged, or found damage in their directories.",
+        "Cluster/Fronts",
+        field="The other members that never lead as they are: they have diverged, or found damage in their directories.",
+    )]  # fmt: skip
     damaged: Annotated[bool, gauge(
         "member_damaged", "1 if the member knows of damage in its directory: then it never leads again.",
         field="Whether it knows of damage in its directory: then it never leads again.",

@@ -1,16 +1,17 @@
-"""A member reads the map of the cluster while it runs, and writes there that it leads, which tokens were changed, and which
-members it reaches."""
+"""A member reads the map of the cluster while it runs, and writes there that it leads, which tokens were changed, which
+members it reaches, and what is wrong with its directory."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import trio
 from msgspec.structs import replace
 
 from delayserver.logs.events import EventLogger
 from delayserver.members.founding import Engine
-from delayserver.members.member_map import Announced, Led, MemberMap, Note, TokenNote, TokenRevoked, encode_note
+from delayserver.members.member_map import Announced, Led, MemberMap, Note, TokenNote, TokenRevoked, encode_note, visit
 from delayserver.runtime.shared_log import LogRecord, SharedLog, SharedLogError
 from delayserver.state.shard.cluster_map import ClusterMap
 from delayserver.state.shard.fronts import MemberFront, Reach
@@ -18,6 +19,8 @@ from delayserver.state.shard.shared_tokens import TokenChange
 
 events = EventLogger()
 
+ENDED_S = 5.0
+"""A process that ends waits so long for the map."""
 AGAIN_S = 5.0
 """The map is not needed to serve. Who reads it learns of a change this much later."""
 
@@ -78,18 +81,29 @@ class MapReading:
             await tokens.offered.rung()
 
     async def _say_whom_it_reaches(self, log: SharedLog) -> None:
-        fronts, said = self._shards.fronts, Reach()
+        fronts, said = self._shards.fronts, (Reach(), False)
         while True:
             fronts.changed.hush()
-            if fronts.own != said:
-                said = fronts.own
-                log.append(encode_note(replace(self._own, reaches=said.reaches, unreached=said.unreached)))
+            if (fronts.own, fronts.damaged) != said:
+                reach, damaged = said = (fronts.own, fronts.damaged)
+                known = replace(self._own, reaches=reach.reaches, unreached=reach.unreached, damaged=damaged)
+                log.append(encode_note(known))
             await fronts.changed.rung()
 
 
 def fronts_of(found: MemberMap, shard: int) -> list[MemberFront]:
     """The fronts of a shard, as the map has them."""
-    return [MemberFront(each.name, each.address, Reach(each.reaches, each.unreached)) for each in found.of_shard(shard)]
+    return [
+        MemberFront(each.name, each.address, Reach(each.reaches, each.unreached), each.damaged or bool(each.ended))
+        for each in found.of_shard(shard)
+    ]
+
+
+async def say_diverged(engine: Engine, own: Announced) -> None:
+    """Say that the process of `own` has ended because it has diverged. Where the map does not take it within `ENDED_S`, the
+    last line of the process says it alone."""
+    with trio.move_on_after(ENDED_S), suppress(SharedLogError):
+        await visit(engine.open(0), engine.topic, replace(own, ended="diverged"))
 
 
 def _note_of(change: TokenChange) -> Note:

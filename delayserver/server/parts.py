@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
+from delayserver.follow.damage_telling import DamageTelling
 from delayserver.front.pinging import answers
 from delayserver.lead.front_probe import FrontProbe
 from delayserver.runtime.log_appender import LogAppender
@@ -57,6 +58,7 @@ class Parts:
     cluster: ClusterParts | None
     hand_over: LeadershipEnd | None
     front_probe: FrontProbe | None
+    damage_telling: DamageTelling | None
 
     @property
     def opened(self) -> Opened:
@@ -130,6 +132,7 @@ def build_parts(ground: Ground) -> Parts:
         cluster,
         hand_over,
         _front_probe(ground, cluster, hand_over),
+        _damage_telling(ground),
     )
 
 
@@ -137,6 +140,11 @@ def _hand_over(cluster: ClusterParts | None, receive: ReceiveParts, end: CleanEn
     if cluster is None:
         return None
     return LeadershipEnd(cluster.standing, cluster.leading, cluster.proposals, cluster.beating, receive.commit, end)
+
+
+def _damage_telling(ground: Ground) -> DamageTelling | None:
+    membership, runtime = ground.outside.membership, ground.runtime
+    return None if membership is None else DamageTelling(membership.map.fronts, runtime.damage, runtime.clock)
 
 
 def _front_probe(ground: Ground, cluster: ClusterParts | None, hand_over: LeadershipEnd | None) -> FrontProbe | None:

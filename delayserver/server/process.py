@@ -32,11 +32,11 @@ from delayserver.server.ground import Doors
 from delayserver.server.http_gateway import HttpGateway
 from delayserver.server.joining import Following, Joined, Look, has_tokens, join, require_of_member
 from delayserver.server.lives import Lives
-from delayserver.server.map_reading import MapReading
+from delayserver.server.map_reading import MapReading, say_diverged
 from delayserver.server.service_manager import BEATS, ServiceManager, status_line
 from delayserver.startup.directory_opening import require_openable
 from store.disk.filesystem import FileSystem, RealFileSystem
-from store.errors import StoreError
+from store.errors import DivergedError, StoreError
 from store.tables.stored_tokens import FILE_NAME as TOKENS
 
 # A worker thread that holds the interpreter gives it up after this long: the event loop waits no longer than that.
@@ -137,6 +137,7 @@ async def serve(
                     failure = error
                 nursery.cancel_scope.cancel()
             if failure is not None:
+                await _say_in_the_map(joined, failure)
                 raise failure
         finally:
             lives.server.close()
@@ -163,6 +164,12 @@ async def _join(
         scheme = "https" if settings.tls.certificate and settings.tls.http else "http"
         http = f"{scheme}://{place_of(named, settings.http.port)}"
     return await join(cluster, engines_of(cluster), address, http, system_chance(), look)
+
+
+async def _say_in_the_map(joined: Joined | None, failure: StoreError | OSError) -> None:
+    """The others learn why a member stays down, if it is for good."""
+    if joined is not None and isinstance(failure, DivergedError):
+        await say_diverged(joined.engines.map, joined.own)
 
 
 def _listen(

@@ -33,6 +33,7 @@ def tasks_by_stage(parts: Parts) -> Mapping[Stage, tuple[Task, ...]]:
             partial(parts.cluster.proposing.end_with, partial(parts.cluster.follower.run, parts.cluster.log)),
             parts.cluster.watch.run,
             *(() if parts.front_probe is None else (parts.front_probe.run,)),
+            *(() if parts.damage_telling is None else (parts.damage_telling.run,)),
             *kept,
         )
     of_broker: tuple[Task, ...] = (broker.local_broker.run, groups.redelivery.run, broker.publishing.run)

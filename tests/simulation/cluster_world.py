@@ -362,7 +362,8 @@ class ClusterWorld:
                 if self.logs.reaches(member.name) and member.open.is_set() and not member.disk.dead
             ]
             for member in reaching:
-                said[member.name] = replace(said[member.name], reach=member.map.fronts.own)
+                fronts = member.map.fronts
+                said[member.name] = replace(said[member.name], reach=fronts.own, unfit=fronts.damaged)
             for member in reaching:
                 member.map.fronts.take(list(said.values()))
                 member.map.fronts.check_invariants()

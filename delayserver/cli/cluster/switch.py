@@ -78,6 +78,8 @@ def _hand_over(primary: Asked, to: Asked) -> None:
     from delayserver.client import Client
 
     assert to.standing is not None
+    if to.standing.damaged:
+        raise click.ClickException(f"{to.name} is damaged, and never leads: choose another member")
     if to.standing.lag_records is None:
         raise click.ClickException(f"{to.name} does not reach Kafka, so it cannot lead")
     with Client(primary.address, timeout_s=WAIT_S, retries=0, **options.client_arguments()) as client:

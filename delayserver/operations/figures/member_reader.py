@@ -69,6 +69,7 @@ class MemberReader:
             unreached_by=list(self._fronts.unreached_by),
             front_hand_overs=self._fronts.hand_overs,
             front=self._fronts.problem(leads=standing.leads),
+            unfit=list(self._fronts.unfit),
             damaged=bool(self._damage.own),
             log_answers=health.answers,
             log_unanswered=health.unanswered,

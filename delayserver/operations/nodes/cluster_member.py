@@ -87,6 +87,8 @@ class ClusterMember:
         shard.leading.require()
         if asked.member == shard.standing.seat.name:
             raise InvalidArgument(f"{asked.member} leads already")
+        if asked.member in shard.map.fronts.unfit:
+            raise InvalidArgument(f"{asked.member} never leads: it has diverged, or its directory is damaged")
         return LeadershipEnded(epoch=await shard.hand_over(asked.member))
 
     def _member_of(self) -> Shard:

@@ -26,16 +26,18 @@ class Reach:
 
 @dataclass(frozen=True, slots=True)
 class MemberFront:
-    """A member, where clients reach it, and what it says of the others."""
+    """A member, where clients reach it, and what it says of the others. It is `unfit` if it can never lead as it is: it has
+    diverged, or knows of damage in its directory."""
 
     member: str
     address: str
     reach: Reach = field(default_factory=Reach)
+    unfit: bool = False
 
 
 class Fronts:
     """The fronts of a shard as this process sees them and as others say, for all its lives. Writers: `MapReading`, of what
-    others say; `FrontProbe`, of all else. Times are microseconds of a clock that never steps.
+    others say; `DamageTelling`, of damage; `FrontProbe`, of all else. Times are microseconds of a clock that never steps.
 
     Invariant: no member is both reached and unreached."""
 
@@ -44,7 +46,9 @@ class Fronts:
         self._me = member
         self.others: tuple[MemberFront, ...] = ()
         self.own = Reach()
-        # Rung when `own` has changed.
+        # Whether damage of the own directory is known.
+        self.damaged = False
+        # Rung when one of the two has changed.
         self.changed = Bell()
         # The living members that do not reach this front.
         self.unreached_by: tuple[str, ...] = ()
@@ -72,6 +76,12 @@ class Fronts:
             self._answering.add(member)
         elif now_us - self._silent_us.setdefault(member, now_us) >= UNREACHED_US:
             self._answering.discard(member)
+
+    def note_damage(self, *, damaged: bool) -> None:
+        """Whether the present life knows of damage in its directory."""
+        if damaged != self.damaged:
+            self.damaged = damaged
+            self.changed.ring()
 
     def note_hand_over(self, now_us: int) -> None:
         """This process hands over to `heir`."""
@@ -121,13 +131,19 @@ class Fronts:
             each.member: sum([each.member in other.reach.reaches for other in living], int(self._reaches(each.member)))
             for each in living
         }
-        best = max(living, key=lambda each: reached[each.member])
-        return best.member if reached[best.member] else ""
+        fit = [each for each in living if not each.unfit]
+        best = max(fit, key=lambda each: reached[each.member], default=None)
+        return "" if best is None or not reached[best.member] else best.member
 
     def _reaches(self, member: str) -> bool:
         return member in self.own.reaches
 
     # -- what is told
+
+    @property
+    def unfit(self) -> tuple[str, ...]:
+        """The other members that can never lead as they are, by what they said last."""
+        return tuple(each.member for each in self.others if each.unfit)
 
     def problem(self, *, leads: bool) -> str:
         """What is wrong with the fronts, for people; empty where nothing is. `leads`: this member is the primary."""

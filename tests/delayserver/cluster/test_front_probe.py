@@ -10,6 +10,7 @@ import pytest
 
 from delayserver.members.member_map import Announced, Founded
 from delayserver.server.delay_server import LeadershipLost
+from store.errors import CorruptionError
 from tests.delayserver.cluster.clusters import Cluster
 from tests.delayserver.cluster.test_member_figures import figures
 from tests.delayserver.server.test_map_reading import MapEngine
@@ -132,3 +133,23 @@ def _connections(shard: Shard) -> Callable[[], int]:
 
     network.connect = counted  # type: ignore[method-assign, assignment]
     return lambda: count
+
+
+@pytest.mark.parametrize("probes", [True, False])
+async def test_a_damaged_standby_is_named_by_the_others_and_is_no_heir(boot: Boot, probes: bool) -> None:
+    shard = Shard(boot)
+    shard.cluster.front_probe = probes
+    first, second, third = shard.cluster.hosts.values()
+    async with shard.running():
+        second.server.damage.report(CorruptionError("schedule_log", 0, "it lacks rows"))
+        await first.sleep_ms(PROBED_MS)
+        for host in (first, third):
+            assert (await figures(host))["unfit"] == ["b"]
+        assert (await figures(second))["unfit"] == []
+        client = await first.client()
+        assert await client.refused("cluster", {"action": "switch", "member": "b"}) == "invalid_argument"
+        assert shard.leader() == "a"
+        if probes:
+            await shard.unreachable("a")
+            await third.wait_up()
+            assert shard.leader() == "c"

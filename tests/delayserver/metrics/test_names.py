@@ -36,7 +36,7 @@ member_beat_age_seconds{member,shard} member_epoch{member,shard} member_lag_reco
 member_compared_position{member,shard} member_damaged{member,shard}
 member_lag_seconds{member,shard} member_leads{member,shard} member_lease_left_seconds{member,shard}
 member_proposals{member,shard} member_proposals_bytes{member,shard}
-member_unreached{member,shard} member_unreached_by{member,shard}
+member_unfit{member,shard} member_unreached{member,shard} member_unreached_by{member,shard}
 outcomes_waiting queue_bound{broker_group,queue} queue_used{broker_group,queue}
 ready replay_lag_bytes retired_windows_ahead subject_pending{subject} subjects subjects_max tags tags_max
 unreadable_files uptime_seconds wheel_bytes wheel_rows

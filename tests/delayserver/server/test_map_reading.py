@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from delayserver.members.member_map import Announced, Forgotten, Founded, Led, Note, ShardAdded
 from delayserver.protocol.schema.shard_map import ShardMap
 from delayserver.runtime.shared_log import LogRecord, LogUnusable
-from delayserver.server.map_reading import MapReading
+from delayserver.server.map_reading import MapReading, say_diverged
 from delayserver.state.shard.cluster_map import ClusterMap
 from tests.delayserver.follow.members import ListLog, Records
 
@@ -120,3 +120,27 @@ async def test_a_map_older_than_the_one_that_is_known_is_not_shown(autojump_cloc
         await trio.sleep(1)
         assert (shards.shown.version, len(shards.shown.shards)) == (4, 3)
         nursery.cancel_scope.cancel()
+
+
+async def test_others_learn_that_a_member_has_diverged_until_it_starts_anew(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    other = Announced("b", 1, "b:1", "", "1", "2")
+    engine, shards = MapEngine(FOUNDED, OWN, other), ClusterMap(1, "a")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(MapReading(engine, OWN, shards).run)
+        await shards.version.reached(3)
+        assert not list(shards.fronts.unfit)
+        await say_diverged(engine, other)
+        await shards.version.reached(4)
+        assert list(shards.fronts.unfit) == ["b"]
+        engine.add(replace(other, instance="3"))
+        await shards.version.reached(5)
+        assert not list(shards.fronts.unfit)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_map_that_does_not_answer_holds_up_no_member_that_has_diverged(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    await say_diverged(MapEngine(FOUNDED, errors=1), OWN)

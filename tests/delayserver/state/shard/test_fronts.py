@@ -143,3 +143,20 @@ def test_a_member_without_others_has_nobody_to_hand_over_to() -> None:
     times = Times()
     assert not times.ask()
     assert times.fronts.problem(leads=True) == ""
+
+
+def test_a_primary_hands_over_to_no_member_that_never_leads() -> None:
+    unfit = MemberFront("b", "b:1", Reach(("c",), ("a",)), unfit=True)
+    times = Times(unfit)
+    assert not times.ask(b=True), "it stays where no other one may lead"
+    times.says(unfit, says("c", unreached="a"))
+    assert times.ask(b=True, c=True) == "c"
+    assert times.fronts.unfit == ("b",)
+
+
+def test_each_change_of_what_is_known_of_damage_rings_once() -> None:
+    fronts = Fronts("a")
+    for damaged, rings in ((False, False), (True, True), (True, False), (False, True)):
+        fronts.changed.hush()
+        fronts.note_damage(damaged=damaged)
+        assert (fronts.damaged, fronts.changed.is_rung) == (damaged, rings)
