@@ -13,14 +13,15 @@ from msgspec.structs import replace
 
 from delayserver.protocol.errors import InvalidArgument
 from delayserver.protocol.operation_names import DEAD_LETTERS, FIND, TRANSACTIONS, WAITING_KEYS
-from delayserver.protocol.schema.words import POSITION_MAX
 
 P = TypeVar("P")
 
 Cursor = Any
 """The `after` of a request, and the `next` of a reply."""
 
-_POSITION_BITS: Final = POSITION_MAX.bit_length()
+_SHARD_BITS: Final = 12
+"""Of the number of a shard, below the position: programs that read JSON as floating point, such as JavaScript, know whole
+numbers up to 2^53. So all positions below 2^40 reach them as they are, whatever the shard."""
 _PLACE_BITS: Final = 63
 _BEGIN: Final = -2
 
@@ -56,15 +57,21 @@ class ShardCursor:
 
 
 def position_at(shard: int, position: int) -> int:
-    """A position of a shard among those of all shards. Those of shard 0 stay as they are."""
-    return (shard << _POSITION_BITS) + position
+    """A position of a shard, or -1 before all of them, among those of all shards."""
+    return ((position + 1) << _SHARD_BITS) + shard
+
+
+def _place_at(position: int) -> tuple[int, int]:
+    """The inverse of `position_at`."""
+    own, shard = divmod(position, 1 << _SHARD_BITS)
+    return shard, own - 1
 
 
 def positions_by_shard(positions: Sequence[int]) -> dict[int, list[int]]:
     """The shards' own positions."""
     found: dict[int, list[int]] = {}
-    for each in positions:
-        found.setdefault(each >> _POSITION_BITS, []).append(each & POSITION_MAX)
+    for shard, own in map(_place_at, positions):
+        found.setdefault(shard, []).append(own)
     return found
 
 
@@ -100,9 +107,7 @@ def _position_cursor(shard: int, own: Cursor) -> Cursor:
 
 
 def _position_place(after: Cursor) -> tuple[int, Cursor]:
-    # Behind the last position of a shard is the begin of the next one.
-    shard, own = divmod(after + 1, POSITION_MAX + 1)
-    return shard, own - 1
+    return _place_at(after)
 
 
 SHARD_CURSORS: Final = {

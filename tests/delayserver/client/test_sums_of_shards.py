@@ -203,13 +203,13 @@ def test_dead_letters_of_all_shards_are_listed_sent_again_and_dropped(cluster: F
     shards = [Letters(1, 2, 3), Letters(), Letters(2, 9)]
     answer(cluster, "dead_letters", shards[0], no_group, shards[2])
     positions = [each.position for each in client.dead_letters("s", "dead")]
-    assert positions == [1, 2, 3, position_at(2, 2), position_at(2, 9)]
+    assert positions == [*(position_at(0, each) for each in (1, 2, 3)), position_at(2, 2), position_at(2, 9)]
     assert [each.position for each in client.dead_letters("s", "dead", after=positions[3])] == positions[4:]
     dropped = client.drop_dead_letters("s", "dead", positions=[positions[1], positions[3]])
     assert (dropped.dropped, dropped.left) == (2, 3)
     assert (shards[0].positions, shards[2].positions) == ([1, 3], [9])
     # The rate holds over the shards: the second one goes on where the first one ends.
-    sent = client.resend_dead_letters("s", "dead", rate=100.0, positions=[1, positions[4]])
+    sent = client.resend_dead_letters("s", "dead", rate=100.0, positions=[positions[0], positions[4]])
     assert (sent.resent, sent.left, shards[2].first_ms[-1]) == (2, 1, 10)
     assert (client.resend_dead_letters("s", "dead").left, shards[0].positions) == (0, [])
     with pytest.raises(InvalidArgument, match="shard 5"):
@@ -239,7 +239,7 @@ def test_waiting_keys_of_all_shards_are_listed_skipped_and_tried_again(cluster: 
     shards = [Letters(4), Letters(1, 2, 3), Letters()]
     answer(cluster, "waiting_keys", *shards)
     positions = [each.position for each in client.waiting_keys("s", "keys")]
-    assert positions == [4, position_at(1, 1), position_at(1, 2), position_at(1, 3)]
+    assert positions == [position_at(0, 4), position_at(1, 1), position_at(1, 2), position_at(1, 3)]
     tried = client.retry_waiting_keys("s", "keys")
     assert (tried.retried, tried.left) == (1 + 2, 4)
     skipped = client.skip_waiting_keys("s", "keys", 2)

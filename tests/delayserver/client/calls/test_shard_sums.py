@@ -175,6 +175,15 @@ def test_positions_name_their_shards(places: list[tuple[int, int]]) -> None:
     assert positions_by_shard(listed) == ({7: [own for _, own in places]} if places else {})
 
 
+@given(st.integers(0, 4_095), st.integers(0, (1 << 40) - 1))
+def test_a_position_that_names_its_shard_survives_a_program_that_reads_json_as_floating_point(
+    shard: int, own: int
+) -> None:
+    position = position_at(shard, own)
+    assert 0 <= position == int(float(position)) and position + 1 == int(float(position + 1))
+    assert positions_by_shard([position]) == {shard: [own]}
+
+
 def test_what_shards_did_one_after_the_other_is_added() -> None:
     acted = [ResendResult(2, 5, 100, 1), ResendResult(3, 0, 250, 2)]
     assert added_acts(acted, "resent", 9) == ResendResult(5, 9, 250, 3)
