@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -19,24 +19,11 @@ from delayserver.protocol.errors import (
     NotReady,
 )
 from tests.delayserver.client.both import Connect
-from tests.delayserver.client.fake_cluster import FakeCluster, fake_cluster
+from tests.delayserver.client.fake_cluster import FakeCluster
 from tests.delayserver.client.fake_server import Fail, FakeServer
 from tests.delayserver.client.groups_of_shards import group, letter, waiting
 
 Answer = Callable[[dict[str, Any]], dict[str, Any]]
-
-
-@pytest.fixture
-def cluster() -> Iterator[FakeCluster]:
-    with fake_cluster() as running:
-        yield running
-
-
-@pytest.fixture
-def client(cluster: FakeCluster, connect: Connect) -> Iterator[Client]:
-    """A client of each kind that knows one member of one shard."""
-    with connect(cluster.members[0].address) as connected:
-        yield connected
 
 
 def answer(cluster: FakeCluster, operation: str, *answers: Answer) -> None:

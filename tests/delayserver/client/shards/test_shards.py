@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
@@ -23,19 +23,6 @@ from delayserver.protocol.slots import SLOTS, slot_of
 from tests.delayserver.client.both import Connect, on_each_loop
 from tests.delayserver.client.fake_cluster import FakeCluster, fake_cluster
 from tests.delayserver.client.fake_server import TOO_FAR_MS, Drop, Fail, FakeServer, Late, Wait
-
-
-@pytest.fixture
-def cluster() -> Iterator[FakeCluster]:
-    with fake_cluster() as running:
-        yield running
-
-
-@pytest.fixture
-def client(cluster: FakeCluster, connect: Connect) -> Iterator[Client]:
-    """A client of each kind that knows one member of one shard."""
-    with connect(cluster.members[0].address) as connected:
-        yield connected
 
 
 def owner(subject: str, key: str) -> int:
