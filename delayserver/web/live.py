@@ -1,7 +1,8 @@
 """`GET /v1/live`: the server's figures as server-sent events, for the console. They are read once for all listeners.
 
 An event `past` comes first, with samples of the last hour. An event `live` comes each second and has `metrics` and the
-pending messages of the next hour by minute. An event `coming`
+pending messages of the next hour by minute. At a gateway of several shards the pending messages are those of all, and
+`metrics` those of one: `shards` says how many there are. An event `coming`
 has the pending messages by hour, and by day where a day is not split yet. It comes first, and then when it has changed.
 Windows longer than a minute or an hour are buckets of their own width; one that began before may last on.
 """
@@ -133,6 +134,7 @@ class Live:
         calls = (await self._clients.own()).calls
         try:
             metrics = await calls.metrics()
+            shards = await calls.shard_clients()
         except DelayServerError as error:
             self._live = event(_encode({"problem": problem_of(error).document()}), name="live")
             return
@@ -148,7 +150,9 @@ class Live:
             hours = await _pending(calls, "hour", hour_ms, DAY_MS, None)
             if hours is not None:
                 self._coming = event(_encode({"hours": _in_sight(hours, hour_ms + COMING_AHEAD_MS)}), name="coming")
-        self._live = event(_encode({"metrics": metrics | _longest(metrics), "minutes": minutes}), name="live")
+        told = {"metrics": metrics | _longest(metrics), "minutes": minutes}
+        several = {"shards": len(shards)} if len(shards) > 1 else {}
+        self._live = event(_encode(told | several), name="live")
 
 
 async def _pending(

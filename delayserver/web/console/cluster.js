@@ -46,6 +46,13 @@ export function faultsOf(member) {
   return logFaults({ answers: member.log_answers, copies: member.log_copies, in_sync: member.log_in_sync, faults: member.log_faults });
 }
 
+/** Of which shard the figures are, where there are several; empty for one. */
+export function shardOf(metrics, shards) {
+  const member = metrics.cluster?.[0];
+  const named = member === undefined ? "one shard" : `shard ${member.shard}, at its member ${member.member}`;
+  return shards > 1 ? `The figures of this page are those of ${named}. The cluster has ${count(shards)} shards. What is coming, and the list of the cluster, are of all of them.` : "";
+}
+
 /** What a member says of itself, for people. */
 export function toldBy(member) {
   if (member.unanswered !== null) return [member.address, member.unanswered];

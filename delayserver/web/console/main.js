@@ -4,7 +4,7 @@ import { showing } from "./address.js";
 import { call, onUnauthenticated, session } from "./api.js";
 import { heard } from "./clock.js";
 import { Cases } from "./cases.js";
-import { ClusterPanel } from "./cluster.js";
+import { ClusterPanel, shardOf } from "./cluster.js";
 import { ComingPanel } from "./coming.js";
 import { ConsumersPanel } from "./consumers.js";
 import { DeliveryPanel } from "./delivery.js";
@@ -56,6 +56,9 @@ function viewOf(metrics) {
 function render() {
   if (latest === null) return;
   const { metrics, minutes } = latest;
+  const ofShard = shardOf(metrics, latest.shards ?? 1);
+  say(byId("one-shard"), ofShard);
+  show(byId("one-shard"), ofShard !== "");
   const view = viewOf(metrics);
   cases.update(metrics, view);
   now.update(metrics, history, view);
@@ -88,7 +91,7 @@ function refuse(why) {
   refused = why;
   for (const id of FIGURES) show(byId(id), !refused);
   // With the next figures it comes back, if the server has a cluster.
-  if (refused) for (const id of ["cluster", "cluster-way"]) show(byId(id), false);
+  if (refused) for (const id of ["cluster", "cluster-way", "one-shard"]) show(byId(id), false);
 }
 
 function trouble(text, health = "No connection") {

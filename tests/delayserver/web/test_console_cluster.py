@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -112,6 +113,7 @@ def test_a_server_without_a_cluster_has_no_such_part(window: Browser, gateway: t
         expect(page.locator("#about")).to_contain_text("delayserver")
         expect(page.locator("#cluster")).to_be_hidden()
         expect(page.locator("#cluster-way")).to_be_hidden()
+        expect(page.locator("#one-shard")).to_be_hidden()
 
 
 @pytest.mark.parametrize(("width", "dark"), [(1440, False), (400, True)])
@@ -151,5 +153,23 @@ def test_the_console_shows_all_shards_and_what_happens_if_a_member_dies(
             expect(shards.nth(1)).to_contain_text("damaged: it does not lead again")
             expect(shards.nth(2)).to_contain_text("no answer")
             expect(shards.nth(2)).to_contain_text("primary by the map")
+            assert violations(page) == []
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1440, False), (400, True)])
+def test_a_gateway_of_several_shards_says_of_which_one_the_figures_are(window: Browser, width: int, dark: bool) -> None:
+    with fake_cluster(shards=3) as cluster:
+        for shard, member in enumerate(cluster.members):
+            name = "abc"[shard]
+            member.wrong_replies["metrics"] = metrics(**LEADS, shard=shard, member=name)
+            member.wrong_replies["status"] = status(member, MEMBER | LEADS | {"shard": shard, "member": name})
+        with gateway_alone(cluster.addresses) as web, person(window, web) as desk:
+            page = desk.open(width=width, dark=dark)
+            note = page.locator("#one-shard")
+            expect(note).to_be_visible()
+            expect(note).to_contain_text("those of shard 0, at its member a. The cluster has 3 shards.")
+            if picture := os.environ.get("CONSOLE_PICTURE"):
+                page.screenshot(path=f"{picture}-{width}.png")
             assert violations(page) == []
             assert page.evaluate("document.documentElement.scrollWidth") <= width

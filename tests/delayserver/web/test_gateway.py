@@ -189,7 +189,7 @@ def test_live_figures_come_as_events(web: Web) -> None:
     past, coming, first, second = data
     assert [*past] == ["samples"]
     assert [*coming] == ["hours"]
-    assert [*first] == ["metrics", "minutes"]
+    assert [*first] == ["metrics", "minutes"], "it has one shard"
     assert first["metrics"]["ready"] is True
     assert second["metrics"]["clock"]["server_us"] > first["metrics"]["clock"]["server_us"]
 
