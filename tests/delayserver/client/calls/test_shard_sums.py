@@ -149,6 +149,8 @@ def test_the_end_of_a_shard_leads_to_the_next_one_that_has_messages() -> None:
     cursor = SHARD_CURSORS[FIND]
     page = cursor.led_on(FindPage([], (5, 1)), 3, [0, 3, 7])
     assert cursor.place(page.next, [0, 3, 7]) == (3, (5, 1))
+    page = cursor.led_on(FindPage([], None), 3, [0, 3, 4, 7])
+    assert cursor.place(page.next, [0, 3, 4, 7]) == (4, None)
     page = cursor.led_on(FindPage([], None), 3, [0, 3, 7])
     assert cursor.place(page.next, [0, 3, 7]) == (7, None)
     assert cursor.led_on(FindPage([], None), 7, [0, 3, 7]).next is None
