@@ -375,8 +375,9 @@ async def test_the_healed_log_is_in_order() -> None:
     ]  # fmt: skip
 
 
-async def test_a_healed_log_has_the_barriers_of_the_one_before() -> None:
+async def test_a_healed_log_has_the_barriers_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the place of each, also in front of members that have not read it."""
+    monkeypatch.setattr("delayserver.members.healing.LOG_VERSION", 2)
     records = Records()
     before, behind = FollowedTo(9, 1, 4, ONE), FollowedTo(9, 1, 5, ONE, barrier=1)
     later = FollowedTo(9, 2, 6, TWO, barrier=2)
