@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from delayserver.cli.cluster.cluster_options import Asked, ask_member, cluster_file, require_known
-from delayserver.cli.cluster.switch import switch_to
+from delayserver.cli.cluster.switch import require_undamaged, switch_to
 from delayserver.cli.kafka.on_kafka import read_map, write_note
 from delayserver.cli.terminal import options
 from delayserver.cli.terminal.output import print_json, visible
@@ -65,16 +65,22 @@ def _member(map_: MemberMap, name: str, shard: int, advice: str) -> Announced:
 
 
 def _ask(member: Announced) -> Asked:
-    return ask_member(member.name, member.shard, member.address)
+    """Ask a member. It is gone where another one has its address now: members of one machine may take each other's ports."""
+    asked = ask_member(member.name, member.shard, member.address)
+    if asked.standing is None or (asked.name, asked.shard) == (member.name, member.shard):
+        return asked
+    there = f"{asked.name} of shard {asked.shard} has that address now"
+    return Asked(member.name, member.shard, member.address, None, there, gone=True)
 
 
 def _wait_until_it_follows(member: Announced) -> None:
-    """Wait while it answers, and is behind."""
+    """Wait while it answers, and is behind. Fails where it can never lead."""
     while True:
         asked = _ask(member)
         standing = asked.standing
         if standing is None:
             raise click.ClickException(visible(f"{member.name} at {member.address} does not answer: {asked.reason}"))
+        require_undamaged(asked)
         if standing.lag_records is not None and standing.lag_records <= NEAR_RECORDS:
             return
         time.sleep(LOOK_S)

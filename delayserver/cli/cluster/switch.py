@@ -67,6 +67,12 @@ def _primary(answering: list[Asked], to: Asked) -> Asked | None:
     return known
 
 
+def require_undamaged(heir: Asked) -> None:
+    """Raises ClickException for a member that answers, and can never lead as it is."""
+    if heir.standing is not None and heir.standing.damaged:
+        raise click.ClickException(visible(f"{heir.name} is damaged, and never leads: choose another member"))
+
+
 def switch_to(primary: Asked, to: Asked) -> int:
     """Have the primary hand over to a member that answers, and wait until that leads: its epoch."""
     if primary.name != to.name:
@@ -77,9 +83,8 @@ def switch_to(primary: Asked, to: Asked) -> int:
 def _hand_over(primary: Asked, to: Asked) -> None:
     from delayserver.client import Client
 
+    require_undamaged(to)
     assert to.standing is not None
-    if to.standing.damaged:
-        raise click.ClickException(f"{to.name} is damaged, and never leads: choose another member")
     if to.standing.lag_records is None:
         raise click.ClickException(f"{to.name} does not reach Kafka, so it cannot lead")
     with Client(primary.address, timeout_s=WAIT_S, retries=0, **options.client_arguments()) as client:
