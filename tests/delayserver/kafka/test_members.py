@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
+from delayserver.client import Client
+from delayserver.protocol.errors import InDoubt, SharedLogUnavailable
 from ops.kafka.nodes import KafkaNodes
 from tests.delayserver.cli.conftest import run, start
 from tests.delayserver.kafka.following import UNHURRIED_S
@@ -86,6 +89,32 @@ def test_a_primary_that_was_stopped_goes_on_as_a_standby(cluster: Cluster) -> No
     cluster.members[second].begin()
     cluster.members[second].ready()
     require_all_once(cluster, "stopped")
+
+
+def test_kafka_that_is_away_costs_no_epoch_and_the_primary_goes_on(one_node: KafkaNodes, cluster: Cluster) -> None:
+    primary = cluster.primary()
+    epochs = {row["member"]: row["epoch"] for row in cluster.run("status", "--json").rows}
+    cluster.send(5, delay_ms=2_000)
+    one_node.pause(1)
+    try:
+        assert refused_by_name(cluster.members[primary].address)
+    finally:
+        one_node.resume(1)
+    cluster.send(5)
+    assert cluster.primary() == primary
+    assert {row["member"]: row["epoch"] for row in cluster.run("status", "--json").rows} == epochs
+    require_all_once(cluster, "away")
+
+
+def refused_by_name(address: str) -> bool:
+    """Whether a member refuses messages since the log does not answer. It does so some seconds after the last answer."""
+    for number in range(UNHURRIED_S):
+        with suppress(InDoubt), Client(address, timeout_s=1, retries=0) as client:
+            try:
+                client.send("away", "x", delay_ms=0, message_id=f"away{number}")
+            except SharedLogUnavailable:
+                return True
+    return False
 
 
 def test_status_tells_what_each_member_does(cluster: Cluster) -> None:
