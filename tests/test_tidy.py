@@ -33,6 +33,7 @@ store.disk: store
 store.records: store store.disk
 store.indexes: store.records
 store.logs: store store.disk store.indexes store.records
+store.keys: store store.disk store.records store.tables
 store.shared: store store.disk store.logs store.records store.tables
 store.tables: store store.disk store.logs store.records
 store.snapshots: store store.disk store.logs store.tables
