@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
 from delayserver.names.names_of_tokens import STEP
@@ -209,3 +211,40 @@ async def test_the_next_primary_goes_on_with_how_many_names_a_client_has_added(b
             await first.kill()
             await second.wait_up()
     assert counted == [f"added {SUBJECT} {STEP} client", f"added {SUBJECT} {2 * STEP} client"]
+
+
+async def test_a_claimant_decides_nothing_before_it_has_replayed_what_came_before_its_claim(
+    boot: Boot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster(boot, "ab")
+    first, second = cluster.hosts.values()
+    client = await cluster.start()
+    await first.sleep_ms(1_000)
+    old, log = cluster.engine.logs
+    on_their_way: list[bytes] = []
+    monkeypatch.setattr(old, "append", on_their_way.append)
+    due_ms = first.now_ms + 10_000
+    await client.ask("send", {"messages": [{"subject": "s", "body": "last", "due_ms": due_ms}]})
+    await first.sleep_ms(50)
+    await first.kill()
+
+    def claim(record: bytes) -> None:
+        """The last records of the dead primary land in front, and the disk is full."""
+        monkeypatch.undo()
+        for each in on_their_way:
+            cluster.engine.records.add(each)
+        second.disk.refuse = full
+        log.append(record)
+
+    def full(operation: str, path: str) -> int:
+        return errno.ENOSPC if "schedule_log" in path and operation != "pread" else 0
+
+    monkeypatch.setattr(log, "append", claim)
+    await second.sleep_ms(5_000)
+    parts = second.server.parts.cluster
+    assert parts is not None and second.server.replay_room.waiting
+    assert (parts.standing.epoch.value, parts.standing.role) == (2, "taking_over")
+    second.disk.refuse = lambda _operation, _path: 0
+    await second.wait_up()
+    await second.sleep_ms(20_000)
+    assert cluster.delivered == ["last"]
