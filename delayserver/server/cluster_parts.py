@@ -27,7 +27,8 @@ from delayserver.state.shard.log_health import LogHealth
 from delayserver.state.shard.proposals import Proposals
 from delayserver.state.shard.shard_sequences import ShardSequences
 from delayserver.state.shard.standing import Standing
-from store.errors import FormatError
+from store.errors import CorruptionError, FormatError
+from store.records.file_header import FILE_HEADER_BYTES
 from store.shared.followed import FollowedTo, followed_to
 from store.shared.payload import require_readable
 from store.tables.member_file import write_owner
@@ -64,6 +65,7 @@ def build_cluster(ground: Ground, state: StateParts, appender: LogAppender) -> C
     runtime, positions = ground.runtime, state.positions
     start = followed_to(ground.files.log, ground.opened.found.checkpoint.replay_offset)
     require_readable(start.barrier, membership.reads, start.position)
+    _require_place(ground, start)
     _take_directory(ground, membership.member, start)
     start = place_after(start, membership.healed)
     log = membership.engine.open(membership.seat.shard)
@@ -98,6 +100,17 @@ def build_cluster(ground: Ground, state: StateParts, appender: LogAppender) -> C
         beating=Beating(standing, horizon, proposals, digest, membership.settings, runtime.clock),
         barrier_raising=BarrierRaising(standing, proposals, membership.map),
     )
+
+
+def _require_place(ground: Ground, start: FollowedTo) -> None:
+    """Raises CorruptionError where records of the shared log were replayed, and message_log has lost all that say so. Else
+    the log would be taken a second time, from its beginning."""
+    directory, replayed = ground.opened.directory, ground.opened.found.checkpoint.replay_offset
+    owner = directory.owner
+    if owner is None or start.position or start.ahead or replayed <= max(FILE_HEADER_BYTES, owner.log_offset):
+        return
+    detail = "its records are missing, and with them how far this member has followed the shared log"
+    raise CorruptionError(f"{directory.path}/message_log", 0, detail)
 
 
 def _take_directory(ground: Ground, member: OpeningMember, start: FollowedTo) -> None:

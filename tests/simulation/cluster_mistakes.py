@@ -112,7 +112,10 @@ def no_lease() -> list[Change]:
 
 def from_the_beginning() -> list[Change]:
     """A member that starts again reads the log from its beginning, whatever it has."""
-    return [(cluster_parts, "followed_to", lambda _: lambda *_: FollowedTo())]
+    return [
+        (cluster_parts, "followed_to", lambda _: lambda *_: FollowedTo()),
+        (cluster_parts, "_require_place", lambda _: lambda *_: None),
+    ]
 
 
 def outcomes_of_others_ignored() -> list[Change]:
@@ -325,6 +328,11 @@ def reads_on_behind_a_barrier() -> list[Change]:
     return [(module, "require_readable", lambda _: lambda *_: None) for module in (follower, cluster_parts)]
 
 
+def a_lost_place_begins_anew() -> list[Change]:
+    """A member that lost its message_log follows the shared log from its beginning, beside files that have all of it."""
+    return [(cluster_parts, "_require_place", lambda _: lambda *_: None)]
+
+
 # Each with a seed that notices it.
 CLUSTER_MISTAKES: tuple[tuple[Callable[[], list[Change]], int], ...] = (
     (outcomes_written_before_they_came_back, 3),
@@ -347,4 +355,5 @@ CLUSTER_MISTAKES: tuple[tuple[Callable[[], list[Change]], int], ...] = (
     (given_up_in_front_of_the_barrier, 13),
     (a_barrier_forgotten, 0),
     (reads_on_behind_a_barrier, 9),
+    (a_lost_place_begins_anew, 40),
 )

@@ -34,6 +34,7 @@ from tests.simulation.model import ACCEPTED, Model, Sending, Sent
 from tests.simulation.network import Network, Weather
 from tests.simulation.ordering import Ordering
 from tests.simulation.publishing import PAUSES_S, Publishing
+from tests.simulation.rot import Rotting
 from tests.simulation.shard_judge import HANGS_S, ShardJudge
 from tests.simulation.threads import SimulatedWorkers
 from tests.simulation.timeliness import Timeliness
@@ -139,6 +140,8 @@ class ClusterWorld:
         self.shards: list[OneShard] = []
         self.workloads: list[Workload] = []
         self.dealer: Dealer | None = None
+        # None: no disk of a member is damaged.
+        self.rotting: Rotting | None = None
         self._build(seed, trace)
 
     def _build(self, seed: int, trace: Trace) -> None:
@@ -227,6 +230,9 @@ class ClusterWorld:
         for member in self.members:
             member.probes = self.probes
         self.bounds = Bounds(40 * len(self.producers), 24, MEMBERS)
+        for member in self.members:
+            member.on_no_checkpoint = self.model.without_checkpoint
+        self.rotting = Rotting(Random(f"{seed}:rot"), self.members, storage.window_ms, self.time, self.note)
 
     def _groups(self, remote: GroupSettings) -> tuple[tuple[GroupSettings, ...], tuple[RouteSettings, ...]]:
         """Where messages go: in most seeds also to the broker in the members."""
@@ -329,6 +335,9 @@ class ClusterWorld:
             for host in (*self.members, *self.nodes):
                 nursery.start_soon(host.run)
                 nursery.start_soon(self._tend, host)
+            if self.rotting is not None and self.rotting.strikes:
+                for member in self.members:
+                    nursery.start_soon(self.rotting.look_after, member)
             await self._leader()
             for consumer in self.consumers:
                 nursery.start_soon(consumer.run)
@@ -390,6 +399,8 @@ class ClusterWorld:
             while isinstance(host, Member) and host.lost:
                 fellows = self._shard_of(host).members
                 others = [each for each in fellows if each.open.is_set() and not each.disk.dead]
+                if self.rotting is not None:
+                    others = [each for each in others if not self.rotting.is_rotten(each)]
                 other = self.chance.choice(others) if others else None
                 if other is not None and await host.begin_from(other, self.clock.now_us()):
                     self.note("world", "begins with a backup", host=host.name, other=other.name)
@@ -397,12 +408,16 @@ class ClusterWorld:
                     await self.time.sleep(0.5)
             older = False
             if isinstance(host, Member):
+                if self.rotting is not None and not self.calm:
+                    self.rotting.strike(host)
                 await self._announce(host)
                 older = not host.reads
             host.start()
             await host.down.wait()
             self.note("world", "is down", host=host.name, died_of=host.died_of[:80])
             name = host.died_of.partition(":")[0]
+            if self.rotting is not None and isinstance(host, Member) and self.rotting.has_named(host):
+                continue
             if name not in ("", "crash", "LeadershipLost", "AppendFailed", "DiskFullError") and not (
                 older and name == STOPPED
             ):
@@ -482,7 +497,7 @@ class ClusterWorld:
         elif kind == "trim":
             shard = self._shard_of(member)
             shard.log.trim(min(each.kept for each in shard.members))
-        elif kind == "lost" and member.open.is_set() and not any(each.lost for each in self._shard_of(member).members):
+        elif kind == "lost" and member.open.is_set() and not any(map(self._is_bad, self._shard_of(member).members)):
             member.lost = True
             member.crash(power=False)
         elif kind == "full":
@@ -493,6 +508,10 @@ class ClusterWorld:
             await self._hang(member)
         elif kind == "node":
             self._node_fault(chance.choice(self.nodes))
+
+    def _is_bad(self, member: Member) -> bool:
+        """Whether it has lost its machine, or something on its disk."""
+        return member.lost or (self.rotting is not None and self.rotting.is_rotten(member))
 
     async def _hang(self, member: Member) -> None:
         """No sync of a member comes back for a while, and all else of it goes on."""

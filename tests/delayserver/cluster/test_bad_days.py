@@ -12,6 +12,7 @@ import trio
 from delayserver.protocol.errors import InDoubt, SharedLogUnavailable
 from delayserver.runtime.shared_log import AppendFailed
 from delayserver.server.delay_server import LeadershipLost
+from store.errors import CorruptionError
 from store.records.batches import OutcomeBatch
 from store.shared.envelope import EnvelopeKind, ShardIdentity, unwrap
 from store.shared.payload import decode_records
@@ -300,6 +301,23 @@ async def test_a_standby_that_has_found_damage_never_leads_and_is_made_anew_from
     await third.kill()
     await second.wait_up()
     assert await (await second.client()).lookup(sent["receipt"]) == ["pending"]
+
+
+async def test_a_member_without_its_message_log_refuses_each_start_by_name(boot: Boot) -> None:
+    cluster = Cluster(boot, "ab")
+    first, second = cluster.hosts.values()
+    client = await cluster.start()
+    await client.put("kept", first.now_ms + HOUR_MS)
+    await first.sleep_ms(1_000)
+    await second.server.parts.upkeep.checkpointing.write()
+    await second.kill()
+    for path in second.disk.files(f"{DATA_DIR}/message_log/"):
+        second.disk.remove(path)
+    for _ in range(2):
+        second.begin()
+        await second.wait_down()
+        assert isinstance(second.died_of, CorruptionError)
+        assert "how far this member has followed" in str(second.died_of)
 
 
 async def test_a_member_that_is_alone_leads_with_a_checkpoint_made_anew(boot: Boot) -> None:
