@@ -71,6 +71,26 @@ def serves(name: str, value: str, wanted: str) -> bool:
     return int(value) >= int(wanted) if name in BOUNDS else value == wanted
 
 
+class Trouble:
+    """Why the last connection failed. The client keeps its callback, so this does not know the client.
+
+    A client in a circle of references would keep its threads until the collector comes by.
+    """
+
+    def __init__(self) -> None:
+        self.reason = ""
+        """Empty while Kafka answers."""
+
+    def hear(self, error: KafkaError) -> None:
+        """What the library says of its connections. It is called within `poll`."""
+        if error.code() != KafkaError._ALL_BROKERS_DOWN:  # that one comes behind the reasons, and has none
+            self.reason = STATE.sub("", error.str())
+
+    def end(self) -> None:
+        """Kafka has answered."""
+        self.reason = ""
+
+
 class KafkaTopic:
     """Asks for one topic, and changes it, until `close`. Its methods are for the event loop, but those for threads."""
 
@@ -79,8 +99,7 @@ class KafkaTopic:
         self._client: AdminClient | None = None
         # Shards whose partition is there. The client would look for a missing one until its time is over.
         self._known: set[int] = set()
-        # Why the last connection failed. Empty once Kafka has answered.
-        self._trouble = ""
+        self._trouble = Trouble()
 
     async def make(self, shards: int) -> None:
         """Make the topic, with a partition for each shard. Raises LogUnusable if it exists or is refused, LogUnavailable."""
@@ -159,15 +178,10 @@ class KafkaTopic:
     def _opened(self) -> AdminClient:
         if self._client is None:
             try:
-                self._client = AdminClient(asker_options(self._cluster) | {"error_cb": self._told})
+                self._client = AdminClient(asker_options(self._cluster) | {"error_cb": self._trouble.hear})
             except KafkaException as raised:
                 raise LogUnusable(f"Kafka's client library refuses an option: {raised.args[0].str()}") from None
         return self._client
-
-    def _told(self, error: KafkaError) -> None:
-        """What the library says of its connections. It is called within `poll`."""
-        if error.code() != KafkaError._ALL_BROKERS_DOWN:  # that one comes behind the reasons, and has none
-            self._trouble = STATE.sub("", error.str())
 
     def _hear(self) -> None:
         """Have the library say what it has kept to say. While a broker is down, that grows with each attempt."""
@@ -177,7 +191,7 @@ class KafkaTopic:
     def _unanswered(self) -> LogUnavailable:
         """Kafka gave no answer in time: the error, with what the library has said of its connections meanwhile."""
         self._hear()
-        reason = f": {self._trouble}" if self._trouble else ", and names no reason"
+        reason = f": {self._trouble.reason}" if self._trouble.reason else ", and names no reason"
         return LogUnavailable(f"Kafka ({self._cluster.servers}) does not answer{reason}")
 
     def _ask_about(self, wait_s: float) -> Mapping[Any, Future[Any]]:
@@ -232,7 +246,7 @@ class KafkaTopic:
             if error.code() in REFUSED or (final and not error.retriable() and error.code() > 0):
                 raise LogUnusable(f"Kafka refuses topic {self._cluster.topic}: {error.str()}") from None
             raise LogUnavailable(f"topic {self._cluster.topic}: {error.str()}") from None
-        self._trouble = ""
+        self._trouble.end()
         return answer
 
     @contextlib.contextmanager

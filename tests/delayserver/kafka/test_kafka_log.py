@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 
 import pytest
 import trio
@@ -212,6 +213,21 @@ async def test_the_threads_of_the_library_end_with_the_run(kafka: KafkaNodes) ->
         log.append(b"2")
         await unavailable(log)
     assert library_threads() == []
+
+
+async def test_a_topic_that_nobody_asks_any_more_keeps_no_threads(kafka: KafkaNodes) -> None:
+    from delayserver.kafka.topic import KafkaTopic
+
+    cluster = new_cluster(kafka)
+    await KafkaTopic(cluster).make(1)
+    gc.collect()
+    before = library_threads()
+    gc.disable()
+    try:
+        await KafkaTopic(cluster).identity(0)
+        assert library_threads() == before, "the client is in a circle, which only the collector ends"
+    finally:
+        gc.enable()
 
 
 async def test_a_member_that_takes_nothing_stops_the_reader(one_node: KafkaNodes) -> None:
