@@ -136,8 +136,10 @@ class ShardsProducer(ShardProducer):
         identities = [self._model.identity(row) for row in rows]
         for identity in identities:
             identity.cancels_open += 1
+        arguments, repeated = named(self._model, rows, self._chance), self._client.library.repeated
+        repeated.clear()
         try:
-            reply = await self._client.request("cancel", named(self._model, rows, self._chance))
+            reply = await self._client.request("cancel", arguments)
         except Lost:
             for identity in identities:
                 identity.maybe_cancelled = True
@@ -147,9 +149,12 @@ class ShardsProducer(ShardProducer):
                 identity.cancels_open -= 1
         results = reply["results"]
         self._note(self._client.name, "cancel answered", results=[_said(result) for result in results])
-        for row, identity, result in zip(rows, identities, results, strict=True):
+        (names,) = arguments.values()
+        for row, name, identity, result in zip(rows, names, identities, results, strict=True):
             if "error" not in result:
                 peak_ms = self._clock.peak_us // 1000
+                # Where an answer was lost, the library asked again: then its own cancel may have been first.
+                identity.maybe_cancelled |= name in repeated and result["outcome"] == "already_cancelled"
                 self._model.cancel_answered(row, result["outcome"], peak_ms, self._clock.now_us())
             elif result["error"] not in AWAY:
                 self._model.fail(f"a cancel of an own message answered {result}", row)

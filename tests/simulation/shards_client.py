@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
 from typing import Any, NoReturn, TypeVar
@@ -20,11 +20,12 @@ from msgspec.structs import asdict
 from delayserver.client.asynchronous.client import AsyncClient
 from delayserver.client.calls.core import Call, ClientCore
 from delayserver.client.calls.pull_calls import ack_call, nack_call
+from delayserver.client.calls.retry_policy import RESULT_UNKNOWN, CallAttempts, RetryPolicy
 from delayserver.client.connections.server_addresses import HostAndPort, cannot_connect, text_of
 from delayserver.client.values.messages import Delivery
 from delayserver.client.values.timing import ServerClock
 from delayserver.protocol.errors import DelayServerError, InDoubt
-from delayserver.protocol.operation_names import ACK, FIND, NACK, PULL, RESCHEDULE, SEND, SUBJECTS
+from delayserver.protocol.operation_names import ACK, CANCEL, FIND, NACK, PULL, RESCHEDULE, SEND, SUBJECTS
 from tests.simulation.client import Client, Lost
 from tests.simulation.delays import ClientStream
 from tests.simulation.network import Network
@@ -39,12 +40,14 @@ NAMING_SHARE = 0.6
 class LibraryClient(AsyncClient):
     """A client of simulated hosts. Its clock and its chance are those of the simulation."""
 
-    def __init__(self, network: Network, addresses: str, chance: Random) -> None:
+    def __init__(self, network: Network, addresses: str, chance: Random, repeated: list[Any]) -> None:
+        """`repeated`: gets what a cancel names that is sent again, though the first one may have worked."""
         super().__init__(addresses, timeout_s=TIMEOUT_S, retries=3)
         self._network = network
         self._chance = chance
+        self.repeated = repeated
         self._core = ClientCore("simulated", ServerClock(lambda: network.time.now_us))
-        self._retries = replace(self._retries, jitter=chance.randrange)
+        self._retries = _Retries(jitter=chance.randrange, repeated=repeated)
 
     async def _stream_to(self, place: HostAndPort) -> ByteStream:
         try:
@@ -54,7 +57,7 @@ class LibraryClient(AsyncClient):
             raise cannot_connect(place, error) from None
 
     def node_client(self, address: str) -> AsyncClient:
-        return _ShardClient(self._network, address, self._chance)
+        return _ShardClient(self._network, address, self._chance, self.repeated)
 
     async def ask(self, operation: str, arguments: dict[str, Any], *, repeatable: bool) -> dict[str, Any]:
         """The result of a request as the wire has it."""
@@ -87,13 +90,36 @@ class _ShardClient(LibraryClient):
     _SPREADS = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Retries(RetryPolicy):
+    """Notes what is cancelled again."""
+
+    repeated: list[Any] = field(default_factory=list)
+
+    def attempts(self, call: Call[Any]) -> CallAttempts:
+        return _Attempts(self, call, self.repeated)
+
+
+class _Attempts(CallAttempts):
+    def __init__(self, policy: RetryPolicy, call: Call[Any], repeated: list[Any]) -> None:
+        super().__init__(policy, call)
+        self._arguments = call.arguments if call.operation == CANCEL else {}
+        self._repeated = repeated
+
+    def pause_s(self, error: DelayServerError, *, sent: bool) -> float | None:
+        pause_s = super().pause_s(error, sent=sent)
+        if sent and pause_s is not None and isinstance(error, RESULT_UNKNOWN):
+            self._repeated += [each for name in ("receipts", "messages") for each in self._arguments.get(name, ())]
+        return pause_s
+
+
 class ShardsClient(Client):
     """A `Client` whose requests the library carries out."""
 
     def __init__(self, network: Network, addresses: Sequence[str], name: str, chance: Random) -> None:
         super().__init__(network, addresses[0], name)
         self._naming = chance
-        self.library = LibraryClient(network, ",".join(addresses), chance)
+        self.library = LibraryClient(network, ",".join(addresses), chance, [])
 
     async def hold(self, task_status: trio.TaskStatus[None]) -> None:
         """Keep the client of the library, until cancelled."""
