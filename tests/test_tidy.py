@@ -111,7 +111,7 @@ delayserver: .client
 .cli.backup: store.disk store.snapshots store.tables delayserver .backup .cli.recover .cli.terminal .client .config
     .crossing
     .protocol .runtime
-.cli.schedules: .cli.terminal .config .recurring .runtime
+.cli.schedules: .cli.messages .cli.terminal .client .config .recurring .runtime
 .cli.tokens: store.disk store.tables .cli.kafka .cli.terminal .client.calls .config .members .protocol .protocol.schema
     .runtime .tokens
 .dispatch: wheel store store.indexes store.logs store.records store.tables .config .logs .protocol .runtime
@@ -143,8 +143,8 @@ delayserver: .client
     .operations.nodes .protocol .protocol.schema .receive .recover.reading .runtime .state .state.decisions .state.positions
     .state.shard
     .state.windows .upkeep
-.operations.messages: wheel store store.indexes store.logs store.records store.tables .broker.service .names
-    .operations.access .operations.sending .protocol .protocol.schema .receive .runtime .state .state.counts
+.operations.messages: wheel store store.indexes store.logs store.records store.tables .broker.service .logs .names
+    .operations.access .operations.sending .protocol .protocol.schema .receive .recurring .runtime .state .state.counts
     .state.decisions .state.memory .state.positions .state.windows .upkeep
 .operations: .operations.access .operations.figures .operations.groups .operations.messages .operations.nodes
     .operations.sending .state.shard

@@ -13,6 +13,7 @@ from delayserver.client.calls.figure_calls import (
     Metrics,
 )
 from delayserver.client.calls.policy_calls import GroupPolicy, PolicyChanges
+from delayserver.client.calls.schedule_calls import ScheduleTerms
 from delayserver.client.calls.token_calls import MadeToken
 from delayserver.client.calls.transaction_calls import (
     CheckBack,
@@ -57,6 +58,7 @@ from delayserver.protocol.schema.pending import (
     PendingSubject,
     PendingSubjectsPage,
 )
+from delayserver.protocol.schema.schedules import ChangedSchedule, Firing, Schedule, ScheduleRun, SchedulesPage
 from delayserver.protocol.schema.shard_map import ShardMap, ShardPlace
 from delayserver.protocol.schema.snapshots import Snapshot
 from delayserver.protocol.schema.stored import FoundMessage, ReadMessage, ReadPage
@@ -72,6 +74,7 @@ __all__ = [
     "AsyncTransaction",
     "Batcher",
     "CancelResult",
+    "ChangedSchedule",
     "CheckBack",
     "Client",
     "ColumnsPublished",
@@ -86,6 +89,7 @@ __all__ = [
     "DuplicateRow",
     "Ended",
     "ExtendResult",
+    "Firing",
     "FoundMessage",
     "GroupPolicy",
     "GroupsPage",
@@ -125,6 +129,10 @@ __all__ = [
     "Retry",
     "RetryKeysResult",
     "Route",
+    "Schedule",
+    "ScheduleRun",
+    "ScheduleTerms",
+    "SchedulesPage",
     "Seconds",
     "SendResult",
     "ServerInfo",

@@ -126,6 +126,18 @@ def _waiting_keys(access: Access, arguments: dict[str, Any]) -> None:
         _require_admin(access, "waiting keys are skipped or tried again")
 
 
+_LOOKS_AT_SCHEDULES: Final = frozenset({"show", "list", "next"})
+
+
+def _schedule(access: Access, arguments: dict[str, Any]) -> None:
+    """A token that sends may change schedules of its subjects, and reads no bodies. The operation compares the subjects of
+    those that exist."""
+    role = LOOK if arguments.get("action") in _LOOKS_AT_SCHEDULES else SEND
+    if access.roles.isdisjoint({role, ADMIN}):
+        raise Forbidden(f"this is for tokens with the role {role}; {access.token_id} has {_listed(access.roles)}")
+    _subject(access, arguments)
+
+
 def _pending(access: Access, arguments: dict[str, Any]) -> None:
     if arguments.get("by") != "subject":
         access.require_everything("the count of all subjects")
@@ -185,6 +197,7 @@ RULES: Final[Mapping[str, Rule]] = {
     names_of.POLICY: Rule(frozenset({CONSUME, LOOK}), _policy),
     names_of.DEAD_LETTERS: Rule(frozenset({CONSUME, LOOK}), _dead_letters),
     names_of.WAITING_KEYS: Rule(frozenset({CONSUME, LOOK}), _waiting_keys),
+    names_of.SCHEDULE: Rule(frozenset({SEND, LOOK}), _schedule),
     names_of.SEEK: Rule(frozenset({ADMIN}), _subject),
     names_of.REMOVE_GROUP: Rule(frozenset({ADMIN}), _subject),
     names_of.REDISPATCH: Rule(frozenset({ADMIN}), _redispatch, operator=True),

@@ -22,6 +22,7 @@ from delayserver.operations.messages.lookup import Lookup
 from delayserver.operations.messages.open_transactions import OpenTransactions
 from delayserver.operations.messages.repeats import Repeats
 from delayserver.operations.messages.reschedule import Reschedule
+from delayserver.operations.messages.schedules import Schedules
 from delayserver.operations.messages.transactions import Transactions
 from delayserver.operations.nodes.cluster_member import ClusterMember
 from delayserver.operations.nodes.delivering import Delivering
@@ -52,6 +53,7 @@ class DelayOperations:
     prepare: Prepare
     transactions: Transactions
     open_transactions: OpenTransactions
+    schedules: Schedules
 
 
 @dataclass(frozen=True, slots=True)

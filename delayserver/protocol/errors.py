@@ -244,6 +244,18 @@ class TransactionEnded(Refused):
         return Outcome(self.details.get("outcome", Outcome.UNKNOWN))
 
 
+class ScheduleUnknown(Refused):
+    """The caller named a schedule that this server does not have: a wrong name, or one that was deleted."""
+
+    error = "schedule_unknown"
+
+
+class SchedulesFull(Refused):
+    """The server has as many schedules as it can have. Delete some that have ended, or give one the work of several."""
+
+    error = "schedules_full"
+
+
 class SubjectsFull(Refused):
     """The table of subject names is full, or the part of it that one token may fill (``names_of_token_percent``). The
     message says which. Perhaps the caller puts ids into subjects; otherwise the operator raises ``subjects_max``.

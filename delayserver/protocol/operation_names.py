@@ -49,6 +49,7 @@ TOKEN: Final = "token"
 SNAPSHOT: Final = "snapshot"
 CLUSTER: Final = "cluster"
 MAP: Final = "map"
+SCHEDULE: Final = "schedule"
 
 # Operations that a request may ask to have no reply, with the argument `one_way`.
 ONE_WAY: Final = frozenset({SEND, PUBLISH})
@@ -58,6 +59,6 @@ OPERATIONS: Final = frozenset(
         HELLO, PING, STATUS, ROUTE, SEND, CANCEL, RESCHEDULE, LOOKUP, PULL, CANCEL_WAIT, ACK, NACK, GROUPS,
         DELIVER, WINDOW_COMPLETE, REDISPATCH, PROVE, SUBJECTS, POLICY, GROUP, SEEK, REMOVE_GROUP, READ, PREPARE,
         COMMIT, ROLLBACK, TRANSACTIONS, FIND, DEAD_LETTERS, PUBLISH, RELOAD, PENDING, METRICS, TOKEN, EXTEND,
-        WAITING_KEYS, SNAPSHOT, CLUSTER, MAP,
+        WAITING_KEYS, SNAPSHOT, CLUSTER, MAP, SCHEDULE,
     }
 )  # fmt: skip

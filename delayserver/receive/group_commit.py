@@ -30,7 +30,7 @@ from delayserver.state.positions.gathering import CommitGroup, Committed, Done, 
 from delayserver.state.positions.positions import Positions
 from delayserver.state.positions.record_writer import RecordWriter
 from store.errors import DiskFullError, StoreError
-from store.records.batches import CancelBatch, MessageBatch
+from store.records.batches import OWN_SEQUENCE, CancelBatch, MessageBatch
 from store.records.column_batch import ColumnBatch
 from store.records.message_rows import ROWS_MAX, MessageRows, Row, to_batch
 
@@ -240,7 +240,8 @@ class GroupCommit:
                     columns["accepted_us"] = batch.accepted_us
                 if batch.origin_sequence.item(-1) < 0:  # timers name their transactions, whose sequences are new too
                     origin = batch.origin_sequence
-                    columns["origin_sequence"] = np.where(origin < 0, sequence + origin, origin)
+                    earlier = np.where(origin < 0, sequence + origin, origin)
+                    columns["origin_sequence"] = np.where(origin == OWN_SEQUENCE, sequence, earlier)
                 numbered.append(batch.with_columns(**columns))
             else:
                 numbered.append(batch)

@@ -10,16 +10,19 @@ from delayserver.operations.messages.due_task import DueTask
 from delayserver.operations.messages.locator import Locator
 from delayserver.operations.messages.message_states import MessageStates
 from delayserver.operations.messages.rescheduling import Rescheduling
+from delayserver.operations.messages.schedule_firing import ScheduleFiring
+from delayserver.operations.messages.schedule_records import ScheduleRecords
 from delayserver.server.ground import Ground
 from delayserver.server.receive_parts import ReceiveParts
 from delayserver.server.state_parts import StateParts
 from delayserver.server.upkeep_parts import UpkeepParts
-from delayserver.state.memory.internal_groups import TIMERS
+from delayserver.state.memory.internal_groups import SCHEDULES, TIMERS
 
 
 @dataclass(frozen=True, slots=True)
 class MessageParts:
-    """Decisions about single messages. `timers` takes the due timers of transactions."""
+    """Decisions about single messages. `timers` takes the due timers of transactions, `schedule_timers` those of
+    schedules."""
 
     locator: Locator
     cancellation: Cancellation
@@ -27,6 +30,9 @@ class MessageParts:
     check_backs: CheckBacks
     timers: DueTask
     states: MessageStates
+    schedule_records: ScheduleRecords
+    firing: ScheduleFiring
+    schedule_timers: DueTask
 
 
 def build_messages(ground: Ground, state: StateParts, upkeep: UpkeepParts, receive: ReceiveParts) -> MessageParts:
@@ -40,6 +46,10 @@ def build_messages(ground: Ground, state: StateParts, upkeep: UpkeepParts, recei
     check_backs = CheckBacks(
         ground.opened.directory.server_id, ground.names, cancellation, rescheduling, pipeline, runtime
     )
+    records = ScheduleRecords(
+        ground.names, locator, receive.intake, ground.settings.message.delay_ms_max, runtime.clock
+    )
+    firing = ScheduleFiring(records, state.schedules, cancellation, pipeline, decided.holds)
     return MessageParts(
         locator=locator,
         cancellation=cancellation,
@@ -47,4 +57,7 @@ def build_messages(ground: Ground, state: StateParts, upkeep: UpkeepParts, recei
         check_backs=check_backs,
         timers=DueTask(state.due[TIMERS], check_backs),
         states=MessageStates(cancellation, decided, files, residency, windows, runtime),
+        schedule_records=records,
+        firing=firing,
+        schedule_timers=DueTask(state.due[SCHEDULES], firing),
     )

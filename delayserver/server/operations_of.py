@@ -22,6 +22,7 @@ from delayserver.operations.messages.named_messages import Naming
 from delayserver.operations.messages.open_transactions import OpenTransactions
 from delayserver.operations.messages.repeats import Repeats
 from delayserver.operations.messages.reschedule import Reschedule
+from delayserver.operations.messages.schedules import ScheduleChanges, Schedules
 from delayserver.operations.messages.timer_files import TimerFiles
 from delayserver.operations.messages.transactions import Transactions
 from delayserver.operations.nodes.cluster_member import ClusterMember, Shard
@@ -132,4 +133,13 @@ def _delay_operations(parts: Parts, admission: Admission) -> DelayOperations:
             runtime,
         ),
         transactions=Transactions(admission, naming, intake, rescheduling, cancellation, states, runtime),
+        schedules=Schedules(
+            admission,
+            intake,
+            names,
+            ScheduleChanges(messages.schedule_records, state.schedules, cancellation, commit, state.positions),
+            messages.firing,
+            (server_id, ground.outside.membership is not None),
+            runtime,
+        ),
     )

@@ -29,6 +29,7 @@ from delayserver.startup.directory_opening import Opened, count_accepted
 from delayserver.startup.lost_outcomes import LostOutcomes
 from delayserver.startup.pending_subjects import pending_before
 from delayserver.startup.replay_ahead import HeldCancels
+from delayserver.startup.schedules_before import schedules_before
 from delayserver.state.counts.balance import ANY_TIME_MS
 from delayserver.state.files import Files
 from store.logs.window_files import SEQUENCE_MAX
@@ -182,6 +183,8 @@ def _begin_counts(ground: Ground, state: StateParts, totals: I64) -> None:
     balance.subjects.redeliveries.begin(before, frozenset() if pending is None else pending.ended)
     if pending is not None:
         balance.subjects.start_from(pending.subjects, pending.redeliveries)
+    for name, place in schedules_before(files, opened.found).items():
+        state.schedules.place(name, place)
     counted = opened.found.checkpoint.totals
     # A checkpoint of an older program, or a lost one, does not say it. Then timers may lie anywhere.
     has_timers = files.names.code(OWN, TIMERS_SUBJECT) != 0

@@ -18,6 +18,7 @@ from delayserver.replay.kept_tables import KeptTables
 from delayserver.replay.message_log_reader import MessageLogReader
 from delayserver.replay.opened_messages import OpenedMessages
 from delayserver.replay.outcome_groups import OutcomeGroups
+from delayserver.replay.placed_schedules import PlacedSchedules
 from delayserver.replay.placing import Placing
 from delayserver.replay.placing_waits import PlacingWaits
 from delayserver.replay.publisher import Publisher
@@ -73,6 +74,7 @@ def build_replay(ground: Ground, state: StateParts) -> ReplayParts:
         of_broker,
         RoundCounts(state.balance, state.windows, round_outcomes),
         OpenedMessages(state.decided, round_outcomes, runtime),
+        PlacedSchedules(state.schedules, files.names),
         to_memory,
         round_outcomes,
         *digested,

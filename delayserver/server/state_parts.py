@@ -18,6 +18,7 @@ from delayserver.state.memory.queueing import Queueing
 from delayserver.state.memory.read_back import ReadBack
 from delayserver.state.memory.residency import Residency
 from delayserver.state.memory.routes import Routes
+from delayserver.state.memory.schedule_timers import ScheduleTimers
 from delayserver.state.positions.accepted_log import AcceptedLog
 from delayserver.state.positions.gathering import Gathering
 from delayserver.state.positions.log_queue import LogQueue
@@ -52,6 +53,7 @@ class StateParts:
     read_back: ReadBack
     tables: SharedTables
     digest: Digest | None
+    schedules: ScheduleTimers
 
     @property
     def book(self) -> WindowBook:
@@ -113,6 +115,7 @@ def build_state(ground: Ground) -> StateParts:
         overflow=overflow,
         queueing=queueing,
         tables=SharedTables(),
+        schedules=ScheduleTimers(),
         digest=_digest(ground, log_queue),
         read_back=ReadBack(residency, overflow, fallbacks, queueing, windows, runtime),
     )

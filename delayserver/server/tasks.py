@@ -68,6 +68,7 @@ def tasks_by_stage(parts: Parts) -> Mapping[Stage, tuple[Task, ...]]:
                 dispatch.dispatcher.run,
                 dispatch.groups.run,
                 parts.messages.timers.run,
+                parts.messages.schedule_timers.run,
                 upkeep.housekeeping.run,
             ),
             Stage.READY: (

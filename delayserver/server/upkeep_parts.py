@@ -49,7 +49,8 @@ def build_upkeep(ground: Ground, state: StateParts, cluster: ClusterParts | None
     coming = OnTheirWay(state.gathering, files.log, state.positions, storage.window_ms, runtime)
     found = None if opened.found.lost else opened.found.checkpoint
     checkpoint = CheckpointFile(fs, ground.path("checkpoint"), opened.sequences, horizon, found)
-    progress = Progress(state.positions, state.balance, state.decided, state.windows, opened.believable, state.digest)
+    beside = state.schedules, state.digest
+    progress = Progress(state.positions, state.balance, state.decided, state.windows, opened.believable, beside)
     clock_stepped = Bell()
     bells = horizon.earlier, state.residency.loadable, clock_stepped
     writer: LedgerWriter = LocalLedgerWriter(files.ledger)

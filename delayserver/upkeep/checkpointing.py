@@ -24,6 +24,7 @@ from store.tables.checkpoint import (
     CoarseDays,
     OrphanedOutcomes,
     PendingRedeliveries,
+    PendingSchedules,
     PendingSubjects,
     Uncertain,
 )
@@ -190,6 +191,7 @@ class Checkpointing:
                 pending=None if pending is None else PendingSubjects.of(pending),
                 redeliveries=None if pending is None else _redeliveries_table(captured.redeliveries),
                 uncertain=uncertain,
+                schedules=PendingSchedules.of(captured.schedules),
             ),
             peak_us,
         )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from delayserver.runtime.believable_clock import BelievableClock
 from delayserver.state.counts.balance import Balance
 from delayserver.state.counts.waiting_ages import WaitingAges
 from delayserver.state.decisions.decided import Decided
+from delayserver.state.memory.schedule_timers import ScheduleTimerPlace, ScheduleTimers
 from delayserver.state.positions.positions import Positions
 from delayserver.state.shard.digest import Digest
 from delayserver.state.windows.windows import Windows
@@ -30,6 +32,8 @@ class Captured:
     """Placed messages by subject, see `SubjectCounts.placed_pending`."""
     redeliveries: WaitingAges
     """Redeliveries that are placed and had not ended durably."""
+    schedules: Mapping[str, ScheduleTimerPlace]
+    """The timers of schedules that are placed."""
 
 
 class Progress:
@@ -42,15 +46,15 @@ class Progress:
         decided: Decided,
         windows: Windows,
         believable: BelievableClock,
-        digest: Digest | None,
+        beside: tuple[ScheduleTimers, Digest | None],
     ) -> None:
-        """`digest`: of a member of a cluster."""
+        """`beside`: the timers of schedules, and the digest of a member of a cluster."""
         self.positions = positions
         self.decided = decided
         self._balance = balance
         self._windows = windows
         self._believable = believable
-        self._digest = digest
+        self._schedules, self._digest = beside
 
     def capture(self) -> Captured:
         """One step. The marks of files may include what replay does later: their high-water marks make the next start skip
@@ -71,6 +75,7 @@ class Progress:
             outcomes=self.outcomes,
             subjects=self._balance.subjects.placed_pending(),
             redeliveries=self._balance.subjects.redeliveries.begin_checkpoint(),
+            schedules=self._schedules.all(),
         )
 
     def ended_subjects(self) -> I64:

@@ -28,6 +28,8 @@ FLAG_PUBLISHED = 1
 # Bit of `MessageBatch.flags`: a transaction that was prepared. It is never delivered; its commit puts another message in
 # its place.
 FLAG_PREPARED = 1
+# `origin_sequence` of a row that is its own origin, before it has a sequence: the record that makes a schedule.
+OWN_SEQUENCE = -(1 << 62)
 # Bit of `StoredBatch.flags`, beside the one before: the node itself stored the message, as a dead letter of a consumer
 # group. `window_ms` is the place of the message that was given up, as `dead_letter_burial.py` of the broker packs it.
 FLAG_DEAD_LETTER = 2

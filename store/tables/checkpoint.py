@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from itertools import pairwise
 from typing import Any, ClassVar, Self
 
 import google_crc32c
@@ -236,6 +237,52 @@ class Uncertain:
 
 
 @dataclass(frozen=True, slots=True)
+class PendingSchedules(ColumnTable):
+    """The timers of schedules that were placed below `replay_offset` and not replaced there, by the names of the schedules:
+    these lie end to end in UTF-8, with lengths in `name_length`."""
+
+    due_ms: I64
+    sequence: I64
+    name_length: U32
+    names: bytes = b""
+
+    columns: ClassVar[tuple[tuple[str, str, int], ...]] = (
+        ("due_ms", "<i8", 1),
+        ("sequence", "<i8", 1),
+        ("name_length", "<u4", 1),
+    )
+
+    @classmethod
+    def of(cls, places: Mapping[str, tuple[int, int]]) -> Self:
+        """From due time and sequence by name."""
+        names = [name.encode() for name in places]
+        due_ms, sequence = np.array(list(places.values()), np.int64).reshape(-1, 2).T
+        table = cls.filled(
+            len(names), due_ms=due_ms, sequence=sequence, name_length=np.array([len(name) for name in names], np.uint32)
+        )
+        return replace(table, names=b"".join(names))
+
+    def by_name(self) -> dict[str, tuple[int, int]]:
+        """The inverse of `of`. Raises ValueError where the columns do not fit together."""
+        offsets = np.concatenate([[0], np.cumsum(self.name_length, dtype=np.int64)]).tolist()
+        names = [self.names[begin:end].decode() for begin, end in pairwise(offsets)]
+        places = dict(zip(names, zip(self.due_ms.tolist(), self.sequence.tolist(), strict=True), strict=True))
+        if offsets[-1] != len(self.names) or len(places) != len(names):
+            raise ValueError("names of schedules that are none")
+        return places
+
+    def _pack(self) -> dict[str, Any]:
+        return ColumnTable._pack(self) | {"names": self.names}
+
+    @classmethod
+    def _unpack(cls, packed: Mapping[str, Any]) -> Self:
+        table = super(PendingSchedules, cls)._unpack(packed)
+        table = replace(table, names=bytes(packed["names"]))
+        table.by_name()
+        return table
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
     """`replay_offset`: logical offset of message_log below which everything is in synced schedule files;
     `replayed_sequence`: the highest sequence below it. `totals`: global counters by name. `clean`: written by an
@@ -262,12 +309,14 @@ class Checkpoint:
     pending: PendingSubjects | None = None
     redeliveries: PendingRedeliveries | None = None
     uncertain: Uncertain | None = None
+    schedules: PendingSchedules | None = None
 
 
-# The keys of the counts by subject, of redeliveries, and of `uncertain`.
+# The keys of the counts by subject, of redeliveries, of `uncertain`, and of schedules.
 _PENDING = "pending"
 _REDELIVERIES = "redeliveries"
 _UNCERTAIN = "uncertain"
+_SCHEDULES = "schedules"
 # A step is a power of two of milliseconds.
 _STEP_MS_MAX = 1 << 40
 # Codes of names are below it, and so are arrays that are made of them.
@@ -291,7 +340,7 @@ def encode(checkpoint: Checkpoint) -> bytes:
         value = getattr(checkpoint, entry.name)
         values[entry.name] = value._pack() if isinstance(value, ColumnTable) else value
     # In `totals`, where programs of before pass over what they do not know. As a key of its own it would be damage to them.
-    del values["pending"], values["redeliveries"], values["uncertain"]
+    del values["pending"], values["redeliveries"], values["uncertain"], values["schedules"]
     values["totals"] = dict(checkpoint.totals)
     if checkpoint.pending is not None:
         values["totals"][_PENDING] = checkpoint.pending._pack()
@@ -299,6 +348,8 @@ def encode(checkpoint: Checkpoint) -> bytes:
         values["totals"][_REDELIVERIES] = checkpoint.redeliveries._pack()
     if checkpoint.uncertain is not None:
         values["totals"][_UNCERTAIN] = [checkpoint.uncertain.due_before_ms, checkpoint.uncertain.sequence_before]
+    if checkpoint.schedules is not None:
+        values["totals"][_SCHEDULES] = checkpoint.schedules._pack()
     version = FORMAT_VERSION if len(checkpoint.lost) else _VERSION_WITHOUT_LOST
     if version == _VERSION_WITHOUT_LOST:
         del values["lost"]
@@ -343,6 +394,8 @@ def _build(values: dict[str, Any], server_id: int) -> Checkpoint:
     values["redeliveries"] = None if redeliveries is None else _checked(PendingRedeliveries._unpack(redeliveries))
     uncertain = values["totals"].pop(_UNCERTAIN, None)
     values["uncertain"] = None if uncertain is None else Uncertain(*map(int, uncertain))
+    schedules = values["totals"].pop(_SCHEDULES, None)
+    values["schedules"] = None if schedules is None else PendingSchedules._unpack(schedules)
     if any(type(count) is not int for count in values["totals"].values()):
         raise ValueError("a counter that is no number")
     if values["server_id"] != server_id:

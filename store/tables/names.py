@@ -21,8 +21,10 @@ from store.records.batches import U32, NameBatch
 from store.records.column_batch import ragged_offsets
 from store.records.segment import FILE_HEADER_BYTES, FILE_NAMES, FileHeader, Segment, is_unfinished
 
-SUBJECT, CONSUMER_GROUP, BROKER_GROUP, TAG, OWN = 0, 1, 2, 3, 4
-KINDS = 5
+SUBJECT, CONSUMER_GROUP, BROKER_GROUP, TAG, OWN, SCHEDULING = 0, 1, 2, 3, 4, 5
+"""`SCHEDULING` has one name, the subject of the timers of schedules. A program that knows no schedules knows no such kind,
+and refuses the directory: it would deliver timers as messages."""
+KINDS = 6
 FILE_NAME = "names.log"
 # A name costs about 200 bytes of memory for ever: this many are 200 MB, and a client that invents subjects is refused.
 NAMES_MAX = 1_000_000
@@ -33,6 +35,7 @@ _SETTINGS = (
     ("broker groups", "nothing: a million broker groups are configured"),
     ("tags", "message.tags_max"),
     ("names of the server", "nothing: they are a few"),
+    ("names of schedules", "nothing: there is one"),
 )
 # Rows of one record: bounded, so that a record stays far below the bound of its readers.
 _RECORD_ROWS = 1 << 16
@@ -52,7 +55,7 @@ class Names:
         self._new: list[NameBatch] = []
         self._kept = 0
         # The bound of each kind. Names of broker groups come from the configuration.
-        self._bounds = (subjects_max, groups_max, NAMES_MAX, tags_max, NAMES_MAX)
+        self._bounds = (subjects_max, groups_max, NAMES_MAX, tags_max, NAMES_MAX, NAMES_MAX)
         self._names: list[str] = [""]
         self._kinds = bytearray(1)
         self._codes: list[dict[str, int]] = [{} for _ in range(KINDS)]

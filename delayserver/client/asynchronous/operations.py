@@ -21,6 +21,7 @@ from delayserver.client.asynchronous.group_operations import AsyncGroupOperation
 from delayserver.client.asynchronous.one_way_operations import AsyncOneWayOperations
 from delayserver.client.asynchronous.position_operations import AsyncPositionOperations
 from delayserver.client.asynchronous.publish_operations import AsyncPublishOperations
+from delayserver.client.asynchronous.schedule_operations import AsyncScheduleOperations
 from delayserver.client.asynchronous.transaction_operations import AsyncTransactionOperations
 from delayserver.client.calls import (
     message_calls,
@@ -81,6 +82,7 @@ class AsyncOperations(
     AsyncOneWayOperations,
     AsyncPositionOperations,
     AsyncPublishOperations,
+    AsyncScheduleOperations,
     AsyncTransactionOperations,
 ):
     """The operations of a server, as methods. `AsyncClient` adds the connection, the attempts and the closing."""

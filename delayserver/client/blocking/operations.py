@@ -22,6 +22,7 @@ from delayserver.client.blocking.group_operations import BlockingGroupOperations
 from delayserver.client.blocking.one_way_operations import BlockingOneWayOperations
 from delayserver.client.blocking.position_operations import BlockingPositionOperations
 from delayserver.client.blocking.publish_operations import BlockingPublishOperations
+from delayserver.client.blocking.schedule_operations import BlockingScheduleOperations
 from delayserver.client.blocking.transaction_operations import BlockingTransactionOperations
 from delayserver.client.calls import (
     message_calls,
@@ -82,6 +83,7 @@ class BlockingOperations(
     BlockingOneWayOperations,
     BlockingPositionOperations,
     BlockingPublishOperations,
+    BlockingScheduleOperations,
     BlockingTransactionOperations,
 ):
     """The operations of a server, as methods. `Client` adds the connection, the attempts and the closing."""

@@ -19,6 +19,7 @@ from delayserver.front.handlers.publish import PublishHandlers
 from delayserver.front.handlers.read import ReadHandlers
 from delayserver.front.handlers.reading import GivenMessages
 from delayserver.front.handlers.reschedule import RescheduleHandlers
+from delayserver.front.handlers.schedules import schedule_acts
 from delayserver.front.handlers.send import SendHandlers
 from delayserver.front.handlers.tokens import token_acts
 from delayserver.front.handlers.transactions import TransactionHandlers
@@ -142,6 +143,7 @@ def _of_delay(delay: DelayOperations, server_id: str, limits: Limits) -> Handler
             names_of.COMMIT: transactions.commit,
             names_of.ROLLBACK: transactions.rollback,
             names_of.TRANSACTIONS: described({ListTransactions: for_client(delay.open_transactions.page)}),
+            names_of.SCHEDULE: schedule_acts(delay.schedules),
         },
     )
 

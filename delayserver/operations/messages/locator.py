@@ -226,6 +226,18 @@ class Locator:
             if version == self._days.version:  # as in `locate`
                 return count, MessageBatch.concatenate(parts) if parts else MessageBatch.filled(0)
 
+    def read_internal(self, sequence: int, due_ms: int) -> MessageBatch:
+        """Reads an internal record, whole; no row where it is not found. Reports damage."""
+        while True:
+            version = self._days.version
+            start_ms = window_of(due_ms, self._window_ms)
+            for file in self._files(start_ms):
+                rows = self._read(file, np.array([sequence], np.int64))
+                if len(rows):
+                    return rows
+            if version == self._days.version:  # as in `locate`
+                return MessageBatch.filled(0)
+
     def _read(self, file: ScheduleKey, sequence: I64) -> MessageBatch:
         damages: list[Damage] = []
         try:

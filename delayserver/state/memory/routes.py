@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from delayserver.config.settings import RouteSettings
 from delayserver.state.memory.internal_groups import INTERNAL_GROUPS, ROUTE_NUMBER_FIRST, InternalGroup
-from store.tables.names import OWN, Names
+from store.tables.names import Names
 
 
 class Routes:
@@ -65,7 +65,7 @@ class Routes:
 
     def is_in_use(self, group: InternalGroup) -> bool:
         """Whether there may be records of an internal group: its subject has a code in this directory."""
-        return self._names.code(OWN, group.subject) != 0
+        return self._names.code(group.name_kind, group.subject) != 0
 
     def match(self, subject: str) -> RouteSettings | None:
         """The route of a subject."""
@@ -102,7 +102,7 @@ class Routes:
         groups, route_numbers = np.zeros((2, max(last + 1 - first, 0)), dtype=np.uint32)
         # A member that follows has no groups yet.
         default = next(iter(self._group_codes.values()), 0)
-        internal = {self._names.code(OWN, group.subject): group for group in INTERNAL_GROUPS}
+        internal = {self._names.code(group.name_kind, group.subject): group for group in INTERNAL_GROUPS}
         for row, code in enumerate(range(first, last + 1)):
             route = self.match(self._names.name(code))
             if code in internal:

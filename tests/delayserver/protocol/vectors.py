@@ -343,6 +343,20 @@ REQUESTS: dict[str, tuple[Any, ...]] = {
         "token",
         {"action": "create", "roles": ["send"], "subjects": ["orders*"], "name": "shop", "rate": 500},
     ),
+    "schedule request": (
+        150,
+        "schedule",
+        {
+            "action": "put",
+            "name": "daily",
+            "subject": "reports",
+            "body": "report",
+            "cron": "0 9 * * 1-5",
+            "zone": "Europe/Berlin",
+        },
+    ),
+    "schedule run request": (151, "schedule", {"action": "run", "name": "daily"}),
+    "schedule next request": (152, "schedule", {"action": "next", "name": "daily", "count": 1}),
 }
 
 REPLIES: dict[str, tuple[Any, ...]] = {
@@ -893,6 +907,26 @@ REPLIES: dict[str, tuple[Any, ...]] = {
             "token": "dst_0123456789ab_AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8",
         },
     ),
+    "schedule reply": (
+        150,
+        True,
+        {
+            "name": "daily",
+            "generation": 46,
+            "state": "active",
+            "next_ms": DUE_MS,
+            "fired": 0,
+            "changed_ms": DUE_MS - 60_000,
+            "definition": {"subject": "reports", "cron": "0 9 * * 1-5", "zone": "Europe/Berlin"},
+            "changed": True,
+        },
+    ),
+    "schedule run reply": (
+        151,
+        True,
+        {"name": "daily", "receipt": RECEIPT, "message_id": "daily:46:run-1", "due_ms": DUE_MS},
+    ),
+    "schedule next reply": (152, True, {"firings": [{"due_ms": DUE_MS, "moment_ms": DUE_MS}]}),
     "error reply": (28, False, {"error": "not_ready", "message": "recovering", "retry_after_ms": 200}),
     "connection error reply": (
         0,
