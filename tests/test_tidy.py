@@ -72,7 +72,7 @@ store.snapshots: store store.disk store.logs store.tables
     .protocol
 .operations.access: store store.disk store.tables .logs .protocol .protocol.schema .runtime .state.counts .state.shard
     .tokens
-.recover.checking: store store.disk store.indexes store.logs store.records store.shared store.tables .broker.files
+.recover.checking: store store.disk store.keys store.indexes store.logs store.records store.shared store.tables .broker.files
     .protocol .recover.reading .runtime
 .backup: store store.disk store.records store.shared store.snapshots store.tables .broker.files .config .recover.checking
     .recover.reading
@@ -87,7 +87,7 @@ store.snapshots: store store.disk store.logs store.tables
 .receive: store store.logs store.records store.tables .config .names .protocol .runtime .state.positions .state.windows
 .follow: store store.logs store.records store.shared .logs .protocol .runtime .state.positions .state.shard .state.decisions
 .lead: store.shared .config .logs .protocol .runtime .state.positions .state.shard
-.recover.mending: store store.disk store.logs store.records store.tables .broker.files .config .recover.checking
+.recover.mending: store store.disk store.keys store.logs store.records store.tables .broker.files .config .recover.checking
     .recover.reading .runtime
 .recover.telling: store store.disk store.logs store.records store.tables .broker.files .protocol .recover.checking
     .recover.reading
@@ -121,6 +121,8 @@ delayserver: .client
 .replay: wheel store store.disk store.indexes store.logs store.records store.tables .config .protocol .runtime .state
     .state.counts .state.decisions .state.memory .state.positions .state.shard
     .state.windows
+.keys: store store.disk store.keys store.logs store.records .protocol .runtime .state .state.positions
+    .state.windows
 .startup: store store.disk store.logs store.records store.tables .config .logs .protocol .runtime .state .state.counts
     .state.decisions .state.memory .state.windows
 .upkeep: store store.disk store.logs store.records store.tables .config .logs .protocol .runtime .state .state.counts
@@ -151,7 +153,8 @@ delayserver: .client
 .front.handlers: store.records .config .front .operations .operations.access .operations.figures
     .operations.groups .operations.messages .operations.nodes .operations.sending .protocol .protocol.schema .runtime
     .state.shard
-.server: wheel store store.disk store.logs store.records store.tables .broker .broker.service .config .dispatch
+.server: wheel store store.disk store.keys .keys store.logs store.records store.tables .broker .broker.service .config
+    .dispatch
     .front .front.handlers .load .logs .names .net .operations .operations.access .operations.figures .operations.groups
     .operations.messages .operations.nodes .operations.sending .outcomes .protocol .receive .replay .runtime .startup
     .state .state.connections .state.counts .state.decisions .state.memory .state.positions .state.windows .targets
@@ -191,7 +194,7 @@ MAY_IMPORT = table(ROOMS)
 # Stages meet in `state`: none imports another.
 STAGES = {
     f"delayserver.{room}"
-    for room in ("receive", "follow", "lead", "replay", "load", "dispatch", "outcomes", "upkeep", "startup")
+    for room in ("receive", "follow", "lead", "replay", "load", "dispatch", "outcomes", "upkeep", "startup", "keys")
 }
 
 # What the tests of a package may import. The tests of `delayserver` and `ops` may import all packages, and each other's

@@ -396,6 +396,14 @@ class NotReady(Unavailable):
     error = "not_ready"
 
 
+class KeysIncomplete(Unavailable):
+    """The server makes its index of message ids again, and cannot find a message by its id alone yet. A receipt, or an id
+    with its due time, finds it. Wait ``retry_after_ms``.
+    """
+
+    error = "keys_incomplete"
+
+
 class NotPrimary(Unavailable):
     """This member of a cluster does not lead, so it has done nothing of the request. Ask the member at ``primary``, if the
     error names one, and else the other members. ``http`` is the URL of that member's HTTP interface, if it has one.

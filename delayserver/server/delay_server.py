@@ -428,4 +428,5 @@ class DelayServer:
         """Close all files. A clean end has closed those of the broker already; a crash has not."""
         if self.is_open:
             self.parts.broker.core.abandon()
+            self.parts.keys.index.close()
             self.parts.opened.close()

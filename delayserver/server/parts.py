@@ -16,6 +16,7 @@ from delayserver.server.dispatch_parts import DispatchParts, build_dispatch
 from delayserver.server.figure_parts import FigureParts, build_figures
 from delayserver.server.ground import Ground
 from delayserver.server.group_parts import GroupParts, build_groups
+from delayserver.server.key_parts import KeyParts, build_keys
 from delayserver.server.leadership_end import LeadershipEnd
 from delayserver.server.load_parts import LoadParts, build_load
 from delayserver.server.message_parts import MessageParts, build_messages
@@ -44,6 +45,7 @@ class Parts:
 
     ground: Ground
     state: StateParts
+    keys: KeyParts
     replay: ReplayParts
     load: LoadParts
     outcomes: OutcomeParts
@@ -75,7 +77,8 @@ class Parts:
 def build_parts(ground: Ground) -> Parts:
     """May run in any thread. Raises StoreError and its kinds."""
     state = build_state(ground)
-    replay = build_replay(ground, state)
+    keys = build_keys(ground, state)
+    replay = build_replay(ground, state, keys)
     replay.day_end.remove_left()
     in_both_tiers = replay.day_outcomes.open(patient=ground.patient)
     load = build_load(ground, state)
@@ -91,6 +94,7 @@ def build_parts(ground: Ground) -> Parts:
     outcomes = build_outcomes(ground, state, cluster)
     upkeep = build_upkeep(ground, state, cluster)
     upkeep.removal.finish_interrupted()
+    upkeep.checkpointing.call_before(keys.index.make_durable)
     _begin_counts(ground, state, upkeep.entries.retired_totals() - in_both_tiers)
     receive = build_receive(ground, state, upkeep, appender, cluster)
     broker = build_broker(ground, state, upkeep, receive, cluster)
@@ -101,7 +105,7 @@ def build_parts(ground: Ground) -> Parts:
     messages = build_messages(ground, state, upkeep, receive)
     groups = build_groups(ground, state, upkeep, receive, broker, cluster)
     figures = build_figures(ground, state, load, upkeep, receive, broker, dispatch, groups, cluster)
-    recovery = _recovery(ground, state, replay, outcomes)
+    recovery = _recovery(ground, state, replay, outcomes, keys)
     end = CleanEnd(
         Settling(
             receive.commit,
@@ -118,6 +122,7 @@ def build_parts(ground: Ground) -> Parts:
     return Parts(
         ground,
         state,
+        keys,
         replay,
         load,
         outcomes,
@@ -156,7 +161,9 @@ def _front_probe(ground: Ground, cluster: ClusterParts | None, hand_over: Leader
     return FrontProbe(membership.map.fronts, cluster.standing, asks, hand_over.to, ground.runtime.clock)
 
 
-def _recovery(ground: Ground, state: StateParts, replay: ReplayParts, outcomes: OutcomeParts) -> Recovery:
+def _recovery(
+    ground: Ground, state: StateParts, replay: ReplayParts, outcomes: OutcomeParts, keys: KeyParts
+) -> Recovery:
     files, found, runtime = ground.files, ground.opened.found, ground.runtime
     decided, balance, windows = state.decided, state.balance, state.windows
     record, window_ms = replay.round_outcomes.record_missing_cancels, windows.book.window_ms
@@ -166,7 +173,7 @@ def _recovery(ground: Ground, state: StateParts, replay: ReplayParts, outcomes: 
         ground.outside.replay_room,
         HeldCancels(files.log, found.checkpoint, decided.holds, balance, runtime.workers),
         StartOutcomes(lost, replay.round_outcomes, replay.day_outcomes, outcomes.recorder),
-        StartCounts(files, found, replay.reader, balance, decided, windows, runtime),
+        StartCounts(ground.opened, replay.reader, balance, decided, windows, keys.index, runtime),
         state.residency.loadable,
     )
 

@@ -29,6 +29,7 @@ from delayserver.replay.round_outcomes import RoundOutcomes
 from delayserver.replay.rounds import Rounds
 from delayserver.replay.rows_to_memory import RowsToMemory
 from delayserver.server.ground import Ground
+from delayserver.server.key_parts import KeyParts
 from delayserver.server.state_parts import StateParts
 
 
@@ -49,7 +50,7 @@ class ReplayParts:
     of_broker: BrokerRecords
 
 
-def build_replay(ground: Ground, state: StateParts) -> ReplayParts:
+def build_replay(ground: Ground, state: StateParts, keys: KeyParts) -> ReplayParts:
     """The outcomes of its days are not open yet."""
     files, runtime = ground.files, ground.runtime
     storage, wheel = ground.settings.storage, ground.settings.wheel
@@ -67,12 +68,13 @@ def build_replay(ground: Ground, state: StateParts) -> ReplayParts:
     steps = (
         # Counts come first: a message is counted before an outcome of it can be. Outcomes come last: those of copies
         # and cancels close messages that this round may have opened, and the holds of cancels end behind them.
-        # An index over all messages stands between.
+        # The index of ids stands between: who sees a message in memory finds it.
         KeptNames(files.names),
         RetiredRounds(state.windows),
         KeptTables(state.tables),
         of_broker,
         RoundCounts(state.balance, state.windows, round_outcomes),
+        keys.index,
         OpenedMessages(state.decided, round_outcomes, runtime),
         PlacedSchedules(state.schedules, files.names),
         to_memory,

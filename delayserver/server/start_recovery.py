@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from delayserver.keys.key_index import KeyIndex
 from delayserver.outcomes.outcome_recorder import OutcomeRecorder
 from delayserver.replay.day_outcomes import DayOutcomes
 from delayserver.replay.message_log_reader import MessageLogReader
@@ -11,13 +12,12 @@ from delayserver.replay.round_outcomes import RoundOutcomes
 from delayserver.runtime.marks import Bell
 from delayserver.runtime.room_wait import RoomWait
 from delayserver.runtime.runtime import Runtime
-from delayserver.startup.directory_opening import FoundCheckpoint, count_placed
+from delayserver.startup.directory_opening import Opened, count_placed
 from delayserver.startup.lost_outcomes import LostOutcomes
 from delayserver.startup.orphans import OrphanSearch, sequences_behind
 from delayserver.startup.replay_ahead import HeldCancels
 from delayserver.state.counts.balance import Balance
 from delayserver.state.decisions.decided import Decided
-from delayserver.state.files import Files
 from delayserver.state.positions.positions import Positions
 from delayserver.state.windows.windows import Windows
 
@@ -51,14 +51,17 @@ class StartCounts:
 
     def __init__(
         self,
-        files: Files,
-        found: FoundCheckpoint,
+        opened: Opened,
         reader: MessageLogReader,
         balance: Balance,
         decided: Decided,
         windows: Windows,
+        keys: KeyIndex,
         runtime: Runtime,
     ) -> None:
+        """`keys`: made again where schedule files have messages that no round brings."""
+        self._keys = keys
+        files, found = opened.files, opened.found
         self._files = files
         self._found = found
         self._reader = reader
@@ -92,6 +95,7 @@ class StartCounts:
         self._balance.place(*behind)
         if any(behind):
             self._balance.subjects.doubt()
+            self._keys.start_over()
 
     async def finish(self) -> None:
         """Leaves out orphans, and ends the counts of the start: the book takes all windows into account."""

@@ -54,6 +54,7 @@ def tasks_by_stage(parts: Parts) -> Mapping[Stage, tuple[Task, ...]]:
                 receive.commit.run,
                 replay.replayer.run,
                 outcomes.recorder.run,
+                parts.keys.upkeep.run,
                 *((*of_broker, broker.broker_commit.run_upkeep) if parts.cluster is None else ()),
                 dispatch.targets.run,
                 dispatch.reload.run,

@@ -22,8 +22,9 @@ from store.records.file_header import FILE_HEADER_BYTES, FILE_KEYS, FileHeader, 
 
 BLOCK_BYTES = 4096
 BLOCK_ROWS = 170
-# `mark` names run and block: a block that the disk put in another's place is found.
-BLOCK = np.dtype([("crc", "<u4"), ("rows", "<u4"), ("mark", "<u8"), ("row", KEY_ROW, BLOCK_ROWS)])
+BLOCK_WORDS = BLOCK_BYTES // 8
+# A block begins with two words: its checksum and number of rows, and its mark.
+HEAD_WORDS = 2
 _CRC_BYTES = 4
 # Runs up to this length have a filter: 2 MiB at most. Longer ones are few.
 FILTER_ROWS_MAX = 1 << 20
@@ -71,7 +72,8 @@ class RunWriter:
         """Append rows. Raises DiskFullError, DiskError."""
         if len(self._filter) and len(rows):
             self._filter[_filter_bit(rows["key"], len(self._filter))] = True
-        rows = np.concatenate([self._rest, rows])
+        if len(self._rest):
+            rows = np.concatenate([self._rest, rows])
         whole = len(rows) // BLOCK_ROWS * BLOCK_ROWS
         for start in range(0, whole, BLOCK_ROWS * STEP_BLOCKS):
             self._write(rows[start : min(start + BLOCK_ROWS * STEP_BLOCKS, whole)])
@@ -103,16 +105,18 @@ class RunWriter:
 
     def _write(self, rows: KeyRows) -> None:
         count = -(-len(rows) // BLOCK_ROWS)
-        blocks = np.zeros(count, BLOCK)
-        blocks["rows"] = BLOCK_ROWS
-        blocks["rows"][-1] = len(rows) - (count - 1) * BLOCK_ROWS
-        blocks["mark"] = np.arange(self._blocks, self._blocks + count, dtype=np.uint64) + np.uint64(self._number << 32)
-        flat = np.zeros(count * BLOCK_ROWS, KEY_ROW)
-        flat[: len(rows)] = rows
-        blocks["row"] = flat.reshape(count, BLOCK_ROWS)
-        blocks["crc"] = _checksums(blocks)
-        self._file.pwrite((1 + self._blocks) * BLOCK_BYTES, [blocks.tobytes()])
-        self._first.append(np.array(blocks["row"]["key"][:, 0]))
+        # Words, because numpy copies rows of three words one by one.
+        blocks = np.zeros((count, BLOCK_WORDS), "<u8")
+        short = count * BLOCK_ROWS - len(rows)
+        whole = rows if not short else np.concatenate([rows, np.zeros(short, KEY_ROW)])
+        blocks[:, HEAD_WORDS:] = whole.view("<u8").reshape(count, -1)
+        blocks[:, 0] = BLOCK_ROWS << 32
+        blocks[-1, 0] = (BLOCK_ROWS - short) << 32
+        blocks[:, 1] = _marks(self._number, self._blocks, count)
+        data = blocks.data.cast("B")
+        blocks.view("<u4")[:, 0] = _checksums(data)
+        self._file.pwrite((1 + self._blocks) * BLOCK_BYTES, [data])
+        self._first.append(blocks[:, HEAD_WORDS].copy())
         self._blocks += count
         self._rows += len(rows)
 
@@ -174,15 +178,17 @@ class KeyRun:
         data = read_twice(self._file, offset, count * BLOCK_BYTES)
         if len(data) < count * BLOCK_BYTES:
             raise CorruptionError(self._file.path, offset, "the file of a run of keys is cut off")
-        blocks = np.frombuffer(data, BLOCK)
-        mark = np.arange(start, start + count, dtype=np.uint64) + np.uint64(self.name.number << 32)
-        right = (blocks["crc"] == _checksums(blocks)) & (blocks["mark"] == mark)
-        right &= (blocks["rows"] == BLOCK_ROWS) | (np.arange(start, start + count) == len(self._first) - 1)
+        blocks = np.frombuffer(data, "<u8").reshape(count, BLOCK_WORDS)
+        halves = blocks.view("<u4")
+        right = (halves[:, 0] == _checksums(memoryview(data))) & (
+            blocks[:, 1] == _marks(self.name.number, start, count)
+        )
+        right &= (halves[:, 1] == BLOCK_ROWS) | (np.arange(start, start + count) == len(self._first) - 1)
         if not right.all():
             bad = int(np.argmin(right))
             raise CorruptionError(self._file.path, offset + bad * BLOCK_BYTES, "checksum of a block of keys")
-        rows = blocks["row"].reshape(-1)
-        return rows[: len(rows) - BLOCK_ROWS + int(blocks["rows"][-1])]
+        rows = blocks[:, HEAD_WORDS:].reshape(-1).view(KEY_ROW)
+        return rows[: len(rows) - BLOCK_ROWS + int(halves[-1, 1])]
 
 
 def open_run(fs: FileSystem, directory: str, server_id: int, name: RunName) -> KeyRun:
@@ -223,9 +229,13 @@ def _filter_bit(keys: U64, count: int) -> U64:
     return ((keys >> np.uint64(32)) * np.uint64(count)) >> np.uint64(32)
 
 
-def _checksums(blocks: NDArray[np.void]) -> list[int]:
-    data = memoryview(blocks.tobytes())
-    return [_checksum(data[at + _CRC_BYTES : at + BLOCK_BYTES]) for at in range(0, len(data), BLOCK_BYTES)]
+def _marks(number: int, start: int, count: int) -> U64:
+    """The marks of blocks from `start` on. They name run and block: a block in another's place is found."""
+    return np.arange(start, start + count, dtype=np.uint64) + np.uint64(number << 32)
+
+
+def _checksums(blocks: memoryview) -> list[int]:
+    return [_checksum(blocks[at + _CRC_BYTES : at + BLOCK_BYTES]) for at in range(0, len(blocks), BLOCK_BYTES)]
 
 
 def _checksum(data: bytes | memoryview) -> int:

@@ -108,7 +108,7 @@ class KeyTable:
         self._young = YoungKeys()
         return self._captured
 
-    def end_capture(self, captured: CapturedKeys, *, written: bool) -> None:
+    def settle_capture(self, captured: CapturedKeys, *, written: bool) -> None:
         """`write` has returned, or raised: then the rows stay in memory."""
         assert captured is self._captured
         self._captured = None
@@ -207,9 +207,11 @@ class KeyTable:
             self._merged = []
 
     def close(self) -> None:
-        """Closes all files, without a sync."""
-        for run in (*self._runs, *self._merged):
-            run.close()
+        """Closes all files, without a sync, when the last search has ended. Nothing is found any more."""
+        with self._lock:
+            self._merged += self._runs
+            self._runs = []
+            self._close_merged()
 
 
 def open_table(fs: FileSystem, directory: str, server_id: int) -> KeyTable:

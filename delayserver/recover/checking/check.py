@@ -19,6 +19,7 @@ import numpy as np
 from delayserver.recover.checking.broker_check import BrokerCheck, broker_bytes
 from delayserver.recover.checking.cancel_check import CancelLots, Cancels, check_cancels
 from delayserver.recover.checking.days_derived import derive_days
+from delayserver.recover.checking.key_check import check_keys
 from delayserver.recover.checking.log_check import LogCheck, first_kept_sequence
 from delayserver.recover.checking.table_check import check_tables, ledger_balance
 from delayserver.recover.checking.window_check import Publish, WindowCheck
@@ -116,6 +117,7 @@ class Check:
             self._add("message_log", code >> 1, balance)
         highest = max(log.highest_sequence, windows.highest_sequence)
         check_tables(reader, highest, max(log.subject_max, windows.subject_max))
+        check_keys(taken, findings)
         BrokerCheck(reader).run()
         self._compare_totals(windows.accepted_before + retired - log.retired_waiting)
         files = len(taken.files.schedule) + len(taken.files.dispatch) + len(taken.files.message_log)

@@ -14,7 +14,7 @@ from itertools import groupby
 from delayserver.recover.checking.days_derived import rebuild_days
 from delayserver.recover.checking.log_check import UNITS_AT_ONCE
 from delayserver.recover.mending.mended_marks import Marks
-from delayserver.recover.mending.plan import Deed, MendingStep, Plan
+from delayserver.recover.mending.plan import KEYS, Deed, MendingStep, Plan
 from delayserver.recover.mending.quarantine import write_quarantine
 from delayserver.recover.mending.repair_plan import MOVING
 from delayserver.recover.mending.restore import Restore
@@ -77,6 +77,10 @@ class _Mender:
             above = self._plan.highest_sequence
             SequenceReservation.rebuild(self._fs, self._taken.path, self._taken.server_id, above=above)
             self._tell(f"{self._taken.path}/{SEQUENCES} is written anew, above {above}")
+        if KEYS in made:
+            self._fs.remove(f"{self._taken.path}/{KEYS}")
+            self._fs.sync_directory(directory_of(f"{self._taken.path}/{KEYS}"))
+            self._tell(f"{self._taken.path}/{KEYS} is removed")
         if CHECKPOINT in made:
             self._tell(self._marks.write_anew(self._plan))
         elif self._plan.changed():

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, Final
 
 from delayserver.recover.reading.file_read import Expected
 from delayserver.recover.reading.findings import Finding
+from store.keys.key_manifest import FILE_NAME
+from store.keys.key_table import FOLDER
 from store.logs.schedule_key import ScheduleKey
 from store.records.file_header import FileHeader
 
+KEYS: Final = f"{FOLDER}/{FILE_NAME}"
+"""Without this file the next start makes the key index again."""
 # An offset behind every record of message_log.
 EVERYTHING = 1 << 62
 

@@ -12,7 +12,7 @@ from delayserver.recover.checking.days_derived import derive_days
 from delayserver.recover.checking.log_check import LogCheck, first_kept_sequence
 from delayserver.recover.checking.table_check import lost_outcomes
 from delayserver.recover.checking.window_check import WindowCheck
-from delayserver.recover.mending.plan import EVERYTHING, Deed, MendingStep, Plan
+from delayserver.recover.mending.plan import EVERYTHING, KEYS, Deed, MendingStep, Plan
 from delayserver.recover.mending.rebuild_losses import lost_messages, perhaps_retired
 from delayserver.recover.reading.capture import Capture
 from delayserver.recover.reading.codes import highest_code, highest_published
@@ -48,6 +48,9 @@ def plan_rebuild(taken: Capture, found: Findings) -> Plan:
         *[MendingStep(Deed.FILL_UP, taken.schedule_path(key), key=key) for key in logs.minutes],
         *_losses(taken, lost, retired),
     ]
+    if taken.fs.exists(f"{taken.path}/{KEYS}"):
+        detail = "removed: the next start makes the index of ids again, beside its work"
+        steps.append(MendingStep(Deed.MAKE, f"{taken.path}/{KEYS}", detail=detail))
     if logs.replay_from < taken.marks.checkpoint.replay_offset:
         detail = f"outcomes of cancels are lost: the next start replays message_log from {logs.replay_from} on"
         steps.append(MendingStep(Deed.TELL, "", detail=detail))

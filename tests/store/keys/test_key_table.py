@@ -36,9 +36,9 @@ def flush(table: KeyTable, covered: int) -> None:
     try:
         table.write(captured)
     except StoreError:
-        table.end_capture(captured, written=False)
+        table.settle_capture(captured, written=False)
         raise
-    table.end_capture(captured, written=True)
+    table.settle_capture(captured, written=True)
 
 
 def merge(table: KeyTable, keep: KeepRows = ALL) -> bool:
@@ -196,7 +196,7 @@ def test_a_message_that_moves_to_a_run_is_found_at_every_moment(sent: Sent) -> N
     sent.check([4])
     sent.table.write(captured)
     sent.check([4])  # in memory and in the run
-    sent.table.end_capture(captured, written=True)
+    sent.table.settle_capture(captured, written=True)
     sent.check([4])
 
 
