@@ -145,7 +145,8 @@ delayserver: .client
     .operations.nodes .protocol .protocol.schema .receive .recover.reading .runtime .state .state.decisions .state.positions
     .state.shard
     .state.windows .upkeep
-.operations.messages: wheel store store.indexes store.logs store.records store.tables .broker.service .logs .names
+.operations.messages: wheel store store.indexes store.keys store.logs store.records store.tables .broker.service .logs
+    .keys .names
     .operations.access .operations.sending .protocol .protocol.schema .receive .recurring .runtime .state .state.counts
     .state.decisions .state.memory .state.positions .state.windows .upkeep
 .operations: .operations.access .operations.figures .operations.groups .operations.messages .operations.nodes

@@ -17,6 +17,7 @@ from delayserver.operations.groups.queue_reads import QueueReads
 from delayserver.operations.groups.waiting_keys import WaitingKeyOperations
 from delayserver.operations.messages.cancel import Cancel
 from delayserver.operations.messages.contents import Contents
+from delayserver.operations.messages.id_search import IdSearch
 from delayserver.operations.messages.lookup import Lookup
 from delayserver.operations.messages.named_messages import Naming
 from delayserver.operations.messages.open_transactions import OpenTransactions
@@ -107,7 +108,8 @@ def _delay_operations(parts: Parts, admission: Admission) -> DelayOperations:
     cancellation, rescheduling, states = messages.cancellation, messages.rescheduling, messages.states
     server_id, table, files = ground.server_id, ground.names, ground.files
     settings, runtime = ground.settings, ground.runtime
-    naming = Naming(server_id, intake, names, cancellation)
+    search = IdSearch(parts.keys.index, messages.locator, states, runtime)
+    naming = Naming(server_id, intake, names, cancellation, search)
     reader = RedispatchReader(files.schedule, files.dispatch, state.decided, runtime)
     placed = _intake(parts)
     send = Send(server_id, admission, placed, commit, table)

@@ -164,6 +164,7 @@ PATHS: Final[Mapping[str, Words]] = {
     "subject": WORDS["subject"],
     "group": WORDS["group"],
     "receipt": WORDS["receipt"],
+    "message_id": WORDS["message_id"],
 }
 """Parameters in paths, percent-encoded."""
 

@@ -102,6 +102,7 @@ from delayserver.web.transacting import Transacting
 events = EventLogger()
 
 MESSAGES: Final = "/v1/messages"
+BY_ID: Final = "/v1/subjects/{subject}/messages/{message_id}"
 KEY_HEADER: Final = {
     "Idempotency-Key": "The message id. With a delay, a retry is due when the first try was. Not for a list or lines."
 }
@@ -168,6 +169,12 @@ class Gateway:
                      query=KeyQuery, errors=(404, 409)),
             Endpoint("PATCH", MESSAGES, messages.move_message_by_key, "Give a message another due time, by its id",
                      {200: moved}, body=MoveRequest, query=KeyQuery, errors=(404, 409, 413, 422, 507)),
+            Endpoint("GET", BY_ID, messages.get_message_by_id, "What became of the message with an id",
+                     {200: fate}, query=LookupQuery, errors=(404,)),
+            Endpoint("DELETE", BY_ID, messages.cancel_message_by_id, "Cancel the message with an id", {200: ended},
+                     errors=(404, 409)),
+            Endpoint("PATCH", BY_ID, messages.move_message_by_id, "Give the message with an id another due time",
+                     {200: moved}, body=MoveRequest, errors=(404, 409, 413, 422, 507)),
             Endpoint("POST", "/v1/subjects/{subject}/publish", consuming.publish, "Store a message for consumers now",
                      {
                          201: EndpointAnswer("The message is on disk", Published),

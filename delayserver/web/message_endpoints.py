@@ -1,6 +1,7 @@
 """Endpoints about one message that was sent: what became of it, its cancel, and another due time.
 
-A message is named by its receipt in the path, or by subject, message id and due time in the query.
+A message is named by its receipt in the path, by subject and message id in the path, or by these and its due time in the
+query.
 """
 
 from __future__ import annotations
@@ -44,6 +45,11 @@ class Messages:
         query = read_query(request.query_params.multi_items(), KeyQuery)
         return await self._look_up(request, _key(query), query)
 
+    async def get_message_by_id(self, request: Request, names: Mapping[str, str]) -> Response:
+        """What became of a message, with its body."""
+        query = read_query(request.query_params.multi_items(), LookupQuery)
+        return await self._look_up(request, _by_id(names), query)
+
     async def cancel_message(self, request: Request, names: Mapping[str, str]) -> Response:
         """Cancel a message."""
         return await self._cancel(request, names["receipt"])
@@ -52,6 +58,10 @@ class Messages:
         """Cancel a message."""
         return await self._cancel(request, _key(read_query(request.query_params.multi_items(), KeyQuery)))
 
+    async def cancel_message_by_id(self, request: Request, names: Mapping[str, str]) -> Response:
+        """Cancel a message."""
+        return await self._cancel(request, _by_id(names))
+
     async def move_message(self, request: Request, names: Mapping[str, str]) -> Response:
         """Give a message another due time."""
         return await self._move(request, names["receipt"])
@@ -59,6 +69,10 @@ class Messages:
     async def move_message_by_key(self, request: Request, names: Mapping[str, str]) -> Response:
         """Give a message another due time."""
         return await self._move(request, _key(read_query(request.query_params.multi_items(), KeyQuery)))
+
+    async def move_message_by_id(self, request: Request, names: Mapping[str, str]) -> Response:
+        """Give a message another due time."""
+        return await self._move(request, _by_id(names))
 
     async def _look_up(self, request: Request, target: Target, query: LookupQuery | KeyQuery) -> Response:
         client = await self._clients.of_request(request.scope)
@@ -85,6 +99,10 @@ class Messages:
 
 def _key(query: KeyQuery) -> MessageKey:
     return MessageKey(query.subject, query.message_id, query.due_ms)
+
+
+def _by_id(names: Mapping[str, str]) -> MessageKey:
+    return MessageKey(names["subject"], names["message_id"])
 
 
 def _fate(found: LookupResult, form: BodyForm) -> Response:

@@ -17,6 +17,15 @@ class MessageName:
     id_hash: int
 
 
+@dataclass(frozen=True, slots=True)
+class MessageId:
+    """What is in each `MessageName` of a message, whatever its due time is."""
+
+    subject: int
+    message_id: bytes
+    id_hash: int
+
+
 @dataclass(slots=True)
 class NamesFound:
     """The messages in a file that have some names. `last` has the highest sequence for each name that is there.

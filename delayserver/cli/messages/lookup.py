@@ -19,23 +19,34 @@ if TYPE_CHECKING:
 
 @click.command
 @by_receipt.argument
+@by_receipt.ids_option
 @click.option("--body", is_flag=True, help="Also print what the message says, as long as the server has it.")
 @click.option("--times", is_flag=True, help="Also print when each message was accepted, loaded, due and handed off.")
 @options.server
 @options.as_json
 @click.pass_context
 def lookup(
-    context: click.Context, receipts: tuple[str, ...], body: bool, times: bool, server: str, as_json: bool
+    context: click.Context,
+    receipts: tuple[str, ...],
+    ids: tuple[str, ...],
+    body: bool,
+    times: bool,
+    server: str,
+    as_json: bool,
 ) -> None:
-    """Say what became of the messages with these receipts; `-` reads receipts from stdin, one a line.
+    """Say what became of the messages with these receipts; `-` reads receipts from stdin, one a line. Or `lookup SUBJECT
+    --id ID`.
 
     The outcome is one of pending, in_flight, retrying, delivered, cancelled, expired, deduplicated, dead_lettered,
     retired (by retention) and unknown; of a transaction prepared, committed or rolled_back. The exit code is 1 if one
     is unknown.
     """
+    names, target = by_receipt.named(receipts, ids)
     with options.connect(server) as client:
-        ask = partial(client.lookup_many, body=body, times=times)
-        code = by_receipt.answer_each(client, receipts, ask, _record, _line, as_json, _is_known)
+        look_up = partial(client.lookup_many, body=body, times=times)
+        code = by_receipt.answer_each(
+            client, names, lambda batch: look_up(list(map(target, batch))), _record, _line, as_json, _is_known
+        )
     context.exit(code)
 
 

@@ -15,7 +15,7 @@ from delayserver.cli.terminal.output import error_record, print_json, visible, v
 from delayserver.protocol.errors import DelayServerError
 
 if TYPE_CHECKING:
-    from delayserver.client import Client
+    from delayserver.client import Client, MessageKey
 
 Result = TypeVar("Result")
 
@@ -23,6 +23,25 @@ BATCH_MAX: Final = 1_000
 """Receipts in one request, so that answers are printed a thousand at a time. The server may allow fewer."""
 
 argument = click.argument("receipts", nargs=-1, required=True, metavar="RECEIPT...")
+ids_option = click.option(
+    "--id",
+    "ids",
+    multiple=True,
+    metavar="ID",
+    help="The message with this id below SUBJECT that waits; may be repeated.",
+)
+
+
+def named(receipts: Sequence[str], ids: Sequence[str]) -> tuple[Sequence[str], Callable[[str], str | MessageKey]]:
+    """The names that were given, receipts or ids, and how to make the target of a call of one. Raises UsageError."""
+    if not ids:
+        return receipts, lambda receipt: receipt
+    if len(receipts) != 1:
+        raise click.UsageError("with --id there is one argument, the subject of the messages")
+    from delayserver.client import MessageKey
+
+    subject = receipts[0]
+    return ids, lambda message_id: MessageKey(subject, message_id)
 
 
 def answer_each(

@@ -44,11 +44,14 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class MessageKey:
-    """Names a message by the fields that its sender chose, for a caller without a receipt."""
+    """Names a message by the fields that its sender chose, for a caller without a receipt.
+
+    Without ``due_ms`` it is the message with this id that waits, the newest one of several, or else the last one that
+    did."""
 
     subject: str
     message_id: str
-    due_ms: int
+    due_ms: int | None = None
 
 
 Told: TypeAlias = tuple[bool | None, str | None, Outcome | None]

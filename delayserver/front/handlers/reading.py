@@ -15,7 +15,9 @@ from delayserver.protocol.errors import BatchTooLarge, DelayServerError, Foreign
 from delayserver.protocol.message_columns import DueColumn
 from delayserver.runtime.fair_turns import Work
 
-_NAME = "name a message by a map of subject, message_id and due_ms (message_due_ms to reschedule it)"
+_NAME = (
+    "name a message by a map of subject and message_id, and due_ms (message_due_ms to reschedule it) where it is known"
+)
 
 
 class Numbers(NamedTuple):
@@ -81,10 +83,10 @@ class GivenMessages:
 
 
 def put_name(given: GivenItems, place: int, item: dict[str, Any], due_name: str) -> None:
-    """Stores the name of an item, or an error if it has no due time or no id. The server cannot look for a message
-    without an id, so `unknown` would be a wrong answer."""
+    """Stores the name of an item, or an error if it has no id. The server cannot look for a message without an id, so
+    `unknown` would be a wrong answer."""
     due_ms, message_id = item.get(due_name), item.get("message_id")
-    if type(due_ms) is int and message_id is not None:
+    if (due_ms is None or type(due_ms) is int) and message_id is not None:
         given.names[place] = GivenName(item.get("subject"), message_id, due_ms)
     else:
         given.errors[place] = InvalidArgument(_NAME)

@@ -56,10 +56,9 @@ class RescheduleHandlers:
     def _row(self, done: Rescheduled, place: int) -> dict[str, Any]:
         moves, moved = done.moves, done.moved
         sequence, old_due_ms = done.closed.get(place, int(moves.sequence[place])), int(moves.due_ms[place])
-        row: dict[str, Any] = {
-            "receipt": format_receipt(self._server_id, old_due_ms, sequence),
-            "outcome": OUTCOME_LABELS[int(moved.outcome[place])],
-        }
+        row: dict[str, Any] = {"outcome": OUTCOME_LABELS[int(moved.outcome[place])]}
+        if sequence or old_due_ms:  # not where nothing was found by an id alone
+            row = {"receipt": format_receipt(self._server_id, old_due_ms, sequence)} | row
         new, due_ms = int(moved.new_sequence[place]), int(moves.new_due_ms[place])
         if new:
             receipt, derived_id = receipt_and_id(self._server_id, due_ms, new)

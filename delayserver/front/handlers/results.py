@@ -20,7 +20,8 @@ async def reply_results(
     fields: list[dict[str, Any]],
     work: Work,
 ) -> None:
-    """Replies in the order of the request. A row is the receipt and its `fields`, or the error of the item."""
+    """Replies in the order of the request. A row is the receipt and its `fields`, or the error of the item. Where nothing
+    was found by an id alone, it has no receipt."""
     results = RowsReply(request_id)
     for place, (sequence, due_ms) in enumerate(zip(named.sequence.tolist(), named.due_ms.tolist(), strict=True)):
         await work.items()
@@ -33,5 +34,6 @@ async def reply_results(
                 if given is not None
                 else format_receipt(server_id, due_ms, named.closed.get(place, sequence))
             )
-            results.add({"receipt": receipt} | fields[place])
+            found = sequence or place not in named.ids
+            results.add(({"receipt": receipt} if found else {}) | fields[place])
     connection.when_room(lambda: connection.reply(results.frame()))

@@ -39,7 +39,7 @@ class Cancel:
         named = await self._naming.find(given, work, access)
         outcome = await self._cancellation.cancel(named.sequence, named.due_ms)
         again = np.flatnonzero(outcome == int(Outcome.ALREADY_CANCELLED))
-        while len(again := await self._naming.look_up_again(named, again)):
+        while len(again := await self._naming.look_up_again(named, again, work)):
             outcome[again] = await self._cancellation.cancel(named.sequence[again], named.due_ms[again])
             again = again[outcome[again] == int(Outcome.ALREADY_CANCELLED)]
         return Cancelled(named, outcome)

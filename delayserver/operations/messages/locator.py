@@ -5,7 +5,7 @@ Damage is reported and read around. A message that damage may hide is marked `hi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from store.errors import CorruptionError, FormatError
 from store.logs.due_windows import day_of, day_starts, window_of, window_starts
 from store.logs.schedule_log import FoundRows, ScheduleKey, ScheduleLog, ScheduleSource
 from store.records.batches import FLAG_PREPARED, I64, U32, MessageBatch
-from store.records.message_name import MessageName
+from store.records.message_name import MessageId, MessageName
 from store.records.scan import Damage
 from store.tables.days import DayTable
 
@@ -57,6 +57,15 @@ class LocatedNames:
 
     sequence: dict[MessageName, int]
     hidden: dict[MessageName, CorruptionError]
+
+
+@dataclass(frozen=True, slots=True)
+class Bearer:
+    """A message that bears an id; of a copy the original. `hidden`: it should bear it, and damage hides the bytes."""
+
+    sequence: int
+    due_ms: int
+    hidden: bool = False
 
 
 class Locator:
@@ -111,6 +120,42 @@ class Locator:
                 if hit is not None:
                     prepared[copies[rows[right]]] = hit.index.flags[right] & FLAG_PREPARED != 0
         return Located(found, message, subject, hidden & ~found, prepared)
+
+    def bearers(self, wanted: Sequence[MessageId], sequence: I64, due_ms: I64) -> list[Bearer | None]:
+        """For each of n messages that may bear the wanted id the message that counts. None: it bears another id, or is
+        gone."""
+        while True:
+            version = self._days.version
+            found = self._bearers(wanted, sequence, due_ms)
+            if version == self._days.version or all(found):  # as in `locate`
+                return found
+
+    def _bearers(self, wanted: Sequence[MessageId], sequence: I64, due_ms: I64) -> list[Bearer | None]:
+        found: list[Bearer | None] = [None] * len(sequence)
+        for file, rows, hit, right in self._hits(sequence, due_ms):
+            hidden = rows if hit is None else rows[hit.hidden]
+            for row in hidden.tolist():
+                found[row] = Bearer(int(sequence[row]), int(due_ms[row]), hidden=True)
+            if hit is None or not right.any():
+                continue
+            mine = rows[right]
+            ids = self._ids(file, np.unique(sequence[mine]))
+            for row, copy in zip(mine.tolist(), hit.duplicate_of[right].tolist(), strict=True):
+                own, name = int(sequence[row]), wanted[row]
+                if own not in ids:
+                    found[row] = Bearer(own, int(due_ms[row]), hidden=True)
+                elif ids[own] == (name.subject, name.message_id):
+                    found[row] = Bearer(copy or own, int(due_ms[row]))
+        return found
+
+    def _ids(self, file: ScheduleKey, sequence: I64) -> dict[int, tuple[int, bytes]]:
+        """Subject and id of those messages of a file that can be read, by sequence."""
+        rows = self._read(file, sequence, ids_only=True)
+        ends = np.cumsum(rows.ids_length, dtype=np.int64)
+        columns = zip(
+            rows.sequence.tolist(), rows.subject.tolist(), ends.tolist(), rows.ids_length.tolist(), strict=True
+        )
+        return {own: (subject, bytes(rows.ids[end - length : end])) for own, subject, end, length in columns}
 
     def accepted_us(self, sequence: I64, due_ms: I64) -> I64:
         """When n messages were accepted, i64[n]; 0 where a message is not found."""
@@ -238,10 +283,11 @@ class Locator:
             if version == self._days.version:  # as in `locate`
                 return MessageBatch.filled(0)
 
-    def _read(self, file: ScheduleKey, sequence: I64) -> MessageBatch:
+    def _read(self, file: ScheduleKey, sequence: I64, *, ids_only: bool = False) -> MessageBatch:
         damages: list[Damage] = []
+        read = self._schedule.read_ids if ids_only else self._schedule.read_rows
         try:
-            rows = self._schedule.read_rows(file, sequence, damages=damages)
+            rows = read(file, sequence, damages=damages)
         except KeyError:  # as in `_find`
             return MessageBatch.filled(0)
         except (CorruptionError, FormatError) as error:

@@ -85,7 +85,7 @@ class Lookup:
         named = await self._naming.find(given, work, access)
         found = await self._states.find(named.sequence, named.due_ms, work)
         again = _cancelled(found, np.arange(len(found)))
-        while len(again := await self._naming.look_up_again(named, again)):
+        while len(again := await self._naming.look_up_again(named, again, work)):
             others = await self._states.find(named.sequence[again], named.due_ms[again], work)
             for place, other in zip(again.tolist(), others, strict=True):
                 found[place] = other

@@ -14,11 +14,14 @@ from numpy.typing import NDArray
 from delayserver.names.name_desk import NameDesk
 from delayserver.operations.access.access import EVERYTHING, Access
 from delayserver.operations.messages.cancellation import Cancellation
+from delayserver.operations.messages.id_search import IdSearch
 from delayserver.operations.messages.locator import LocatedNames
 from delayserver.protocol.arguments import shown
 from delayserver.protocol.errors import (
     DelayServerError,
     ForeignReceipt,
+    InvalidArgument,
+    KeysIncomplete,
     MessageDamaged,
     ReceiptInvalid,
     kept,
@@ -28,7 +31,7 @@ from delayserver.receive.intake import Intake
 from delayserver.runtime.fair_turns import SLICE_ITEMS, Work
 from store.records.batches import I64
 from store.records.id_hash import hash_id
-from store.records.message_name import MessageName
+from store.records.message_name import MessageId, MessageName
 
 Places = NDArray[np.intp]
 
@@ -38,11 +41,12 @@ RECEIPTS_AT_ONCE = 1024
 
 @dataclass(frozen=True, slots=True)
 class GivenName:
-    """A message as its sender names it. Subject and id are not checked yet."""
+    """A message as its sender names it. Subject and id are not checked yet. Without a due time it is the message with this
+    id that waits, or the last one."""
 
     subject: object
     message_id: object
-    due_ms: int
+    due_ms: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +72,8 @@ Given = GivenReceipts | GivenItems
 @dataclass(frozen=True, slots=True)
 class NamedMessages:
     """The n items of a request: `sequence` i64[n] and `due_ms` i64[n] of their messages, 0 for an unknown message. By
-    place: the `errors` of items that name nothing, and the `names` of items with an id of the client. `closed` are the
+    place: the `errors` of items that name nothing, the `names` of items with an id of the client, and the `ids` of those
+    without a due time. `closed` are the
     sequences of messages that are unknown to this client because their subject is closed to it."""
 
     receipts: list[str] | None
@@ -76,14 +81,18 @@ class NamedMessages:
     due_ms: I64
     errors: dict[int, DelayServerError]
     names: dict[int, MessageName]
+    ids: dict[int, MessageId] = field(default_factory=dict)
     closed: dict[int, int] = field(default_factory=dict)
 
 
 class Naming:
     """Names → messages."""
 
-    def __init__(self, server_id: str, intake: Intake, names: NameDesk, cancellation: Cancellation) -> None:
+    def __init__(
+        self, server_id: str, intake: Intake, names: NameDesk, cancellation: Cancellation, search: IdSearch
+    ) -> None:
         self._server = server_id
+        self._search = search
         self._intake = intake
         self._cancellation = cancellation
         self._names = names
@@ -97,6 +106,7 @@ class Naming:
                 named.closed[place] = int(named.sequence[place])
                 named.sequence[place] = 0
                 named.names.pop(place, None)
+                named.ids.pop(place, None)
         return named
 
     async def without_closed(self, sequence: I64, due_ms: I64, access: Access) -> I64:
@@ -131,10 +141,19 @@ class Naming:
             await self._put_names(named, given.names, work, access)
         return named
 
-    async def look_up_again(self, named: NamedMessages, places: Places) -> Places:
+    async def look_up_again(self, named: NamedMessages, places: Places, work: Work) -> Places:
         """Looks the names of cancelled messages at these places up again. Returns the places whose message has changed, and
-        updates `named`. This happens if a reschedule to the same time was in progress at the first look. A place gets an
-        error where damage may hide the message that has the name now."""
+        updates `named`. This happens if a reschedule was in progress at the first look. A place gets an error where damage
+        may hide the message that has the name now."""
+        by_id = places[[place in named.ids for place in places.tolist()]]
+        changed = [await self._look_up_names(named, places)]
+        if len(by_id):
+            before = named.sequence[by_id]
+            await self._find_ids(named, by_id.tolist(), work)
+            changed.append(by_id[named.sequence[by_id] != before])
+        return np.concatenate(changed)
+
+    async def _look_up_names(self, named: NamedMessages, places: Places) -> Places:
         places = places[[place in named.names for place in places.tolist()]]
         if not len(places):
             return places
@@ -174,7 +193,10 @@ class Naming:
             try:
                 if type(given.subject) is str:
                     access.require(given.subject)
-                name = self._name(given)
+                if given.due_ms is None:
+                    named.ids[place] = self._id(given)
+                    continue
+                name = self._name(given, given.due_ms)
             except DelayServerError as error:
                 named.errors[place] = kept(error)
                 continue
@@ -188,12 +210,34 @@ class Naming:
             await self._keep_own(named, derived)
         if named.names:
             await self._locate(named, list(named.names))
+        if named.ids:
+            await self._find_ids(named, list(named.ids), work)
 
-    def _name(self, given: GivenName) -> MessageName:
-        due_ms = given.due_ms if 0 <= given.due_ms < 1 << 48 else 0
+    def _name(self, given: GivenName, due_ms: int) -> MessageName:
+        due_ms = due_ms if 0 <= due_ms < 1 << 48 else 0
+        named = self._id(given)
+        return MessageName(named.subject, due_ms, named.message_id, named.id_hash)
+
+    def _id(self, given: GivenName) -> MessageId:
         message_id = self._intake.message_id(given.message_id)
-        subject = self._names.known_subject(given.subject)
-        return MessageName(subject, due_ms, message_id, hash_id(message_id))
+        own = parse_derived_message_id(message_id.decode())
+        if given.due_ms is None and own is not None and own[0] == self._server:
+            raise InvalidArgument("the server made this id: give the receipt of the message, or its due time too")
+        return MessageId(self._names.known_subject(given.subject), message_id, hash_id(message_id))
+
+    async def _find_ids(self, named: NamedMessages, places: list[int], work: Work) -> None:
+        """Finds the messages of the ids at these places. A place whose message is gone keeps its sequence."""
+        known = [place for place in places if named.ids[place].subject]
+        if not known:
+            return
+        try:
+            found = await self._search.find([named.ids[place] for place in known], work)
+        except KeysIncomplete as error:
+            named.errors.update(dict.fromkeys(known, error))
+            return
+        for at, bearer in found.bearers.items():
+            named.sequence[known[at]], named.due_ms[known[at]] = bearer.sequence, bearer.due_ms
+        named.errors.update({known[at]: error for at, error in found.errors.items()})
 
     async def _keep_own(self, named: NamedMessages, subjects: dict[int, int]) -> None:
         """Sets the sequence to 0 where a derived id comes with a subject that is not its message's."""

@@ -84,7 +84,7 @@ class Reschedule:
             again = places[moved.outcome[places] == int(Outcome.ALREADY_CANCELLED)]
             # A message that this request names twice moves once.
             again = again[~np.isin(moved.message[again], moved.message[moved.new_sequence != 0])]
-            places = await self._naming.look_up_again(named, again)
+            places = await self._naming.look_up_again(named, again, work)
 
     def _read(self, moves: Moves, place: int, change: Change) -> None:
         """Checks a change and enters it in `moves`. Raises named errors."""

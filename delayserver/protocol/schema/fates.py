@@ -40,7 +40,7 @@ class ItemToMove(Request, frozen=True):
     receipt: Annotated[str, says("Names the message. Or it is named by the next three.", RECEIPT)] | None = None
     subject: Annotated[str, says("The subject of the message.", "orders")] | None = None
     message_id: Annotated[str, says("Its id.", "order-7")] | None = None
-    message_due_ms: Annotated[int, says("Its present due time.", DUE_MS)] | None = None
+    message_due_ms: Annotated[int, says("Its present due time, where the sender knows it.", DUE_MS)] | None = None
     due_ms: Annotated[int, says("The new due time. Give this or `delay_ms`.", DUE_MS + 60_000)] | None = None
     delay_ms: Annotated[int, says("Milliseconds from now.", 60_000)] | None = None
     body: Annotated[Any, says("The new body.", written="bytes or text")] = None

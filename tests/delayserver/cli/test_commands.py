@@ -166,6 +166,20 @@ def test_a_bad_receipt_fails_alone_and_the_exit_code_says_so(server: Any) -> Non
     ]
 
 
+def test_a_message_is_named_by_its_subject_and_id(server: Any) -> None:
+    receipt = send(server, "ids", "x", "--delay", "1h", "--id", "order-7")["receipt"]
+    row = server.run("lookup", "ids", "--id", "order-7", "--body", "--json").row
+    assert (row["receipt"], row["outcome"], row["body"]) == (receipt, "pending", "x")
+    moved = server.run("reschedule", "ids", "--id", "order-7", "--delay", "2h", "--json").row
+    done = server.run("cancel", "ids", "--id", "order-7", "--id", "none", "--json")
+    assert done.code == 1
+    assert done.rows == [
+        {"receipt": moved["new_receipt"], "outcome": "cancelled"},
+        {"receipt": "none", "outcome": "unknown"},
+    ]
+    assert server.run("lookup", "ids", "more", "--id", "order-7").code == 2
+
+
 def test_lookup_follows_a_message(server: Any) -> None:
     waiting = send(server, "followed", "x", "--delay", "1h")["receipt"]
     before = server.run("lookup", waiting, "--json").row

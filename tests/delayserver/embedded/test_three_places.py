@@ -97,6 +97,20 @@ def test_messages_are_cancelled_looked_up_and_moved(client: Client) -> None:
     assert codes.tolist() == [Outcome.ALREADY_CANCELLED, Outcome.ALREADY_CANCELLED]
 
 
+def test_messages_are_cancelled_looked_up_and_moved_by_their_ids_alone(client: Client) -> None:
+    name = subject()
+    for message_id in ("a", "b"):
+        client.send(name, message_id.encode(), delay_ms=FAR_MS, message_id=message_id)
+    found = client.lookup(MessageKey(name, "a"), body=True)
+    assert (found.outcome, found.body) == (Outcome.PENDING, b"a")
+    assert client.cancel(MessageKey(name, "a")).outcome is Outcome.CANCELLED
+    assert client.reschedule(MessageKey(name, "b"), delay_ms=0).new_receipt is not None
+    (delivery,) = pulled(client, name, 1)
+    assert delivery.body == b"b"
+    unknown = client.lookup(MessageKey(name, "c"))
+    assert (unknown.outcome, unknown.receipt) == (Outcome.UNKNOWN, None)
+
+
 def test_a_nack_brings_a_message_back(client: Client) -> None:
     name = subject()
     client.send(name, b"again", delay_ms=0)

@@ -101,6 +101,20 @@ def test_a_cancelled_message_says_so(web: Web) -> None:
     assert web.ask("GET", f"/v1/messages/{receipt}").json["outcome"] == "cancelled"
 
 
+def test_a_message_is_found_moved_and_cancelled_by_its_id_alone(web: Web) -> None:
+    sent = {"subject": "by/id", "body": "x", "delay": "1h", "message_id": "order 7/a"}
+    receipt = web.post("/v1/messages", sent).json["receipt"]
+    path = "/v1/subjects/by%2Fid/messages/order%207%2Fa"
+    found = web.ask("GET", path).json
+    assert (found["receipt"], found["outcome"], found["body"]) == (receipt, "pending", "x")
+    moved = web.ask("PATCH", path, {"delay": "2h"}).json
+    assert (moved["outcome"], moved["message_id"]) == ("rescheduled", "order 7/a")
+    assert web.ask("DELETE", path).json == {"outcome": "cancelled", "receipt": moved["new_receipt"]}
+    for method in ("GET", "DELETE"):
+        reply = web.ask(method, "/v1/subjects/by%2Fid/messages/none")
+        assert (reply.status, reply.json["error"]) == (404, "message_unknown")
+
+
 def test_a_message_that_was_delivered_is_neither_cancelled_nor_moved(web: Web) -> None:
     sent = {"subject": "gone", "body": "x", "delay_ms": 0, "message_id": "m"}
     receipt = web.post("/v1/messages", sent).json["receipt"]

@@ -95,7 +95,7 @@ async def test_a_bad_item_never_fails_its_neighbours(boot: Boot) -> None:
         (named | far | {"properties": {"a": 1}}, "properties_invalid"),
         (named | far | {"expires_ms": -1}, "invalid_argument"),
         (named | far | {"subject": "s", "message_id": "and by name"}, "invalid_argument"),
-        (far | {"subject": "s", "message_id": "no time"}, "invalid_argument"),
+        (far | {"subject": "s", "message_id": "no number", "message_due_ms": "1"}, "invalid_argument"),
         (far | {"receipt": "x"}, "receipt_invalid"),
         (far | {"receipt": "0" * 12 + named["receipt"][12:]}, "foreign_receipt"),
     ]
