@@ -89,6 +89,39 @@ async def test_what_was_redelivered_before_a_takeover_waits_for_no_group_behind_
     assert (row["lag"], row["retrying"]) == (1, 1)
 
 
+async def test_a_new_primary_counts_each_redelivery_that_waits_once(boot: Boot) -> None:
+    cluster = members(boot)
+    first, second = cluster.hosts["a"], cluster.hosts["b"]
+    client = await first.start_connected()
+    second.begin()
+    await publish(client, "one", "two")
+    assert await ack(client, (await client.pull())[:1], "nack", delay_ms=60_000) == 1
+    await first.sleep_ms(500)
+    await first.kill()
+    await second.wait_up()
+    other = await second.client()
+    assert (await other.status())["broker"]["redeliveries_waiting"] == 1
+    (rest,) = await other.pull()
+    assert await ack(other, [rest], "nack", delay_ms=60_000) == 1
+    await second.sleep_ms(500)
+    assert (await other.status())["broker"]["redeliveries_waiting"] == 2
+
+
+async def test_a_new_primary_gives_no_message_the_sequence_of_a_published_one(boot: Boot) -> None:
+    cluster = members(boot)
+    first, second = cluster.hosts["a"], cluster.hosts["b"]
+    client = await first.start_connected()
+    second.begin()
+    await publish(client, "one", "two")
+    await first.sleep_ms(500)
+    await first.kill()
+    await second.wait_up()
+    other = await second.client()
+    assert (await other.put("three", second.now_ms))["sequence"] == 3
+    await second.sleep_ms(500)
+    assert texts(await other.pull()) == ["one", "two", "three"]
+
+
 @pytest.mark.parametrize("first", [1, 6])
 async def test_a_primary_that_dies_at_any_call_of_its_disk_doubles_and_loses_nothing(boot: Boot, first: int) -> None:
     for operation in range(first, OPERATIONS, 10):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections import Counter
 
 import pytest
 
@@ -10,9 +11,13 @@ from delayserver.names.names_of_tokens import STEP
 from delayserver.protocol.errors import InDoubt
 from delayserver.runtime.acting import act_for
 from delayserver.server.delay_server import LeadershipLost
+from store.records.batches import OutcomeBatch
+from store.shared.envelope import Envelope, EnvelopeKind, LogWriter, unwrap, wrap
+from store.shared.payload import ClaimNote, decode_records, encode_note
 from store.tables.names import OWN, SUBJECT
 from tests.delayserver.cluster.clusters import Cluster
-from tests.fakes.host import Boot
+from tests.delayserver.follow.members import IDENTITY
+from tests.fakes.host import Boot, with_settings
 
 
 async def test_a_standby_serves_what_the_dead_primary_accepted(boot: Boot) -> None:
@@ -248,3 +253,58 @@ async def test_a_claimant_decides_nothing_before_it_has_replayed_what_came_befor
     await second.wait_up()
     await second.sleep_ms(20_000)
     assert cluster.delivered == ["last"]
+
+
+async def test_a_new_primary_says_no_outcome_that_the_log_has_already(boot: Boot) -> None:
+    cluster = Cluster(boot, "ab")
+    first, second = cluster.hosts.values()
+    # Its outcomes gather for ten seconds, so at the takeover some still wait.
+    second.settings = with_settings(
+        second.settings, dispatch={"outcome_flush_ms": 10_000}, storage={"checkpoint_interval_ms": 60_000}
+    )
+    client = await cluster.start()
+    for body in ("one", "two", "three"):
+        await client.put(body, first.now_ms + 500)
+        await first.sleep_ms(1_000)
+    await first.kill()
+    await second.wait_up()
+    await second.sleep_ms(20_000)
+    assert Counter(outcomes_of(cluster)) == {1: 1, 2: 1, 3: 1}
+
+
+def outcomes_of(cluster: Cluster) -> list[int]:
+    """The sequences of all outcomes in the log, in order."""
+    found = [unwrap(data, IDENTITY, place) for place, data in enumerate(cluster.engine.records.data)]
+    batches = [
+        image.to_batch()
+        for each in found
+        if each.envelope.kind is EnvelopeKind.RECORDS
+        for image in decode_records(each.payload, 0)
+    ]
+    return [sequence for batch in batches if isinstance(batch, OutcomeBatch) for sequence in batch.sequence.tolist()]
+
+
+async def test_a_member_that_is_superseded_when_its_first_beat_comes_back_has_never_led(
+    boot: Boot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster(boot, "ab")
+    first, second = cluster.hosts.values()
+    await cluster.start()
+    await first.sleep_ms(1_000)
+    records, log = cluster.engine.records, cluster.engine.logs[1]
+    other = LogWriter(2, 99)
+
+    def append(record: bytes) -> None:
+        """Behind its first beat stands the claim of a third member."""
+        if unwrap(record, IDENTITY, 0).envelope.kind is EnvelopeKind.BEAT:
+            monkeypatch.undo()
+            claim = ClaimNote("c", "c:1", "1", len(records.data), "test")
+            records.data.append(record)
+            record = wrap(Envelope(EnvelopeKind.CLAIM, IDENTITY, 3, 0, other, 0), [encode_note(claim)])
+        records.add(record)
+
+    await first.kill()
+    monkeypatch.setattr(log, "append", append)
+    await second.wait_down()
+    assert isinstance(second.died_of, LeadershipLost)
+    assert cluster.maps["b"].led.value == 0
