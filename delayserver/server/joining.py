@@ -11,7 +11,7 @@ import trio
 from delayserver import __version__
 from delayserver.config.cluster_file import ClusterFile
 from delayserver.config.cluster_settings import ClusterSettings
-from delayserver.config.settings import Settings
+from delayserver.config.settings import Settings, TlsSettings
 from delayserver.config.toml_file import ConfigError
 from delayserver.logs.events import EventLogger
 from delayserver.members.founding import Engines, require_fit
@@ -53,9 +53,9 @@ class Joined:
     found: MemberMap
     shards: ClusterMap
 
-    def membership(self, chance: Random, following: Callable[[str], object], *, front_probe: bool) -> Membership:
+    def membership(self, chance: Random, following: Callable[[str], object], tls: TlsSettings) -> Membership:
         """A seat for one life. `following` is called with the name of a primary that lives, when the life is its standby.
-        `front_probe`: whether it asks the fronts of the others."""
+        `tls` is that of this life."""
         found = self.found
         seat = Seat(
             self.file.shard,
@@ -66,7 +66,9 @@ class Joined:
             self.own.http,
         )
 
-        settings = ClusterSettings(rank=min(found.rank(self.own.name), RANK_MAX), front_probe=front_probe)
+        settings = ClusterSettings(
+            rank=min(found.rank(self.own.name), RANK_MAX), front_probe=_probes_fronts(self.file, tls)
+        )
         names = {number: name for name, number in found.numbers.items()}
         healed = found.healed.get(self.file.shard)
         return Membership(self.engines.shards, seat, settings, names, following, self.shards, healed)
@@ -90,6 +92,11 @@ def require_of_member(settings: Settings) -> None:
                 f"{name} = {value} is too large for a member of a cluster: a record of the shared log has at most "
                 f"{RECORD_BYTES_MAX} bytes, with all columns. Give {most} at most"
             )
+
+
+def _probes_fronts(cluster: ClusterFile, tls: TlsSettings) -> bool:
+    """Whether a member asks the fronts of the others. It can do so where it can check their certificates, if it has one."""
+    return cluster.front_probe and (not tls.certificate or bool(tls.node_ca))
 
 
 async def has_tokens(engines: Engines) -> bool:

@@ -111,9 +111,7 @@ async def serve(
                 runtime=runtime,
                 doors=Doors(fs, encryption.connect),
                 reread=None if reread is None else again,
-                membership=None
-                if joined is None
-                else joined.membership(system_chance(), told.following, front_probe=probes_fronts(joined.file, latest)),
+                membership=None if joined is None else joined.membership(system_chance(), told.following, latest.tls),
             )
 
         told = _Telling(listener.address, ready, following, manager)
@@ -226,11 +224,6 @@ def require_authentication(key: str, host: str, settings: Settings, *, member: b
             f"{key}: {host} can be reached from other machines, and without tokens any client may do everything. {first}. "
             "Or allow it with --insecure (listen.insecure = true)"
         )
-
-
-def probes_fronts(cluster: ClusterFile, settings: Settings) -> bool:
-    """Whether a member asks the fronts of the others. It can do so where it can check their certificates, if it has one."""
-    return cluster.front_probe and (not settings.tls.certificate or bool(settings.tls.node_ca))
 
 
 def within_descriptors(settings: Settings, fs: FileSystem) -> Settings:

@@ -82,7 +82,7 @@ class MappedMember(Member):
     ) -> None:
         super().__init__(name, 0, settings, clock, network, logs, chance, note)
         self._engines = engines_of(logs, name)
-        self._file = ClusterFile(kafka="simulated:9092", member=name, shard=shard)
+        self._file = ClusterFile(kafka="simulated:9092", member=name, shard=shard, front_probe=False)
         self._joining = chance
         self._joined: Joined | None = None
 
@@ -96,7 +96,7 @@ class MappedMember(Member):
 
     def _new_server(self, runtime: Runtime) -> DelayServer:
         assert self._joined is not None, "a process joins first"
-        membership = self._joined.membership(self._joining, lambda _primary: None, front_probe=False)
+        membership = self._joined.membership(self._joining, lambda _primary: None, self.settings.tls)
         self.number, self.instance = membership.seat.me.member, membership.seat.me.instance
         self.programs[self.instance] = self.reads
         return DelayServer(

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from delayserver.config.cluster_file import ClusterFile, load_cluster
-from delayserver.config.settings import Settings, TlsSettings
 from delayserver.config.toml_file import ConfigError
-from delayserver.server.process import probes_fronts
 
 LEAST = '[cluster]\nkafka = "k1:9092,k2:9092"\nmember = "a"\n'
 
@@ -58,20 +56,8 @@ def test_the_password_has_a_file_of_its_own(tmp_path: Path) -> None:
         load(tmp_path, f'{LEAST}password_file = "{tmp_path}/password"\n{options}"sasl.password" = "other"\n')
 
 
-@pytest.mark.parametrize(
-    ("text", "tls", "probes"),
-    [
-        ("", TlsSettings(), True),
-        ("front_probe = false", TlsSettings(), False),
-        ("", TlsSettings(certificate="cert.pem", key="key.pem"), False),
-        ("", TlsSettings(certificate="cert.pem", key="key.pem", node_ca="ca.pem"), True),
-        ("", TlsSettings(node_ca="ca.pem"), True),
-    ],
-)
-def test_a_member_probes_fronts_unless_it_may_not_or_cannot(
-    tmp_path: Path, text: str, tls: TlsSettings, *, probes: bool
-) -> None:
-    assert probes_fronts(load(tmp_path, LEAST + text), replace(Settings(), tls=tls)) == probes
+def test_the_probe_of_fronts_can_be_turned_off(tmp_path: Path) -> None:
+    assert not load(tmp_path, LEAST + "front_probe = false").front_probe
 
 
 def test_the_sample_has_every_key() -> None:
