@@ -39,7 +39,8 @@ class Announced(msgspec.Struct, frozen=True, tag_field="kind", tag="member"):
     `program` its version. By `instance`, 16 hex digits, the records of two starts differ. `reads` is the highest version of
     a shard's log that it reads; programs of before did not say it. A process writes its
     record again with the members of its shard whose fronts it `reaches`, and those that it has not reached for 10 s. So it
-    does when it is `damaged`: it knows of damage in its directory. `ended` is `diverged` where it has ended so."""
+    does when it is `damaged`: it knows of damage in its directory. `ended` is `diverged` where it has ended so. `window_ms`
+    is the length of its windows; 0: its program does not say it."""
 
     name: str
     shard: int
@@ -52,6 +53,7 @@ class Announced(msgspec.Struct, frozen=True, tag_field="kind", tag="member"):
     unreached: tuple[str, ...] = ()
     damaged: bool = False
     ended: str = ""
+    window_ms: int = 0
 
 
 class Forgotten(msgspec.Struct, frozen=True, tag_field="kind", tag="forgotten"):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import takewhile
 from random import Random
 
 import trio
@@ -111,19 +112,24 @@ async def has_tokens(engines: Engines) -> bool:
             await trio.sleep(AGAIN_S)
 
 
-async def join(file: ClusterFile, engines: Engines, address: str, http: str, chance: Random, look: Look) -> Joined:
+async def join(
+    file: ClusterFile, engines: Engines, address: str, http: str, window_ms: int, chance: Random, look: Look
+) -> Joined:
     """Join, and wait for Kafka where it does not answer. `look` raises where this member may not open its data directory: a
     start that is refused must not take the place of a member that runs. Raises LogUnusable: there is no such cluster or
-    shard, or a topic has wrong settings."""
+    shard, or a topic has wrong settings. Raises ConfigError where another member of the shard has not the same
+    `window_ms`."""
     while True:
         try:
-            return await _join(file, engines, address, http, chance, look)
+            return await _join(file, engines, address, http, window_ms, chance, look)
         except LogUnavailable as error:
             events.warning("start_waits_for_log", "the start waits for the shared log: {reason}", reason=str(error))
             await trio.sleep(AGAIN_S)
 
 
-async def _join(file: ClusterFile, engines: Engines, address: str, http: str, chance: Random, look: Look) -> Joined:
+async def _join(
+    file: ClusterFile, engines: Engines, address: str, http: str, window_ms: int, chance: Random, look: Look
+) -> Joined:
     known = await engines.read_map()
     if known.founded is None:
         raise LogUnusable(
@@ -136,13 +142,17 @@ async def _join(file: ClusterFile, engines: Engines, address: str, http: str, ch
             "them: shard in the file of the cluster, or --shard"
         )
     _require_whole(known, file.shard)
+    _require_same_windows(known.of_shard(file.shard), file.member, window_ms)
     require_fit([await engines.shards.open(file.shard).describe(), await engines.map.open(0).describe()])
     identity = known.identity(file.shard)
     look(OpeningMember(identity.server_id, MemberOf(identity.cluster_id, file.shard, file.member)))
     instance = f"{chance.getrandbits(64):016x}"
-    own = Announced(file.member, file.shard, address, http, __version__, instance, LOG_VERSION)
+    own = Announced(file.member, file.shard, address, http, __version__, instance, LOG_VERSION, window_ms=window_ms)
     found = await engines.note(own)
     _require_whole(found, file.shard)
+    # Of two that came at the same time the second one is refused.
+    earlier = takewhile(lambda each: each.name != file.member, found.of_shard(file.shard))
+    _require_same_windows(earlier, file.member, window_ms)
     shards = ClusterMap(file.shard, file.member)
     shards.take(found.shown(), found.reads(file.shard))
     shards.fronts.take(fronts_of(found, file.shard))
@@ -157,3 +167,15 @@ def _require_whole(found: MemberMap, shard: int) -> None:
             f"the log of shard {shard} is being healed by {found.healing[shard]}, or that was interrupted. If no "
             "delayserver cluster heal runs any more, call it again on the machine of each member of the shard"
         )
+
+
+def _require_same_windows(members: Iterable[Announced], name: str, window_ms: int) -> None:
+    """Raises ConfigError where one of these members, but for `name`, has windows of another length. The log says which
+    windows are over, so these two would not find the same copies."""
+    for each in members:
+        if each.name != name and each.window_ms not in (0, window_ms):
+            raise ConfigError(
+                f"storage.window_ms = {window_ms} is not that of this shard: member {each.name} has {each.window_ms}, and "
+                "all members need the same. Set it so. Is that member gone for good? Then: delayserver cluster forget "
+                f"--cluster FILE --member {each.name}"
+            )

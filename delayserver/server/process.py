@@ -161,7 +161,7 @@ async def _join(
         named = address.rpartition(":")[0].strip("[]") if is_wildcard(host) else host
         scheme = "https" if settings.tls.certificate and settings.tls.http else "http"
         http = f"{scheme}://{place_of(named, settings.http.port)}"
-    return await join(cluster, engines_of(cluster), address, http, system_chance(), look)
+    return await join(cluster, engines_of(cluster), address, http, settings.storage.window_ms, system_chance(), look)
 
 
 async def _say_in_the_map(joined: Joined | None, failure: StoreError | OSError) -> None:

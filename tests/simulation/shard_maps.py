@@ -88,7 +88,9 @@ class MappedMember(Member):
 
     async def join(self) -> None:
         """The next process announces itself in the map, and reads it. Raises SharedLogError."""
-        self._joined = await join(self._file, self._engines, self.address, "", self._joining, self._look)
+        self._joined = await join(
+            self._file, self._engines, self.address, "", self.settings.storage.window_ms, self._joining, self._look
+        )
         self.map = self._joined.shards
 
     def _look(self, member: OpeningMember) -> None:

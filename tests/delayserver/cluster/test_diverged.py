@@ -11,7 +11,7 @@ from store.errors import DivergedError
 from store.shared.envelope import Envelope, EnvelopeKind, unwrap
 from tests.delayserver.cluster.clusters import Cluster
 from tests.delayserver.follow.members import IDENTITY
-from tests.fakes.host import Boot, Host
+from tests.fakes.host import Boot, Host, small_settings, with_settings
 
 FAR_MS = 3_600_000
 
@@ -169,3 +169,29 @@ async def test_a_beat_that_is_on_its_way_gives_no_sum_its_trust_back(boot: Boot)
     digest.distrust()
     digest.compare(*told)
     assert (digest.since, digest.last) == (None, (0, b""))
+
+
+async def test_a_standby_with_other_settings_decides_the_same(boot: Boot) -> None:
+    """But for the length of windows, which a start compares."""
+    cluster = Cluster(boot, "ab", small_settings())
+    first, second = cluster.hosts["a"], cluster.hosts["b"]
+    second.settings = with_settings(
+        second.settings,
+        message={"subjects_max": 1, "tags_max": 1, "body_bytes_max": 1, "delay_ms_max": 1, "delay_levels": "9s"},
+        storage={"fine_horizon_ms": 48 * FAR_MS, "retention_ms": FAR_MS, "message_log_retention_ms": 1_000},
+        broker={"groups_max": 1, "retention_ms": 1_000, "unconsumed_retention_ms": 1_000, "redelivery_first_ms": 1},
+        dispatch={"dead_letter_attempts": 1},
+        transactions={"check_after_ms": 1_000, "checks_max": 1},
+    )
+    client = await cluster.start()
+    for number in range(4):
+        due_ms = first.now_ms + 30_000
+        for each_ms in (due_ms, due_ms, due_ms + 30 * FAR_MS, due_ms + 30 * FAR_MS):
+            await client.put("body", each_ms, message_id=f"{number}", subject=f"s{number}")
+        await client.request("publish", {"messages": [{"subject": "s", "body": f"{number}"}]})
+        for group in ("one", "two"):
+            message = (await client.pull(group=group))[-1]
+            asked = {"subject": "s", "group": group, "count": 1, "deliveries": message["delivery"]}
+            await client.request("ack" if group == "one" else "nack", asked)
+        await first.sleep_ms(60_000)
+    assert compared(second) > 400

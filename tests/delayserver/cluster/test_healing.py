@@ -178,10 +178,10 @@ async def test_members_do_not_start_on_a_log_that_is_healed_in_part(boot: Boot) 
     engines = Engines(Logs(cluster.engine.records), map_)
     for name in "ab":
         with pytest.raises(LogUnusable, match=r"shard 0 is being healed by a, .*call it again"):
-            await join(ClusterFile("k:1", name), engines, "h:1", "", Random(1), pass_over)
+            await join(ClusterFile("k:1", name), engines, "h:1", "", 60_000, Random(1), pass_over)
     assert (await engines.read_map()).members["b"].address == "h:2", "it did not become a member"
     cluster.healed = await heal_member(FILE, engines, a.disk, DATA_DIR, IDENTITY.server_id)
-    assert await join(FILE, engines, "h:1", "", Random(1), pass_over)
+    assert await join(FILE, engines, "h:1", "", 60_000, Random(1), pass_over)
     await require_whole(cluster)
 
 

@@ -84,10 +84,10 @@ async def test_a_start_that_its_directory_refuses_takes_the_place_of_no_member(b
     with pytest.raises(
         LockedError if runs else FormatError, match="in use by" if runs else "the directory of member a"
     ):
-        await join(ClusterFile("k:1", name), engines, "h:2", "", Random(1), look)
+        await join(ClusterFile("k:1", name), engines, "h:2", "", 60_000, Random(1), look)
     assert {each.address for each in (await engines.read_map()).members.values()} == {"h:1"}
     if not runs:
-        assert (await join(ClusterFile("k:1", "a"), engines, "h:2", "", Random(1), look)).own.address == "h:2"
+        assert (await join(ClusterFile("k:1", "a"), engines, "h:2", "", 60_000, Random(1), look)).own.address == "h:2"
 
 
 @pytest.mark.parametrize("made", [True, False], ids=["empty", "not there"])
