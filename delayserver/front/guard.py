@@ -126,14 +126,12 @@ def _waiting_keys(access: Access, arguments: dict[str, Any]) -> None:
         _require_admin(access, "waiting keys are skipped or tried again")
 
 
-_LOOKS_AT_SCHEDULES: Final = frozenset({"show", "list", "next"})
-
-
 def _schedule(access: Access, arguments: dict[str, Any]) -> None:
     """A token that sends may change schedules of its subjects, and reads no bodies. The operation compares the subjects of
     those that exist."""
-    role = LOOK if arguments.get("action") in _LOOKS_AT_SCHEDULES else SEND
-    if access.roles.isdisjoint({role, ADMIN}):
+    action = arguments.get("action")
+    role = LOOK if action == "show" else SEND
+    if action not in ("list", "next") and access.roles.isdisjoint({role, ADMIN}):
         raise Forbidden(f"this is for tokens with the role {role}; {access.token_id} has {_listed(access.roles)}")
     _subject(access, arguments)
 

@@ -56,6 +56,9 @@ CASES: dict[str, Case] = {
     "commit": Case({"receipts": [RECEIPT]}, rows="transaction_unknown"),
     "rollback": Case({"receipts": [RECEIPT]}, rows="transaction_unknown"),
     "transactions": Case(told=lambda reply: [each["subject"] for each in reply["transactions"]]),
+    "schedule": Case(
+        {"action": "list"}, told=lambda reply: [each["definition"]["subject"] for each in reply["schedules"]]
+    ),
     "cancel": Case({"receipts": [RECEIPT]}, rows="unknown"),
     "reschedule": Case({"items": [{"receipt": RECEIPT, "delay_ms": 7_200_000}]}, rows="unknown"),
     "lookup": Case({"receipts": [RECEIPT], "body": True}, rows="unknown"),
@@ -181,6 +184,25 @@ async def test_a_role_opens_its_operations_and_no_others(boot: Boot, role: str) 
         except DelayServerError as error:
             answer = error.name
         assert (answer == "forbidden") == (role not in rule.roles), (operation, answer)
+
+
+async def test_a_token_changes_schedules_of_its_subjects_and_reads_no_bodies_by_sending(boot: Boot) -> None:
+    host = await boot.started()
+    rights = ("send", MINE), ("send", THEIRS), ("look", MINE)
+    _, sender, other, looker = await tokens(
+        host, *[{"roles": [role], "subjects": [subject]} for role, subject in rights]
+    )
+    put = {"action": "put", "name": "n", "subject": MINE, "body": "secret", "every_ms": 3_600_000}
+    await sender.request("schedule", put)
+    assert await other.refused("schedule", put) == "forbidden"
+    assert await other.refused("schedule", put | {"subject": THEIRS}) == "forbidden"
+    for action in ("pause", "resume", "run", "delete", "next"):
+        assert await other.refused("schedule", {"action": action, "name": "n"}) == "forbidden"
+    for action in ("put", "pause", "resume", "run", "delete"):
+        assert await looker.refused("schedule", put | {"action": action}) == "forbidden"
+    assert (await other.request("schedule", {"action": "list"}))["schedules"] == []
+    assert await sender.refused("schedule", {"action": "show", "name": "n"}) == "forbidden"
+    assert (await looker.request("schedule", {"action": "show", "name": "n"}))["definition"]["body"] == "secret"
 
 
 @pytest.mark.parametrize("operation", ["policy", "dead_letters", "waiting_keys"])
