@@ -47,7 +47,7 @@ from delayserver.load.window_loads import WindowLoads
 from delayserver.load.window_reader import WindowReader
 from delayserver.operations.groups import broadcasting, filtering
 from delayserver.operations.groups.redelivery import Redelivery
-from delayserver.operations.messages import check_backs
+from delayserver.operations.messages import check_backs, schedule_rules
 from delayserver.operations.messages.cancellation import Cancellation
 from delayserver.operations.messages.transactions import Transactions
 from delayserver.operations.sending.send import SentColumns, SentRows
@@ -836,6 +836,34 @@ MISTAKES: tuple[Callable[[], list[Change]], ...] = (
     a_bad_filter_is_no_filter,
 )
 
+
+def moments_of_a_downtime_are_forgotten() -> list[Change]:
+    """A schedule that is late goes on from now, though it wants all that it missed."""
+
+    def mistaken(right: Any) -> Any:
+        return lambda recurrence, rules, after_ms, now_ms, most: right(
+            recurrence, rules, max(after_ms, now_ms - 2_000), now_ms, most
+        )
+
+    return [(schedule_rules, "decide", mistaken)]
+
+
+def a_moment_is_decided_twice() -> list[Change]:
+    """The next timer of a schedule is one for the moment that has just fired."""
+
+    def mistaken(right: Any) -> Any:
+        def decide(*arguments: Any) -> Any:
+            decided = right(*arguments)
+            if not decided.firings:
+                return decided
+            last = decided.firings[-1]
+            return replace(decided, after_ms=last.ms - 1, following=last)
+
+        return decide
+
+    return [(schedule_rules, "decide", mistaken)]
+
+
 # Those that the exact books notice.
 COUNTING_MISTAKES: tuple[Callable[[], list[Change]], ...] = (
     a_hand_out_that_is_not_recorded,
@@ -850,6 +878,12 @@ SKIPPING_MISTAKES: tuple[Callable[[], list[Change]], ...] = (
     a_skip_answered_before_its_sync,
     a_skip_that_leaves_its_key_blocked,
     a_skip_of_the_first_key_that_waits,
+)
+
+# Those that the books of schedules notice.
+SCHEDULING_MISTAKES: tuple[Callable[[], list[Change]], ...] = (
+    moments_of_a_downtime_are_forgotten,
+    a_moment_is_decided_twice,
 )
 
 

@@ -14,6 +14,7 @@ from tests.simulation.many import SEEDS_OF_THE_TESTS
 from tests.simulation.mistakes import (
     COUNTING_MISTAKES,
     MISTAKES,
+    SCHEDULING_MISTAKES,
     SKIPPING_MISTAKES,
     Change,
     a_client_that_keeps_the_old_offset,
@@ -84,6 +85,7 @@ COUNTED_BY = {
 
 # Likewise, in worlds in which an operator skips messages.
 SKIPPED_BY = {"a_skip_answered_before_its_sync": 11}
+SCHEDULED_BY = {"moments_of_a_downtime_are_forgotten": 13, "a_moment_is_decided_twice": 1}
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.__name__)
@@ -133,6 +135,15 @@ def test_the_books_of_skips_notice_the_mistake(
     monkeypatch.setattr(world, "ORDERING_SHARE", 1.0)
     monkeypatch.setattr(world, "SKIPPING_SHARE", 1.0)
     assert _some_seed_notices(mistake, first=SKIPPED_BY.get(mistake.__name__, SEEDS[0]))
+
+
+@pytest.mark.parametrize("mistake", SCHEDULING_MISTAKES, ids=lambda mistake: mistake.__name__)
+def test_the_books_of_schedules_notice_the_mistake(
+    mistake: Callable[[], list[Change]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few seeds have schedules, so here all of them do."""
+    monkeypatch.setattr(world, "SCHEDULING_SHARE", 1.0)
+    assert _some_seed_notices(mistake, first=SCHEDULED_BY[mistake.__name__])
 
 
 def test_files_that_are_forgotten_when_they_are_cut_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,7 @@ from tests.simulation.operator import Operator
 from tests.simulation.ordering import Ordering
 from tests.simulation.publishing import Publishing
 from tests.simulation.rude import REQUESTS_MAX, Rude
+from tests.simulation.scheduling import Scheduling
 from tests.simulation.skipping import Skipping, drawn_policy
 from tests.simulation.threads import SimulatedWorkers
 from tests.simulation.timeliness import LATE_US_MAX, Timeliness
@@ -74,6 +75,8 @@ DELAYING_SHARE = 0.2
 ONE_WAY_SHARE = 0.3
 # Seeds in which the broker of the server keeps only so much for a group that lags.
 LAG_BOUND_SHARE = 0.15
+# Seeds with schedules.
+SCHEDULING_SHARE = 0.15
 # What may happen to a node until the next fault.
 NODE_FAULTS = (
     "down", "crash", "slow", "silent", "unreachable", "full", "sync fails", "hung", "hung", "twin", "well", "well",
@@ -183,7 +186,8 @@ class World:
         ordering, moving, keyed = self._ordering(seed), self._moving(seed), self._keyed(seed)
         counting = self._counting(seed)
         self.delaying = self._delaying(seed)
-        some = (giving_up, publishing, self.skipping, ordering, moving, keyed, counting, self.delaying)
+        scheduling = self._scheduling(seed)
+        some = (giving_up, publishing, self.skipping, ordering, moving, keyed, counting, self.delaying, scheduling)
         self.workloads: list[Workload] = [each for each in some if each is not None]
         self.one_way = self._one_way(seed, brokers)
         operator = Client(self.network, self.host.address, "operator")
@@ -208,6 +212,7 @@ class World:
         rows_at_once = ROWS_AT_ONCE * len(self.producers)
         clients += 3 if counting is not None else 0
         clients += 1 if self.delaying is not None else 0
+        clients += 2 if scheduling is not None else 0
         clients += 1 if self.skipping is not None else 0
         if self.one_way is not None:
             clients += 1
@@ -316,6 +321,20 @@ class World:
         self.model.deals.append(delaying.range_of)
         self.model.others_due.append(delaying.due_times_ms)
         return delaying
+
+    def _scheduling(self, seed: int) -> Scheduling | None:
+        """Its books need files that lose nothing of what was answered, and a broker that lets go of nothing."""
+        # The number is one for which the seeds that notice mistakes stay as they are (`test_mistakes.py`).
+        chance = Random(f"{seed}:schedules 455")
+        files_lose = self.flipping or self.cuts or self.host.settings.storage.durability != "sync"
+        if chance.random() >= SCHEDULING_SHARE or files_lose or self.host.may_let_go:
+            return None
+        clients = [Client(self.network, self.host.address, name) for name in ("scheduler", "ticker")]
+        scheduling = Scheduling(clients, self.host, self.time, chance, self.note)
+        self.model.deals.append(scheduling.range_of)
+        self.model.others_due.append(scheduling.due_times_ms)
+        self.model.timers_ahead_ms.append(scheduling.timers_ahead_ms)
+        return scheduling
 
     def _step(self, seconds: float) -> None:
         self.note("fault", "clock step", seconds=round(seconds, 3))
