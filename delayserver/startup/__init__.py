@@ -7,7 +7,8 @@ After an unclean stop sequences go on behind the durable reservation. Rows that 
 the node looks for them first, and a cancel of them is `too_late`. The clock cannot say which rows these are, since it
 may have been set back. So nothing is attempted that is due later than 30 s after the newest checkpoint, and a
 checkpoint is written when less than 15 s are left, also after a suspend. `sequences` reserves the times that
-checkpoints may state, ten minutes ahead. A start without a checkpoint goes by that.
+checkpoints may state, ten minutes ahead. A start without a checkpoint goes by that; a member of a cluster does not, since
+the log of its shard says up to when its primaries attempted.
 
 A start that meets bytes that the disk cannot read closes the directory and opens it again after a second, twice. The
 last time it goes around them. A full disk stops no start: a part that meets it reports to its `RoomWait` and tries

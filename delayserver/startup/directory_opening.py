@@ -226,7 +226,7 @@ def _open(
     sequences = SequenceReservation.open_unwritten(fs, path, server_id, above=above, clock_us=reserved_us)
     for found in (*found_damages, *_lost_before(schedule, dispatch)):
         damage.report(found)
-    horizon = AttemptHorizon(peak_us)
+    horizon = AttemptHorizon(checkpoint.written_us if _is_member(directory, member) else peak_us)
     uncertain = checkpoint.uncertain if reservation.orderly and not lost else None
     attempted = Attempted(0, 0)
     if not sequences.clean and not directory.created:
@@ -241,6 +241,11 @@ def _open(
         Attempts(attempted, horizon),
         BelievableClock(clock, storage.clock_hold_ms, known_us),
     )
+
+
+def _is_member(directory: DataDirectory, member: OpeningMember | None) -> bool:
+    """Whether all attempts of before were those of a shard, whose log says up to when. Else only the directory says it."""
+    return member is not None and directory.owner is not None and bool(directory.owner.member)
 
 
 def _attempted(uncertain: Uncertain | None, horizon: AttemptHorizon, next_sequence: int, now_ms: int) -> Attempted:

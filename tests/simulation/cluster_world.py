@@ -230,8 +230,6 @@ class ClusterWorld:
         for member in self.members:
             member.probes = self.probes
         self.bounds = Bounds(40 * len(self.producers), 24, MEMBERS)
-        for member in self.members:
-            member.on_no_checkpoint = self.model.without_checkpoint
         self.rotting = Rotting(Random(f"{seed}:rot"), self.members, storage.window_ms, self.time, self.note)
 
     def _groups(self, remote: GroupSettings) -> tuple[tuple[GroupSettings, ...], tuple[RouteSettings, ...]]:

@@ -333,6 +333,22 @@ async def test_a_member_that_is_alone_leads_with_a_checkpoint_made_anew(boot: Bo
     await host.balanced(pending=1)
 
 
+async def test_what_is_due_in_minutes_can_be_cancelled_at_a_primary_that_had_no_checkpoint(boot: Boot) -> None:
+    """The log says up to when a primary may have attempted. The directory alone would say: up to ten minutes from now."""
+    (host,) = Cluster(boot, "a").hosts.values()
+    client = await host.start_connected()
+    sent = [(await client.put("far", host.now_ms + minutes * MINUTE_MS))["receipt"] for minutes in (3, 8)]
+    await host.sleep_ms(MINUTE_MS)
+    for receipt in sent:
+        await host.kill()
+        host.disk.flip_bit(f"{DATA_DIR}/checkpoint", 80)
+        client = await host.start_connected()
+        assert await client.cancel(receipt) == ["cancelled"]
+        await host.server.parts.upkeep.checkpointing.write()
+    await host.restart_killed()
+    await host.balanced(pending=0)
+
+
 async def test_what_a_clock_far_ahead_delivered_is_in_the_log_once_when_another_clock_comes_there(boot: Boot) -> None:
     cluster = Cluster(boot, "ab")
     first, second = cluster.hosts.values()
