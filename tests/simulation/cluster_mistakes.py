@@ -23,6 +23,7 @@ from delayserver.lead.beating import Beating
 from delayserver.lead.front_probe import FrontProbe
 from delayserver.replay.deduplication import Deduplication
 from delayserver.replay.replayer import Replayer
+from delayserver.runtime.damage import DamageReport
 from delayserver.server import broker_parts, cluster_parts
 from delayserver.server.delay_server import DelayServer
 from delayserver.state.memory.attempted import Attempted
@@ -333,6 +334,11 @@ def a_lost_place_begins_anew() -> list[Change]:
     return [(cluster_parts, "_require_place", lambda _: lambda *_: None)]
 
 
+def leads_with_known_damage() -> list[Change]:
+    """A member that knows of damage in its directory claims all the same."""
+    return [(DamageReport, "forbids_leading", lambda _: lambda _self: False)]
+
+
 # Each with a seed that notices it.
 CLUSTER_MISTAKES: tuple[tuple[Callable[[], list[Change]], int], ...] = (
     (outcomes_written_before_they_came_back, 3),
@@ -356,4 +362,5 @@ CLUSTER_MISTAKES: tuple[tuple[Callable[[], list[Change]], int], ...] = (
     (a_barrier_forgotten, 0),
     (reads_on_behind_a_barrier, 9),
     (a_lost_place_begins_anew, 40),
+    (leads_with_known_damage, 0),
 )

@@ -581,6 +581,8 @@ class ClusterWorld:
         """No more faults from here on."""
         self.note("world", "calm")
         self.calm = True
+        if self.rotting is not None:
+            self.rotting.calm = True
         self.logs.faults.clear()
         self.network.weather = Weather()
         self.network.unreachable.clear()

@@ -1,8 +1,8 @@
 """Damage of a member's disk while the member is down: bits flip, and files are lost. Other members have all that it had.
 
-Such a member must name what is wrong: it refuses to start, or it reports the damage and never claims. What a start does not
-read, `recover check` names. Then the operator makes its directory anew of another member. Where nobody names anything, the
-member must be as good as the others, and all rules hold for it.
+Such a member must name what is wrong: it refuses to start, or it reports the damage and never claims, also where all others
+die. What a start does not read, `recover check` names. Then the operator makes its directory anew of another member. Where
+nobody names anything, the member must be as good as the others, and all rules hold for it.
 """
 
 from __future__ import annotations
@@ -33,27 +33,36 @@ FILES: Final = (
 )  # fmt: skip
 # With damage a member may end by these names.
 NAMED_BY: Final = ("CorruptionError", "FormatError", "LogTrimmed", "UnreadableError")
-# How long an operator lets a member go on that has named damage.
+# How long an operator lets a member go on that has named damage, and how often the others die meanwhile: the leader, or all.
 LOOKS_S: Final = (0.0, 3.0, 20.0)
+DEATHS_SHARE: Final = 0.6
+ALL_DIE_SHARE: Final = 0.5
+# By then a member has claimed that hears nothing of a leader.
+CLAIMS_S: Final = 6.0
 
 
 class Rot:
-    """What is wrong with the disk of a member. `lost` is the path of a file that went; empty: a bit flipped."""
+    """What is wrong with the disk of a member."""
 
-    def __init__(self, member: Member, flips: list[Flip], lost: str) -> None:
+    def __init__(self, member: Member, damage: Damage) -> None:
         self.disk = member.disk
-        self.flips = flips
-        self.lost = lost
+        self.damage = damage
 
     @property
     def path(self) -> str:
         """The file that was hit."""
-        return self.lost or self.flips[0].path
+        return self.damage.flips[0].path
+
+    def is_gap(self, text: str) -> bool:
+        """Whether a report is about the gap that a lost segment leaves: the one in front of it is named."""
+        hit = self.damage.flips[0]
+        folder = hit.path.rpartition("/")[0]
+        return hit.is_cut and text.startswith(f"{folder}/") and "missing before the next segment" in text
 
     @property
     def stands(self) -> bool:
-        """Whether the flipped bit is still there."""
-        return any(flip.stands(self.disk) for flip in self.flips)
+        """Whether a flipped bit is still there. A file that is lost may be made anew."""
+        return any(flip.stands(self.disk) for flip in self.damage.flips)
 
 
 class Rotting:
@@ -71,6 +80,8 @@ class Rotting:
         # How often it may still happen.
         self._left = STRIKES_MAX if chance.random() < SHARE else 0
         self.strikes = self._left > 0
+        # Set when no faults shall come any more.
+        self.calm = False
         for member in members:
             member.on_reports = partial(self._check_reports, member)
 
@@ -89,27 +100,26 @@ class Rotting:
         if not member.deaths or chance.random() >= STRIKES_SHARE:
             return
         damage = Damage(member.disk, chance, self._window_ms, self._note)
-        lost = ""
         if chance.random() < LOSSES_SHARE:
-            lost = self._lose(member)
+            self._lose(member, damage)
         else:
             damage.flip()
-        if lost or damage.flips:
-            self._found[member.name] = Rot(member, damage.flips, lost)
+        if damage.flips:
+            self._found[member.name] = Rot(member, damage)
             self._left -= 1
 
-    def _lose(self, member: Member) -> str:
+    def _lose(self, member: Member, damage: Damage) -> None:
         chance, disk = self._chance, member.disk
         folder = chance.choice([*FOLDERS, ""])
         names = [f"/data/{name}" for name in FILES] if not folder else disk.files(f"/data/{folder}/")
         paths = [path for path in names if path in disk.files(path) and not path.endswith(("reserve", ".tmp", "next"))]
         if not paths:
-            return ""
+            return
         path = chance.choice(paths)
         disk.remove(path)
         disk.sync_directory(path.rpartition("/")[0])
         self._note("fault", "file is lost", member=member.name, path=path)
-        return path
+        damage.flips.append(Flip(path, 0, 0, 0, frozenset(), whole=True, is_cut=True))
 
     # -- what the member says
 
@@ -125,7 +135,11 @@ class Rotting:
         member.lost = True
 
     def _check_reports(self, member: Member, texts: list[str]) -> None:
-        if texts and not self.is_rotten(member):
+        """What a member reports is about the file that was hit."""
+        if self.is_rotten(member):
+            rot = self._found[member.name]
+            rot.damage.check_reports([text for text in texts if not rot.is_gap(text)])
+        elif texts:
             raise SimulationFailure(f"{member.name} reports damage without any: {texts[0]}")
 
     async def look_after(self, member: Member) -> None:
@@ -147,13 +161,8 @@ class Rotting:
             return
         known = server.damage.own
         if known:
-            epochs = server.parts.cluster.standing.epoch.value if server.parts.cluster else 0
-            await self._time.sleep(self._chance.choice(LOOKS_S))
-            if member.lives != life or not member.open.is_set():
-                return
-            if member.leads and server.parts.cluster and server.parts.cluster.standing.epoch.value > epochs:
-                raise SimulationFailure(f"{member.name} leads, and knows of damage: {known}")
-            self._make_anew(member, known)
+            if await self._stays_behind(member, life):
+                self._make_anew(member, known)
             return
         findings = [finding for finding in recover_check(rot.disk, self._window_ms) if finding.kind != TORN]
         self._note("operator", "checks", member=member.name, findings=[str(each)[:160] for each in findings[:3]])
@@ -163,6 +172,28 @@ class Rotting:
             raise SimulationFailure(f"neither {member.name} nor the check names the damage in {rot.path}")
         else:
             del self._found[member.name]
+
+    async def _stays_behind(self, member: Member, life: int) -> bool:
+        """Whether this life of a member that knows of damage lasts until the operator comes. It must not claim meanwhile."""
+        chance, others = self._chance, [each for each in self._members if each is not member]
+        assert member.server is not None and member.server.parts.cluster is not None
+        standing = member.server.parts.cluster.standing
+        epoch, looks_s = standing.epoch.value, chance.choice(LOOKS_S)
+        if not self.calm and chance.random() < DEATHS_SHARE:
+            all_die = chance.random() < ALL_DIE_SHARE
+            dying = [each for each in others if each.open.is_set() and (all_die or each.leads)]
+            for each in dying:
+                self._note("fault", "dies beside a damaged member", member=each.name, leads=each.leads)
+                each.crash(power=False)
+            looks_s += CLAIMS_S
+        until_s = self._time.now_s + looks_s
+        while member.lives == life and member.open.is_set() and not member.disk.dead:
+            if standing.leads and standing.epoch.value > epoch:
+                raise SimulationFailure(f"{member.name} claims, and knows of damage: {member.server.damage.own}")
+            if self._time.now_s >= until_s:
+                return True
+            await self._time.sleep(0.25)
+        return False
 
     def _make_anew(self, member: Member, why: str) -> None:
         self._replace(member, why)
