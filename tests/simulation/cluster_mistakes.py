@@ -341,11 +341,11 @@ def leads_with_known_damage() -> list[Change]:
 
 # Each with a seed that notices it.
 CLUSTER_MISTAKES: tuple[tuple[Callable[[], list[Change]], int], ...] = (
-    (outcomes_written_before_they_came_back, 3),
-    (zombies_count, 4),
-    (copies_count, 3),
-    (horizon_forgotten, 6),
-    (no_lease, 3),
+    (outcomes_written_before_they_came_back, 6),
+    (zombies_count, 5),
+    (copies_count, 5),
+    (horizon_forgotten, 12),
+    (no_lease, 5),
     (from_the_beginning, 4),
     (outcomes_of_others_ignored, 4),
     (sequences_of_its_own, 4),
@@ -356,7 +356,7 @@ CLUSTER_MISTAKES: tuple[tuple[Callable[[], list[Change]], int], ...] = (
     (stays_where_no_client_reaches_it, 9),
     (hands_over_in_a_common_fault, 2),
     (redeliveries_without_bound, 0),
-    (by_the_time_of_the_log, 2),
+    (by_the_time_of_the_log, 14),
     (beats_with_a_disk_that_hangs, 1),
     (given_up_in_front_of_the_barrier, 13),
     (a_barrier_forgotten, 0),
