@@ -360,7 +360,7 @@ CLUSTER_MISTAKES: tuple[tuple[Callable[[], list[Change]], int], ...] = (
     (beats_with_a_disk_that_hangs, 1),
     (given_up_in_front_of_the_barrier, 13),
     (a_barrier_forgotten, 0),
-    (reads_on_behind_a_barrier, 9),
+    (reads_on_behind_a_barrier, 94),
     (a_lost_place_begins_anew, 40),
     (leads_with_known_damage, 0),
 )
