@@ -24,6 +24,7 @@ SOURCES: Final = sorted((CLIENT / "asynchronous").glob("*operations.py"))
 NAMES: Final = {
     "AsyncBatcher": "Batcher",
     "AsyncClient": "Client",
+    "AsyncIterator": "Iterator",
     "AsyncPublishClient": "PublishClient",
     "AsyncPublishSender": "PublishSender",
     "AsyncSender": "Sender",

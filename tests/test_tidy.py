@@ -149,14 +149,18 @@ delayserver: .client
     .keys .names
     .operations.access .operations.sending .protocol .protocol.schema .receive .recurring .runtime .state .state.counts
     .state.decisions .state.memory .state.positions .state.windows .upkeep
-.operations: .operations.access .operations.figures .operations.groups .operations.messages .operations.nodes
-    .operations.sending .state.shard
-.front.handlers: store.records .config .front .operations .operations.access .operations.figures
+.operations.listing: store store.indexes store.logs store.records store.tables .broker.filters .operations.access
+    .operations.groups .operations.messages .protocol .protocol.schema .runtime .state .state.counts .state.positions
+    .state.windows
+.operations: .operations.access .operations.figures .operations.groups .operations.listing .operations.messages
+    .operations.nodes .operations.sending .state.shard
+.front.handlers: store.records .config .front .operations .operations.access .operations.figures .operations.listing
     .operations.groups .operations.messages .operations.nodes .operations.sending .protocol .protocol.schema .runtime
     .state.shard
 .server: wheel store store.disk store.keys .keys store.logs store.records store.tables .broker .broker.service .config
     .dispatch
     .front .front.handlers .load .logs .names .net .operations .operations.access .operations.figures .operations.groups
+    .operations.listing
     .operations.messages .operations.nodes .operations.sending .outcomes .protocol .receive .replay .runtime .startup
     .state .state.connections .state.counts .state.decisions .state.memory .state.positions .state.windows .targets
     .targets.embedded .upkeep delayserver .follow .lead .state.shard store.shared .kafka .members

@@ -54,6 +54,8 @@ from delayserver.protocol.schema.members import MemberStanding
 from delayserver.protocol.schema.node_routes import Node, Route
 from delayserver.protocol.schema.pending import (
     PendingBucket,
+    PendingMessage,
+    PendingMessagesPage,
     PendingPage,
     PendingSubject,
     PendingSubjectsPage,
@@ -114,6 +116,8 @@ __all__ = [
     "OpenTransactionsPage",
     "Outcome",
     "PendingBucket",
+    "PendingMessage",
+    "PendingMessagesPage",
     "PendingPage",
     "PendingSubject",
     "PendingSubjectsPage",

@@ -137,7 +137,7 @@ def _schedule(access: Access, arguments: dict[str, Any]) -> None:
 
 
 def _pending(access: Access, arguments: dict[str, Any]) -> None:
-    if arguments.get("by") != "subject":
+    if arguments.get("by") not in ("subject", "message"):
         access.require_everything("the count of all subjects")
 
 

@@ -17,6 +17,7 @@ from delayserver.operations.groups.finding import StoreSearch
 from delayserver.operations.groups.policies import GroupPolicies
 from delayserver.operations.groups.queue_reads import QueueReads
 from delayserver.operations.groups.waiting_keys import WaitingKeyOperations
+from delayserver.operations.listing.pending_messages import PendingMessages
 from delayserver.operations.messages.cancel import Cancel
 from delayserver.operations.messages.lookup import Lookup
 from delayserver.operations.messages.open_transactions import OpenTransactions
@@ -50,6 +51,7 @@ class DelayOperations:
     redispatch: Redispatch
     reload: Reload
     pending: PendingByTime
+    pending_messages: PendingMessages
     prepare: Prepare
     transactions: Transactions
     open_transactions: OpenTransactions

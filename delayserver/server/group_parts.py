@@ -29,6 +29,7 @@ class GroupParts:
     redelivery: Redelivery
     policies: GroupPolicies
     first_messages: FirstMessages
+    filters: FilterCompiler
     consuming: Consuming
     tokens: TokenBook
 
@@ -70,6 +71,7 @@ def build_groups(
         redelivery=redelivery,
         policies=policies,
         first_messages=first,
+        filters=filters,
         consuming=Consuming(local, redelivery, GroupFilters(local, filters, policies), names, first, runtime),
         tokens=tokens,
     )

@@ -15,6 +15,11 @@ from delayserver.operations.groups.dead_letters import DeadLetterOperations
 from delayserver.operations.groups.finding import StoreSearch
 from delayserver.operations.groups.queue_reads import QueueReads
 from delayserver.operations.groups.waiting_keys import WaitingKeyOperations
+from delayserver.operations.listing.list_scan import ListScanner
+from delayserver.operations.listing.list_selecting import ListSelecting
+from delayserver.operations.listing.pending_messages import PendingMessages
+from delayserver.operations.listing.shown_messages import ShownMessages
+from delayserver.operations.listing.unsettled import Unsettled
 from delayserver.operations.messages.cancel import Cancel
 from delayserver.operations.messages.contents import Contents
 from delayserver.operations.messages.id_search import IdSearch
@@ -124,6 +129,7 @@ def _delay_operations(parts: Parts, admission: Admission) -> DelayOperations:
         redispatch=Redispatch(files, state.book, reader, commit, admission, ground.outside.servers, runtime),
         reload=parts.dispatch.reload,
         pending=PendingByTime(files, state.windows, state.balance),
+        pending_messages=_pending_messages(parts),
         prepare=Prepare(send, admission, placed, commit, terms, runtime.clock),
         open_transactions=OpenTransactions(
             TimerFiles(files, state.book, state.balance, states, runtime.damage),
@@ -144,4 +150,19 @@ def _delay_operations(parts: Parts, admission: Admission) -> DelayOperations:
             (server_id, ground.outside.membership is not None),
             runtime,
         ),
+    )
+
+
+def _pending_messages(parts: Parts) -> PendingMessages:
+    ground, state, messages = parts.ground, parts.state, parts.messages
+    files, table, runtime = ground.files, ground.names, ground.runtime
+    scanner = ListScanner(files.schedule, table, runtime.damage)
+    return PendingMessages(
+        files,
+        state.book,
+        state.positions,
+        ListSelecting(table, parts.groups.filters, state.balance.subjects),
+        Unsettled(messages.states, files.days, state.book.window_ms),
+        ShownMessages(scanner, messages.locator, table, ground.server_id, runtime),
+        runtime,
     )

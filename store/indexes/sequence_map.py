@@ -72,3 +72,9 @@ class SequenceMap:
         place = np.searchsorted(table[0], sequences, side="right") - 1
         place = np.unique(place[(place >= 0) & (sequences <= table[1][place])])
         return table[2:, place].T
+
+    def start_behind(self, sequence: int) -> int:
+        """The offset of the first stretch with sequences above this one, or the end of all of them."""
+        table = self._table[:, : self._count]
+        place = int(np.searchsorted(table[1], sequence, side="right"))
+        return int(table[2, place]) if place < table.shape[1] else self.end

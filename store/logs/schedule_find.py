@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,8 @@ from store.records.ragged_reads import read_ragged
 from store.records.record_reader import RecordReader
 from store.records.record_rows import RecordRows, collect_rows
 from store.records.segment import Appended, Damage, Segment
+
+T = TypeVar("T")
 
 # Sparse tables kept in memory: lookups by receipt touch few files at a time, and a table is rebuilt from headers.
 SEQUENCE_MAPS_MAX = 64
@@ -100,6 +102,17 @@ class ScheduleFinder:
     def _stretches(
         self, key: ScheduleKey, segment: Segment, sequences: I64, damages: list[Damage], gaps: list[Gap]
     ) -> I64:
+        return self._in_map(key, segment, damages, gaps, lambda table: table.stretches(sequences))
+
+    def _in_map(
+        self,
+        key: ScheduleKey,
+        segment: Segment,
+        damages: list[Damage],
+        gaps: list[Gap],
+        look: Callable[[SequenceMap], T],
+    ) -> T:
+        """What `look` finds in the table of a file, which is first read up to the file's end."""
         with self._lock:
             end = self._files.states[key].end  # of a file that is being removed no table is made behind its `forget`
             known = self._tables.get(key)
@@ -123,7 +136,7 @@ class ScheduleFinder:
             if table.end < end:  # damage up to the end: read and reported again when a record stands behind it
                 gaps.append((table.last_sequence, EVERYTHING))
             gaps += table.gaps
-            return table.stretches(sequences)
+            return look(table)
 
     def _make_anew(self, key: ScheduleKey, known: _Table) -> None:
         """The disk could not read all of a file: the first times its table is not kept."""
@@ -163,6 +176,12 @@ class ScheduleFinder:
         columns = {name: concatenate_columns([part.columns[name] for part in parts], types[name]) for name in names}
         counts = np.concatenate([part.counts for part in parts])
         return RecordRows(columns, counts, np.concatenate([part.blob_offsets for part in parts]))
+
+    def start_behind(self, key: ScheduleKey, sequence: int) -> int:
+        """An offset from which on the file has all records with sequences above this one. Raises KeyError, CorruptionError,
+        FormatError."""
+        with self._files.reading(key) as segment:
+            return self._in_map(key, segment, [], [], lambda table: table.start_behind(sequence))
 
     def find(self, key: ScheduleKey, sequences: I64) -> FoundRows:
         """See `ScheduleLog.find`."""

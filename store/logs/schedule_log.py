@@ -22,6 +22,7 @@ from store.errors import CorruptionError
 from store.indexes.schedule_index import ScheduleIndex, index_rows, part_of_index
 from store.logs.schedule_find import FoundRows, ScheduleFinder
 from store.logs.schedule_key import ScheduleKey, ScheduleLayout, ScheduleSource
+from store.logs.schedule_part import SchedulePart, first_records
 from store.logs.window_files import DEFAULT_USE, FileUse, WindowFiles
 from store.logs.window_log import WindowLog
 from store.logs.window_state import FileMark, Loss
@@ -43,6 +44,7 @@ __all__ = [
     "ScheduleIndex",
     "ScheduleKey",
     "ScheduleLog",
+    "SchedulePart",
     "ScheduleSource",
     "SubjectRows",
     "index_rows",
@@ -217,6 +219,27 @@ class ScheduleLog(WindowLog[ScheduleKey]):
                     last = int(columns["sequence"][-1])
                     break
         return SubjectRows(np.concatenate(sequences), np.concatenate(due_ms), scanned, last)
+
+    def part(
+        self,
+        key: ScheduleKey,
+        behind: int,
+        upto: int,
+        rows_max: int,
+        bytes_max: int,
+        *,
+        properties: bool,
+        damages: list[Damage],
+    ) -> SchedulePart:
+        """The rows of the first records with sequences above `behind` and up to `upto`, about `rows_max` of them.
+        `bytes_max` bounds what is read of them; with `properties` these are whole records, verified.
+
+        The first and the last record may have rows outside. No row is there if the file is gone. Raises CorruptionError,
+        FormatError where nothing of it can be read."""
+        start = self._finder.start_behind(key, behind) if behind and key in self else None
+        with closing(self._read(key, start, None, properties, damages)) as records:
+            taken, last = first_records(records, behind, upto, rows_max, bytes_max)
+        return SchedulePart.of(taken, self._path(key), last)
 
     def index(
         self,

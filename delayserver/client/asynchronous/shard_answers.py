@@ -14,6 +14,7 @@ from msgspec.structs import replace as changed
 
 from delayserver.client.calls.core import Call
 from delayserver.client.calls.dead_letter_calls import list_call as letters_call
+from delayserver.client.calls.shard_lists import lists_messages, merged_list, parts_of_list
 from delayserver.client.calls.shard_places import SHARD_CURSORS, positions_by_shard, with_positions
 from delayserver.client.calls.shard_sums import (
     NAMED_ROWS,
@@ -66,6 +67,8 @@ class ShardAnswers:
             raise NotPrimary("the cluster has no shard", retry_after_ms=1_000)
         if operation == READ or (operation == SEEK and "position" in call.arguments):
             raise InvalidArgument("a position is one of a single shard: ask a client of one shard, or give a time")
+        if lists_messages(call):
+            return await self._messages(call)
         if operation == PENDING and counts_times(call):
             return added_buckets(await self._all(call), bucket_max(call.arguments))
         if operation in NAMED_ROWS:
@@ -77,6 +80,20 @@ class ShardAnswers:
         if operation in _ROWS and call.arguments["action"] != "list":
             return await self._act(call)
         return await self._page(call)
+
+    async def _messages(self, call: Call[Any]) -> Any:
+        """A page of pending messages of all shards."""
+        shards = self._shards()
+        arguments = {name: value for name, value in call.arguments.items() if name != "after"} | {"places": True}
+        parts = parts_of_list(call.arguments, shards)
+
+        async def of_shard(shard: int) -> Any:
+            own = parts[shard]
+            return await self._at(
+                shard, replace(call, arguments=arguments if own is None else arguments | {"after": own})
+            )
+
+        return merged_list(await gathered(parts, of_shard), call.arguments, shards)
 
     async def _named_rows(self, call: Call[Any]) -> Any:
         """A page of all rows. Each shard gives all of its rows, since its order is not that of the names."""

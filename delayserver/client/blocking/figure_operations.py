@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from typing import TypeVar
 
 from delayserver.client.calls import figure_calls
@@ -15,6 +16,8 @@ from delayserver.client.calls.figure_calls import Metrics
 from delayserver.client.values.timing import Instant, instant_ms
 from delayserver.protocol.schema.pending import (
     PendingBucket,
+    PendingMessage,
+    PendingMessagesPage,
     PendingPage,
     PendingSubject,
     PendingSubjectsPage,
@@ -88,3 +91,70 @@ class BlockingFigureOperations(ABC):
     def pending_by_subject_page(self, after: int | str | None = None) -> PendingSubjectsPage:
         """A page of `pending_by_subject`: the subjects behind ``after``."""
         return self._run(figure_calls.pending_subjects_call(after))
+
+    def pending_messages(
+        self,
+        subject: str | None = None,
+        *,
+        from_ms: Instant | None = None,
+        to_ms: Instant | None = None,
+        tag: str | None = None,
+        where: str | None = None,
+        latest_first: bool = False,
+        bodies: bool = False,
+    ) -> Iterator[PendingMessage]:
+        """The messages that wait, the earliest due time first, or with ``latest_first`` the latest. It asks for a page at a
+        time, whatever the number of messages.
+
+        ``subject`` is a name or a pattern such as ``orders.*``. Messages are due in [``from_ms``, ``to_ms``), have the tag,
+        and properties that fit the expression ``where``. A message that waits all the time comes once. One that is sent or
+        leaves meanwhile comes at most once. Minutes with more than 65,536 messages come in parts, each in this order.
+        """
+        after = None
+        while True:
+            page = self.pending_messages_page(
+                subject,
+                from_ms=from_ms,
+                to_ms=to_ms,
+                tag=tag,
+                where=where,
+                latest_first=latest_first,
+                bodies=bodies,
+                after=after,
+            )
+            for message in page.messages:
+                yield message
+            after = page.next
+            if after is None:
+                break
+
+    def pending_messages_page(
+        self,
+        subject: str | None = None,
+        *,
+        from_ms: Instant | None = None,
+        to_ms: Instant | None = None,
+        tag: str | None = None,
+        where: str | None = None,
+        latest_first: bool = False,
+        bodies: bool = False,
+        count: bool = False,
+        after: str | None = None,
+        max_messages: int | None = None,
+    ) -> PendingMessagesPage:
+        """A page of `pending_messages`, behind the ``next`` of another page with the same selection. A page may be empty and
+        not the last one. ``count`` asks how many messages match from this page on.
+        """
+        asked = figure_calls.list_of(
+            subject,
+            None if from_ms is None else instant_ms(from_ms),
+            None if to_ms is None else instant_ms(to_ms),
+            tag,
+            where,
+            latest_first=latest_first,
+            bodies=bodies,
+            count=count,
+            after=after,
+            max_messages=max_messages,
+        )
+        return self._run(figure_calls.pending_messages_call(asked))

@@ -139,7 +139,7 @@ def _of_delay(delay: DelayOperations, server_id: str, limits: Limits) -> Handler
             names_of.LOOKUP: LookupHandlers(delay.lookup, reader, server_id).lookup,
             names_of.REDISPATCH: described({RedispatchSlice: for_peer(delay.redispatch.slice)}),
             names_of.RELOAD: described({ReloadConfiguration: for_peer(delay.reload.by_peer)}),
-            names_of.PENDING: PendingHandlers(delay.pending).pending,
+            names_of.PENDING: PendingHandlers(delay.pending, delay.pending_messages).pending,
             names_of.COMMIT: transactions.commit,
             names_of.ROLLBACK: transactions.rollback,
             names_of.TRANSACTIONS: described({ListTransactions: for_client(delay.open_transactions.page)}),

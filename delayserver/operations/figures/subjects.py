@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
-from fnmatch import translate
 from typing import Final
 
 from delayserver.operations.access.access import Access
+from delayserver.operations.access.patterns import matcher_of
 from delayserver.protocol.schema.subjects import ListSubjects, SubjectsPage
 from delayserver.runtime.fair_turns import Work
 from store.tables.names import SUBJECT, Names
@@ -30,7 +28,7 @@ class Subjects:
         client are left out.
 
         An `after` that this node never gave, such as one of an older data directory, begins anew."""
-        names, matches = self._names, _matcher(asked.pattern)
+        names, matches = self._names, matcher_of(asked.pattern)
         after = asked.after if asked.after <= len(names) else 0
         found: list[str] = []
         stop = after + SCANNED_MAX
@@ -47,17 +45,3 @@ class Subjects:
                 break
             after = reached
         return SubjectsPage(found, after, more=after < len(names))
-
-
-def _matcher(pattern: str | None) -> Callable[[str], object]:
-    """Says whether a name matches, as patterns of routes do.
-
-    A `[` without a `]` behind it is that character. `translate` would look for the `]` once for each of them."""
-    if pattern is None:
-        return _any
-    closed, bracket, rest = pattern.rpartition("]")
-    return re.compile(translate(closed + bracket + rest.replace("[", "[[]"))).match
-
-
-def _any(_name: str) -> object:
-    return True

@@ -76,6 +76,10 @@ class Tally:
         """The numbers by code, for reading in this step."""
         return self._counts
 
+    def of(self, code: int) -> int:
+        """The number of one code."""
+        return self._quick[code] if code < len(self._quick) else 0
+
     def _require(self, code: int) -> None:
         if code >= len(self._counts):
             self._grow(code)
@@ -191,6 +195,11 @@ class SubjectCounts:
         """Pending messages by subject code. Only if `is_counted`."""
         assert self.is_counted
         return total_of(self._base, self._accepted, less=self._ended)
+
+    def pending_of(self, subject: int) -> int:
+        """Pending messages of one subject code. Only if `is_counted`."""
+        assert self.is_counted
+        return self._base.of(subject) + self._accepted.of(subject) - self._ended.of(subject)
 
     def check_invariants(self) -> None:
         """Nothing is placed that was not accepted, and no message ends twice."""

@@ -191,9 +191,10 @@ class WindowBook:
         """Marks the windows that begin in [from_ms, until_ms) as not loaded any more."""
         self._unloaded.update(self._incomplete.irange(from_ms, until_ms, inclusive=(True, False)))
 
-    def incomplete_between(self, from_ms: int, to_ms: int, count_max: int) -> list[int]:
-        """Starts of the first `count_max` incomplete windows that begin in [from_ms, to_ms)."""
-        starts = self._incomplete.irange(from_ms, to_ms, inclusive=(True, False))
+    def incomplete_between(self, from_ms: int, to_ms: int, count_max: int, *, latest: bool = False) -> list[int]:
+        """Starts of the first `count_max` incomplete windows that begin in [from_ms, to_ms); of the last ones if `latest`,
+        the last one first."""
+        starts = self._incomplete.irange(from_ms, to_ms, inclusive=(True, False), reverse=latest)
         return [start for _, start in zip(range(count_max), starts, strict=False)]
 
     def forget(self, start_ms: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial, update_wrapper
 from typing import Any, TypeAlias, cast
@@ -67,6 +67,10 @@ def no_notice(notice: ReplyFrame) -> None:
     raise AssertionError(f"{notice} was not asked for")
 
 
+async def _all_of(found: AsyncIterator[Any]) -> list[Any]:
+    return [each async for each in found]
+
+
 class BlockingFace:
     """An object of an event loop, called from threads: coroutines are waited for, a batcher is a plain context manager."""
 
@@ -78,6 +82,8 @@ class BlockingFace:
         attribute = getattr(self._behind, name)
         if inspect.iscoroutinefunction(attribute):
             return lambda *positional, **named: self._portal.call(partial(attribute, *positional, **named))
+        if inspect.isasyncgenfunction(attribute):
+            return lambda *positional, **named: iter(self._portal.call(_all_of, attribute(*positional, **named)))
         return attribute
 
     @contextmanager

@@ -397,6 +397,9 @@ async def test_figures_show_the_subjects_of_the_token(boot: Boot) -> None:
     assert [each["subject"] for each in (await mine.request("pending", {"by": "subject"}))["subjects"]] == [MINE]
     assert {each["subject"] for each in (await mine.request("metrics"))["subjects"]} <= {MINE}
     assert len((await operator.request("pending", {"by": "subject"}))["subjects"]) == 2
+    mine_alone = await mine.request("pending", {"by": "message", "bodies": True, "count": True})
+    assert ([each["subject"] for each in mine_alone["messages"]], mine_alone["matching"]) == ([MINE], 1)
+    assert len((await operator.request("pending", {"by": "message", "subject": "*"}))["messages"]) == 2
 
 
 async def test_the_log_has_administrative_acts_with_their_actor_and_without_secrets(

@@ -48,6 +48,8 @@ async def ask_all(client: Client, host: Host, receipts: list[str], turn: int) ->
         ("status", {}),
         ("metrics", {}),
         ("pending", {"by": "subject"}),
+        ("pending", {"by": "message", "subject": new, "tag": new}),
+        ("pending", {"by": "message", "subject": f"*{turn}", "where": "a = 'b'", "count": True}),
         ("pending", {"by": "minute", "from_ms": host.now_ms, "to_ms": host.now_ms + 86_400_000}),
         ("subjects", {}),
         ("subjects", {"pattern": f"*{turn}", "prefix": new}),

@@ -281,6 +281,12 @@ async def conversation(host: Host) -> dict[str, list[dict[str, Any]]]:
     same_shape("subjects reply", await ask("subjects request", after=0))
     same_shape("pending reply", await ask("pending request", from_ms=0, to_ms=None))
     same_shape("pending subjects reply", await ask("pending subjects request", after=0))
+    await client.send(*[{"subject": "orders", "due_ms": host.now_ms + 3_600_000, "body": "hi"}] * 3)
+    page = await ask("pending messages request", from_ms=0, max=1)
+    same_shape("pending messages reply", page)
+    await client.cancel(
+        *[row["receipt"] for row in (await ask("pending messages request", from_ms=0, max=100))["messages"]]
+    )
     await client.request("policy", {"subject": "orders", "group": "billing", "reset": True})
     same_shape("policy reply", await ask("policy request"))
     paid = {"subject": "orders", "due_ms": host.now_ms + 3_600_000, "body": "paid"}

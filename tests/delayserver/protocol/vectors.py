@@ -337,6 +337,11 @@ REQUESTS: dict[str, tuple[Any, ...]] = {
     "map request": (145, "map", {"after": 41, "wait_ms": 30_000}),
     "pending request": (96, "pending", {"by": "minute", "from_ms": DUE_MS, "to_ms": DUE_MS + 3_600_000}),
     "pending subjects request": (98, "pending", {"by": "subject", "after": 12}),
+    "pending messages request": (
+        146,
+        "pending",
+        {"by": "message", "subject": "orders*", "from_ms": DUE_MS, "count": True, "max": 2},
+    ),
     "metrics request": (97, "metrics", {}),
     "token request": (
         140,
@@ -452,6 +457,24 @@ REPLIES: dict[str, tuple[Any, ...]] = {
         {"buckets": [{"start_ms": DUE_MS, "width_ms": 60_000, "pending": 3}], "next_ms": None, "unplaced": 0},
     ),
     "pending subjects reply": (98, True, {"subjects": [{"subject": "orders", "pending": 3}], "next": None}),
+    "pending messages reply": (
+        146,
+        True,
+        {
+            "messages": [
+                {
+                    "receipt": RECEIPT,
+                    "message_id": "o-1",
+                    "subject": "orders",
+                    "due_ms": DUE_MS,
+                    "accepted_us": DUE_MS * 1000 - 60_000_000,
+                    "body_bytes": 2,
+                }
+            ],
+            "next": "1b9ab4c5.1799971200000.1800000000001.0.42.1800000000000.42.0.0.0.0",
+            "matching": 3,
+        },
+    ),
     "metrics reply": (
         97,
         True,

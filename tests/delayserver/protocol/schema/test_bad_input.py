@@ -28,6 +28,11 @@ REQUESTS: Final[dict[str, tuple[str, dict[str, Any], str]]] = {
     "pending": ("pending", {}, "by"),
     "pending by hour": ("pending", {"by": "hour"}, "from_ms to_ms max after"),
     "pending by subject": ("pending", {"by": "subject"}, "from_ms to_ms max after"),
+    "pending by message": (
+        "pending",
+        {"by": "message"},
+        "subject from_ms to_ms tag where latest_first bodies count places after max",
+    ),
     "transactions": ("transactions", {}, "after max"),
     "groups": ("groups", {}, "subject after max"),
     "group": ("group", NAMES, "subject group"),
