@@ -24,8 +24,8 @@ PAGE: Final = ROOT / "PROTOCOL.md"
 """What a client needs."""
 PAGES: Final = (PAGE, ROOT / "docs" / "reference" / "protocol-operators.md")
 """All pages with operations: what a client needs, and the rest."""
-_TABLE: Final = re.compile(r"(<!-- table: (\w+)\.([\w, ]+) -->\n\n).*?(\n<!-- end of table -->)", re.DOTALL)
-_NAMED_TABLE: Final = re.compile(r"(<!-- table of (\w+) -->\n\n).*?(\n<!-- end of table -->)", re.DOTALL)
+_TABLE: Final = re.compile(r"(<!-- table: (\w+)\.([\w, ]+) -->)\n.*?(\n<!-- end of table -->)", re.DOTALL)
+_NAMED_TABLE: Final = re.compile(r"(<!-- table of (\w+) -->)\n.*?(\n<!-- end of table -->)", re.DOTALL)
 _NAMED: Final[dict[str, Callable[[], str]]] = {
     "status": status_table,
     "outcomes": outcome_table,
@@ -51,8 +51,8 @@ _SHARED: Final = frozenset({"subject", "group"})
 
 def page(text: str) -> str:
     """The page with all its tables made anew. Raises KeyError for a name that no table has."""
-    text = _TABLE.sub(lambda found: found[1] + _table(found[2], found[3].split(", ")) + found[4], text)
-    return _NAMED_TABLE.sub(lambda found: found[1] + _NAMED[found[2]]() + found[3], text)
+    text = _TABLE.sub(lambda found: found[1] + "\n\n" + _table(found[2], found[3].split(", ")) + found[4], text)
+    return _NAMED_TABLE.sub(lambda found: found[1] + "\n\n" + _NAMED[found[2]]() + found[3], text)
 
 
 def by_hand(text: str) -> str:

@@ -52,7 +52,6 @@ REQUIRED: list[tuple[str, Arguments, str, list[Any]]] = [
     ("send row", {"subject": "s", "body": ""}, "delay_ms", [True, 1.0, "1", -1]),
     ("send row", {"subject": "s", "body": ""}, "due_ms", [True, 1.0, "1"]),
     ("send", {"count": 1, "subject": "s", "delay_ms": 0, "body_length": 0}, "bodies", ["", 5]),
-    ("cancel row", {"subject": "s", "message_id": "m"}, "due_ms", [True, 1.0, "1"]),
     ("cancel", {"count": 1, "due_ms": 1}, "sequence", [True, 1.0, "1", [1, 2], b"1"]),
     ("ack", GROUP | {"deliveries": b""}, "count", [True, 1.0, "1", -1]),
     ("cancel_wait", {}, "id", [True, 0, "1"]),
@@ -61,6 +60,7 @@ REQUIRED: list[tuple[str, Arguments, str, list[Any]]] = [
     ("window_complete", {"server_id": "0" * 12}, "window_ms", [1, ["x"], [True]]),
 ]
 OPTIONAL: list[tuple[str, Arguments, str, list[Any]]] = [
+    ("cancel row", {"subject": "s", "message_id": "m"}, "due_ms", [True, 1.0, "1"]),
     ("pull", GROUP, "max_messages", [True, 0, "1", 1.0]),
     ("pull", GROUP, "max_bytes", [True, 0, "1"]),
     ("pull", GROUP, "wait_ms", [True, -1, "1"]),

@@ -14,7 +14,7 @@ from tests.fakes.disk import SimulatedCrash
 from tests.fakes.host import Boot, Client, Host, small_settings
 
 # The changing calls of the disk in the script below.
-OPERATIONS = 135
+OPERATIONS = 170
 GONE = (OSError, SimulatedCrash, trio.BrokenResourceError, trio.ClosedResourceError, DelayServerError)
 
 
