@@ -74,6 +74,16 @@ class Member:
             return client.cluster_standing()
         return None
 
+    def told(self) -> str:
+        """What it says of itself and of what waits, for people."""
+        try:
+            with self.straight(timeout_s=10.0) as client:
+                status, lag = client.status(), sum(group.lag for group in client.groups())
+        except DelayServerError as error:
+            return f"{self.name} says: {error}"
+        waits = {name: (each["waiting"], each["in_flight"]) for name, each in status["groups"].items()}
+        return f"{self.name} has {status['pending']} pending, {waits} waiting and in flight, and a lag of {lag}"
+
     def straight(self, timeout_s: float = 120.0) -> Straight:
         """A client of this member alone."""
         return Straight(self.server.address, timeout_s=timeout_s, retries=0)

@@ -332,11 +332,17 @@ class Load:
         self._record = record
         self._address = address
         self.problems: list[str] = []
+        self.ended: list[str] = []
+        """Which threads have ended, and by which answer. A request in doubt ends one, also where the server goes on."""
         self._clients: list[Client] = []
         chances = [random.Random(seed + index) for index in range(plan.producers + plan.consumers)]
-        self._threads = [threading.Thread(target=self._produce, args=(chance,)) for chance in chances[: plan.producers]]
+        self._threads = [
+            threading.Thread(target=self._produce, args=(chance,), name="producer")
+            for chance in chances[: plan.producers]
+        ]
         self._threads += [
-            threading.Thread(target=self._consume, args=(chance,)) for chance in chances[plan.producers :]
+            threading.Thread(target=self._consume, args=(chance,), name="consumer")
+            for chance in chances[plan.producers :]
         ]
 
     def start(self) -> None:
@@ -382,7 +388,8 @@ class Load:
             while not self._stop.is_set():
                 try:
                     step()
-                except LOST:
+                except LOST as error:
+                    self.ended.append(f"{threading.current_thread().name}: {error}")
                     return
                 except DelayServerError as error:
                     self._record.failed(error)

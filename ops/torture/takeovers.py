@@ -161,7 +161,7 @@ class Takeovers:
         """One takeover. Returns the load on the new primary."""
         cluster, record = self._cluster, self._record
         old = cluster.primary()
-        self._wait_for_more(time.monotonic())
+        self._wait_for_more(old, load, time.monotonic())
         time.sleep(self._plan.run_s_max * self._chance.random())
         deposed = Deposed(record, old) if kind in (Kind.STOP, Kind.CUT) else None
         record.stopping()
@@ -175,7 +175,7 @@ class Takeovers:
         record.crashed()
         self._note(load)
         load = self._load_on(new)
-        self._wait_for_more(time.monotonic())
+        self._wait_for_more(new, load, time.monotonic())
         self._gaps[kind].append((longest_gap(record.acknowledged, begun), longest_gap(record.delivered, begun)))
         self._go_on(kind, old, deposed, begun)
         return load
@@ -218,13 +218,14 @@ class Takeovers:
             deposed.judge()
         self._cluster.wait_until_it_follows(old)
 
-    def _wait_for_more(self, begun: float) -> None:
+    def _wait_for_more(self, primary: Member, load: Load, begun: float) -> None:
         """Return when a message was acknowledged and one delivered since then. A violation if that does not come."""
         end = begun + GOES_ON_S_MAX
-        for what in (self._record.acknowledged, self._record.delivered):
+        for name, what in (("acknowledged", self._record.acknowledged), ("delivered", self._record.delivered)):
             while not what or what[-1] < begun:
                 if time.monotonic() > end:
-                    self._record.violate(f"nothing goes on within {GOES_ON_S_MAX:g} s")
+                    ended = "; ".join(load.ended) or "no thread of the load has ended"
+                    self._record.violate(f"nothing is {name} within {GOES_ON_S_MAX:g} s ({ended}); {primary.told()}")
                     return
                 time.sleep(0.01)
 
