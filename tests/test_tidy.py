@@ -89,7 +89,7 @@ store.snapshots: store store.disk store.logs store.tables
 .lead: store.shared .config .logs .protocol .runtime .state.positions .state.shard
 .recover.mending: store store.disk store.keys store.logs store.records store.tables .broker.files .config .recover.checking
     .recover.reading .runtime
-.recover.telling: store store.disk store.logs store.records store.tables .broker.files .protocol .recover.checking
+.recover.telling: store store.disk store.keys store.logs store.records store.tables .broker.files .protocol .recover.checking
     .recover.reading
 .state.decisions: store store.indexes store.logs store.records store.tables .protocol .runtime .state.counts
     .state.positions

@@ -41,8 +41,22 @@ _decode = msgspec.msgpack.Decoder(KeyManifest).decode
 def read_manifest(fs: FileSystem, directory: str, server_id: int) -> KeyManifest:
     """What the file says. Raises FileNotFoundError, CorruptionError, FormatError (newer, or of another server)."""
     path = f"{directory}/{FILE_NAME}"
-    content = unseal(read_whole(fs, path), path, _MAGIC, FORMAT_VERSION, "table of runs of keys")
+    content = _unsealed(fs, path)
     require_of(content, path, server_id)
+    return _decoded(content, path)
+
+
+def look_at_manifest(fs: FileSystem, path: str) -> tuple[int, KeyManifest]:
+    """What a file says, and of which server. Raises FileNotFoundError, CorruptionError, FormatError (newer)."""
+    content = _unsealed(fs, path)
+    return content.server_id, _decoded(content, path)
+
+
+def _unsealed(fs: FileSystem, path: str) -> SealedMap:
+    return unseal(read_whole(fs, path), path, _MAGIC, FORMAT_VERSION, "table of runs of keys")
+
+
+def _decoded(content: SealedMap, path: str) -> KeyManifest:
     try:
         return _decode(content.payload)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

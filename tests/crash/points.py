@@ -76,6 +76,12 @@ POINTS: tuple[Point, ...] = tuple(
     + _points(FRESH, "broker.store", "create", "torn")
     + _points(FRESH, "broker.queue", "create", "torn")
     + _points(FRESH, "broker.progress", "create", "torn")
+    # The index of ids: its runs and their table, which a start makes anew where they do not fit.
+    + _points(LOAD, "keys", "create", "torn after")
+    + _points(LOAD, "keys", "append", ALL_MOMENTS)
+    + _points(LOAD, "keys", "sync", "before after")
+    + _points(LOAD, "keys", "replace", "before after")
+    + _points(LOAD, "keys", "remove", "before after")
     # Accepting: the append, its sync, the answer.
     + _points(LOAD, "message_log", "append", ALL_MOMENTS, hit=6)
     + _points(LOAD, "message_log", "sync", "before after", hit=8)

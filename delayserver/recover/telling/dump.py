@@ -17,6 +17,8 @@ from delayserver.recover.reading.code_words import FILE_KINDS, RECORD_KINDS, out
 from delayserver.recover.reading.quarantine_file import SUFFIX, read_description
 from store.disk.filesystem import File, FileSystem, directory_of, read_whole
 from store.errors import CorruptionError, FormatError, StoreError
+from store.keys.key_manifest import FILE_NAME as KEY_RUNS
+from store.keys.key_manifest import look_at_manifest
 from store.records.column_batch import ColumnBatch, ragged_offsets
 from store.records.file_header import FILE_HEADER_BYTES, decode_file_header
 from store.records.record import RecordHeader
@@ -36,6 +38,8 @@ _LOG, _CHECKPOINT, _BROKER_CHECKPOINT = b"DELAYLOG", b"DELAYCHK", b"DELAYBCP"
 _STEP_BYTES = 1 << 20
 # As `store.disk.filesystem` names the file that replaces a small one.
 _TEMPORARY = ".tmp"
+# A run of the index of ids holds hashes and places, nothing that a person could read.
+_KEY_RUN = ".run"
 # How far up from a file its data directory is looked for: <directory>/schedule_log/<day>/<file>.
 _PARENTS_MAX = 4
 
@@ -57,6 +61,8 @@ def dump_file(fs: FileSystem, path: str, *, rows: bool = True) -> Iterator[Row]:
             yield from _broker_checkpoint(fs, path)
         elif name in _SMALL:
             yield from _SMALL[name](fs, path)
+        elif name.endswith(_KEY_RUN):
+            yield {"file": path, "kind": "key run", "bytes": file.size()}
         elif name.endswith(SUFFIX):
             yield read_description(file)
         elif head[:8] == _LOG or name.endswith(".log"):
@@ -259,6 +265,20 @@ def _reserve(fs: FileSystem, path: str) -> Iterator[Row]:
     yield {"file": path, "kind": "reserve", "bytes": fs.size(path)}
 
 
+def _key_runs(fs: FileSystem, path: str) -> Iterator[Row]:
+    server_id, manifest = look_at_manifest(fs, path)
+    yield {
+        "file": path,
+        "kind": "key runs",
+        "server_id": f"{server_id:012x}",
+        "covered": manifest.covered,
+        "complete": manifest.complete,
+        "gaps": manifest.gaps,
+    }
+    for run in manifest.names():
+        yield {"run": run.number, "rows": run.rows, "bytes": run.size_bytes}
+
+
 _SMALL: Final[dict[str, Callable[[FileSystem, str], Iterator[Row]]]] = {
     IDENTITY: _identity,
     SEQUENCES: _sequences,
@@ -266,6 +286,7 @@ _SMALL: Final[dict[str, Callable[[FileSystem, str], Iterator[Row]]]] = {
     LOCK: _lock,
     "days": _days,
     "reserve": _reserve,
+    KEY_RUNS: _key_runs,
 }
 _REPLACED: Final = frozenset({"checkpoint", "ledger.log", "progress.log", *_SMALL})
 

@@ -37,10 +37,13 @@ const (
 	GroupsFull         ErrorName = "groups_full"
 	TransactionUnknown ErrorName = "transaction_unknown"
 	TransactionEnded   ErrorName = "transaction_ended"
+	ScheduleUnknown    ErrorName = "schedule_unknown"
+	SchedulesFull      ErrorName = "schedules_full"
 	FilterInUse        ErrorName = "filter_in_use"
 	QueueFull          ErrorName = "queue_full"
 	TooManyConnections ErrorName = "too_many_connections"
 	NotReady           ErrorName = "not_ready"
+	KeysIncomplete     ErrorName = "keys_incomplete"
 	ShuttingDown       ErrorName = "shutting_down"
 	DiskFull           ErrorName = "disk_full"
 	StorageFailed      ErrorName = "storage_failed"
@@ -67,7 +70,7 @@ const (
 
 // again holds the names after which the same request can succeed over a new or the same connection.
 var again = map[ErrorName]bool{
-	FrameTimeout: true, FilterInUse: true, QueueFull: true, TooManyConnections: true, NotReady: true,
+	FrameTimeout: true, FilterInUse: true, QueueFull: true, TooManyConnections: true, NotReady: true, KeysIncomplete: true,
 	ShuttingDown: true, DiskFull: true, StorageFailed: true, RateLimited: true, Superseded: true, DuplicateServerID: true, NotDue: true,
 	NotPrimary: true, WrongShard: true, LogUnavailable: true, InDoubt: true,
 }

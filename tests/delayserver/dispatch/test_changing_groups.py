@@ -67,7 +67,7 @@ async def test_messages_of_a_removed_group_go_to_the_group_in_its_place(boot: Bo
     await host.settled()
     assert numbers(host, "fakeB") == [*range(300)] and not host.fake("fakeA").stored
     assert list((await client.status())["groups"]) == ["fakeB"]
-    assert len(server.parts.state.residency.groups) == 2, "the other one is that of the timers"
+    assert len(server.parts.state.residency.groups) == 3, "the others are those of timers and schedules"
     host.check_balance(pending=0)
 
 
@@ -316,7 +316,7 @@ async def test_a_reload_ends_although_its_caller_has_gone(boot: Boot) -> None:
     with trio.move_on_after(0.2):
         await host.reload(groups=(B,), routes=ALL_TO_B)
     gate.set()
-    await host.until(lambda: len(host.server.parts.state.residency.groups) == 2)
+    await host.until(lambda: len(host.server.parts.state.residency.groups) == 3)
     assert await host.reload() == []
 
 

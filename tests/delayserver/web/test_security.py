@@ -110,6 +110,7 @@ def test_a_token_that_is_revoked_while_it_is_in_use_ends_at_once(guarded: Guarde
 # Each request to an endpoint that needs a token, about what is another tenant's. `{receipt}` is that of a message of
 # `orders.a`. The answer is `forbidden`, `message_unknown` for a receipt, or a list without anything of the other tenant.
 KEY = "subject=orders.a&message_id=theirs&due_ms={due_ms}"
+BY_ID = "/v1/subjects/orders.a/messages/{message_id}"
 IN_GROUP = "/v1/subjects/orders.a/groups/theirs"
 FORBIDDEN: list[tuple[str, str, object]] = [
     ("POST", "/v1/messages", MESSAGE),
@@ -120,6 +121,9 @@ FORBIDDEN: list[tuple[str, str, object]] = [
     ("GET", f"/v1/messages?{KEY}", None),
     ("DELETE", f"/v1/messages?{KEY}", None),
     ("PATCH", f"/v1/messages?{KEY}", {"delay": "2h"}),
+    ("GET", BY_ID, None),
+    ("DELETE", BY_ID, None),
+    ("PATCH", BY_ID, {"delay": "2h"}),
     ("POST", "/v1/subjects/orders.a/publish", {"body": "x"}),
     ("POST", f"{IN_GROUP}/pull", {}),
     ("POST", f"{IN_GROUP}/pull", {"ack": True, "tags": "paid", "where": "n > 3"}),
@@ -176,7 +180,12 @@ class Theirs:
 
     def fill(self, text: str) -> str:
         """A path or a document with the names of these."""
-        for name, value in (("receipt", self.receipt), ("due_ms", str(self.due_ms)), ("delivery", self.delivery)):
+        for name, value in (
+            ("receipt", self.receipt),
+            ("due_ms", str(self.due_ms)),
+            ("delivery", self.delivery),
+            ("message_id", "theirs"),
+        ):
             text = text.replace(f"{{{name}}}", value)
         return text
 
@@ -243,6 +252,8 @@ ROLES: dict[str, list[tuple[str, str, object]]] = {
         ("PATCH", f"/v1/messages?{KEY}", {"delay": "2h"}),
         ("DELETE", "/v1/messages/{receipt}", None),
         ("DELETE", f"/v1/messages?{KEY}", None),
+        ("PATCH", BY_ID, {"delay": "2h"}),
+        ("DELETE", BY_ID, None),
         ("POST", "/v1/subjects/orders.a/publish", {"body": "x"}),
         ("POST", "/v1/transactions", {"subject": "orders.a", "body": "x", "group": "orders.theirs"}),
         ("POST", "/v1/transactions/{receipt}/commit", {}),
@@ -284,7 +295,7 @@ ROLES: dict[str, list[tuple[str, str, object]]] = {
         ("GET", f"{IN_GROUP}/waiting-keys", None),
         ("GET", "/v1/subjects/orders.a/messages", None),
     ],
-    "send look": [("GET", "/v1/messages/{receipt}", None), ("GET", f"/v1/messages?{KEY}", None)],
+    "send look": [("GET", "/v1/messages/{receipt}", None), ("GET", f"/v1/messages?{KEY}", None), ("GET", BY_ID, None)],
 }
 
 STREAMS = ("/v1/live", f"{IN_GROUP}/deliveries")

@@ -166,7 +166,7 @@ def test_no_other_get_changes_anything(web: Web) -> None:
             if "get" not in methods or path.endswith(("/deliveries", "/v1/live")):
                 continue
             asked += 1
-            filled = path.format(receipt=sent["receipt"], subject="looked.at", group="before")
+            filled = path.format(receipt=sent["receipt"], subject="looked.at", group="before", message_id="m")
             reply = web.ask("GET", filled + QUERIES.get(path, "").format(due_ms=sent["due_ms"]))
             assert reply.status == 200, (path, reply.body)
         assert asked >= 12 and state_of(client) == before

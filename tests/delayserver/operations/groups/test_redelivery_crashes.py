@@ -16,7 +16,7 @@ from tests.fakes.disk import SimulatedCrash
 from tests.fakes.host import Boot, Client, Host, small_settings
 
 # The changing calls of the disk in the script below.
-OPERATIONS = 120
+OPERATIONS = 150
 GONE = (OSError, SimulatedCrash, trio.BrokenResourceError, trio.ClosedResourceError, DelayServerError)
 BODIES = [f"{number}" for number in range(6)]
 

@@ -115,7 +115,16 @@ def test_every_file_of_a_directory_can_be_dumped(stopped: Made) -> None:
             assert in_process("dump", str(path), "--json") == done
             seen.add(done.rows[0].get("kind"))
     assert {"identity", "sequences", "checkpoint", "days", "names", "ledger", "broker store", "broker progress"} <= seen
-    assert {"message_log", "schedule_log", "dispatch_log", "lock", "reserve", "broker checkpoint", "kept room"} <= seen
+    assert {
+        "message_log",
+        "schedule_log",
+        "dispatch_log",
+        "lock",
+        "reserve",
+        "broker checkpoint",
+        "kept room",
+        "key runs",
+    } <= seen
     assert in_process("dump", str(stopped.path / "identity"), "--json").rows[0]["role"] == "server"
 
 
