@@ -36,7 +36,7 @@ class ShownMessages:
         """The messages of a page. If bodies need more room than a reply has, only the first ones, and where the others
         begin."""
         messages: list[PendingMessage] = []
-        room = CONTENTS_BYTES_MAX
+        sum_, room = sum_of(asked), CONTENTS_BYTES_MAX
         for scanned, rows in page.taken:
             ids = await self._workers.run(partial(self.scanner.ids, scanned, rows))
             contents: dict[int, tuple[bytes, bytes]] = {}
@@ -47,7 +47,7 @@ class ShownMessages:
             for row, own in zip(rows[:tried].tolist(), ids, strict=False):
                 await work.items()
                 page.note_damages(int(own is None))
-                place = scanned.place_behind(row).text(sum_of(asked)) if asked.places else ""
+                place = scanned.place_behind(row).text(sum_) if asked.places else ""
                 messages.append(self._shown(scanned, row, own, contents, place))
             if tried < len(rows) or room <= 0:
                 return messages, scanned.place_behind(int(rows[tried - 1]))
